@@ -1,0 +1,202 @@
+"""What a model is (ModelConfig, Eagle3Config), how it speculates (SpecConfig) and how the engine runs it (EngineConfig).
+
+All are frozen; a wrong value raises ValueError at construction, saying what was got, what was expected and what to do.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+from jaxspec.models.rope import RopeConfig
+
+# Attributes of a Hugging Face config that would change the computation, with the only value that is supported.
+_ONLY_SUPPORTED = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "quantization_config": None,
+    "qkv_bias": False,
+    "bias": False,
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A Llama-family decoder, from the fields of a Hugging Face config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    rope: RopeConfig = RopeConfig()
+    max_position_embeddings: int = 2048
+    """The longest sequence (prompt and output) the model was made for, in tokens."""
+    tie_word_embeddings: bool = False
+    """True: the transposed embedding is the output projection, and the checkpoint has no lm_head."""
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    """The dtype that the checkpoint was saved in; the engine may choose another."""
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_heads}) must be a multiple of num_key_value_heads ({self.num_kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for RoPE, got {self.head_dim}")
+
+    @classmethod
+    def from_hf(cls, config: dict) -> "ModelConfig":
+        """From the parsed config.json of a Llama-family checkpoint. Raises ValueError naming a missing or unsupported attribute."""
+        refuse_unsupported(config)
+        heads = require(config, "num_attention_heads")
+        eos = config.get("eos_token_id")
+        return cls(
+            vocab_size=require(config, "vocab_size"),
+            hidden_size=require(config, "hidden_size"),
+            intermediate_size=require(config, "intermediate_size"),
+            num_layers=require(config, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or require(config, "hidden_size") // heads,
+            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rope=RopeConfig.from_hf(config),
+            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            tie_word_embeddings=config.get("tie_word_embeddings", False),
+            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+            dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+        )
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """An EAGLE-3 draft head: one decoder layer over [embedding, fused target features] (EAGLE-3 paper, section 3.1)."""
+
+    layer: ModelConfig
+    """Sizes of the head's own layer; its rope is the head's own too and never the target's."""
+    target_hidden_size: int
+    num_features: int = 3
+    """How many residual streams of the target are concatenated as the feature."""
+    draft_vocab_size: int | None = None
+    """Size of the head's own output vocabulary; None: the head uses the target's lm_head."""
+
+    @classmethod
+    def from_hf(cls, config: dict) -> "Eagle3Config":
+        """From the config.json of a SafeAILab / SGLang EAGLE-3 checkpoint. Variants that are not supported are refused by name."""
+        # `bias` in SafeAILab's EAGLE-3 configs is a left-over of EAGLE-1 that its EAGLE-3 code does not read.
+        layer = ModelConfig.from_hf({key: value for key, value in config.items() if key != "bias"})
+        for name in ("fc_norm", "use_aux_norm", "norm_before_fc", "norm_before_residual", "norm_output"):
+            if config.get(name) or config.get("eagle_config", {}).get(name):
+                raise ValueError(f"this EAGLE-3 head sets {name}=true, which is not supported yet: use a head without it")
+        if layer.num_layers != 1:
+            raise ValueError(f"an EAGLE-3 head with num_hidden_layers=1 was expected, got {layer.num_layers}")
+        if "eagle_aux_hidden_state_layer_ids" in {**config, **config.get("eagle_config", {})}:
+            raise ValueError(
+                "this EAGLE-3 head names its own eagle_aux_hidden_state_layer_ids, which is not supported yet: "
+                "use a head trained on the default layers (2, N/2, N-3)"
+            )
+        target_hidden_size = config.get("target_hidden_size") or layer.hidden_size
+        return cls(layer, target_hidden_size, draft_vocab_size=config.get("draft_vocab_size"))
+
+
+@dataclass(frozen=True)
+class SpecConfig:
+    """The draft tree: how deep, how wide, how many nodes are verified. SGLang's three numbers, with its names.
+
+    SpecConfig() is 5/4/8; SpecConfig(num_steps=0) is plain decoding; topk=1 is a chain of num_steps + 1 nodes.
+    Give all three numbers or none (topk=1 and num_steps=0 need no num_draft_tokens).
+    """
+
+    num_steps: int | None = None
+    """Levels drafted below the root; at most num_steps drafts are accepted per cycle."""
+    topk: int | None = None
+    """Children kept per drafted row."""
+    num_draft_tokens: int | None = None
+    """Nodes of the tree that the target verifies, the root included."""
+
+    def __post_init__(self):
+        steps, topk, nodes = self.num_steps, self.topk, self.num_draft_tokens
+        for name, value in (("num_steps", steps), ("topk", topk), ("num_draft_tokens", nodes)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
+        if (steps, topk, nodes) == (None, None, None):
+            steps, topk, nodes = 5, 4, 8
+        elif steps == 0:
+            if topk not in (None, 0, 1) or nodes not in (None, 0, 1):
+                raise ValueError(
+                    f"num_steps=0 is plain decoding and takes no tree: leave out topk={topk} and num_draft_tokens={nodes}"
+                )
+            topk, nodes = 1, 1
+        elif topk == 1 and steps is not None:
+            if nodes not in (None, steps + 1):
+                warnings.warn(f"topk=1 drafts a chain: num_draft_tokens={nodes} becomes num_steps + 1 = {steps + 1}", stacklevel=3)
+            nodes = steps + 1
+        elif steps is None or topk is None or nodes is None:
+            missing = [name for name, value in (("num_steps", steps), ("topk", topk), ("num_draft_tokens", nodes)) if value is None]
+            raise ValueError(f"give num_steps, topk and num_draft_tokens together or none of them; missing: {', '.join(missing)}")
+        if steps and topk < 1:
+            raise ValueError("topk must be at least 1; for plain decoding give num_steps=0")
+        available = 1 + topk + (steps - 1) * topk**2 if steps else 1
+        if steps and not 2 <= nodes <= available:
+            raise ValueError(
+                f"num_draft_tokens={nodes} must be between 2 and {available} = 1 + topk + (num_steps - 1) * topk^2, the root and all "
+                f"candidates that num_steps={steps} and topk={topk} draft: lower num_draft_tokens or raise num_steps or topk"
+            )
+        object.__setattr__(self, "num_steps", steps)
+        object.__setattr__(self, "topk", topk)
+        object.__setattr__(self, "num_draft_tokens", nodes)
+
+    def __str__(self) -> str:
+        return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine runs: sizes of the cache, of the batch and of the prefill chunks."""
+
+    max_running_requests: int = 8
+    """Requests that decode together, at most; further ones wait."""
+    context_length: int | None = None
+    """Longest sequence, prompt and output together, in tokens. None: the model's own."""
+    page_size: int = 16
+    """Tokens per cache page."""
+    num_pages: int | None = None
+    """Pages of the cache. None: on a GPU what mem_fraction leaves, on a CPU enough for every running request at full length."""
+    mem_fraction: float = 0.85
+    """Share of a GPU's memory for weights and cache together; the rest is for temporaries."""
+    prefill_chunk: int = 256
+    """Prompt tokens computed per prefill step, at most."""
+    overlap: bool = True
+    """Launch cycle n+1 before the result of cycle n is read. False: the plain loop, the same results in order."""
+    random_seed: int = 0
+    """Where seeds come from for sampled requests that give none."""
+
+    def __post_init__(self):
+        for name in ("max_running_requests", "page_size", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.context_length is not None and self.context_length < 2:
+            raise ValueError(f"context_length must be at least 2, got {self.context_length}")
+        if not 0 < self.mem_fraction <= 1:
+            raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
+
+
+def require(config: dict, name: str):
+    """The attribute, or a ValueError that names it."""
+    if name not in config:
+        raise ValueError(f"config.json has no {name!r}; it has: {', '.join(sorted(config))}")
+    return config[name]
+
+
+def refuse_unsupported(config: dict) -> None:
+    """Raises ValueError if an attribute that changes the computation has a value other than the supported one."""
+    for name, supported in _ONLY_SUPPORTED.items():
+        if name in config and config[name] not in (supported, None):
+            raise ValueError(f"config.json: {name}={config[name]!r} is not supported (only {supported!r} is)")

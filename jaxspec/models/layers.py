@@ -1,0 +1,132 @@
+"""The parts that target and draft heads share: norm, rotation, attention over cache and window, MLP, decoder layer."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.config import ModelConfig
+from jaxspec.models.rope import RopeConfig, inverse_frequencies
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from pallas_kernels.tree_attention import tree_attention
+
+
+class Rows(NamedTuple):
+    """Where the rows being computed stand, and what each of them sees: a stretch of the cache and part of the window."""
+
+    positions: Int[Array, "b w"]
+    """Position for RoPE."""
+    page_table: Int[Array, "b p"]
+    """Pages of each sequence, in order."""
+    start: Int[Array, " b"]
+    length: Int[Array, " b"]
+    """Every row sees the cache slots start <= i < length."""
+    mask: Bool[Array, "b w s"]
+    """Which window keys a row sees: its ancestors and itself."""
+
+
+def causal_rows(batch: int, width: int) -> Rows:
+    """Rows of whole sequences without a cache, as in training.
+
+    In:  batch=1, width=3
+    Out: positions [[0, 1, 2]], no pages, mask [[1,0,0], [1,1,0], [1,1,1]]
+    """
+    zeros = jnp.zeros(batch, jnp.int32)
+    return Rows(
+        positions=jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width)),
+        page_table=jnp.zeros((batch, 0), jnp.int32),
+        start=zeros,
+        length=zeros,
+        mask=jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width)),
+    )
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm: float32 statistics, cast back, then the weight (as Hugging Face's Llama does)."""
+
+    def __init__(self, size: int, eps: float, dtype: jnp.dtype):
+        self.weight = nnx.Param(jnp.ones(size, dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*rows h"]) -> Float[Array, "*rows h"]:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        return wide.astype(x.dtype) * self.weight[...]
+
+
+def linear(inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
+    """A projection without bias; its kernel is [inputs, outputs], the transpose of the checkpoint's."""
+    init = nnx.initializers.normal(0.02)
+    return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, param_dtype=dtype, kernel_init=init, rngs=rngs)
+
+
+class Rotation(NamedTuple):
+    """cos and sin of each row's angles, computed once per forward."""
+
+    cos: Float[Array, "b w half"]
+    sin: Float[Array, "b w half"]
+
+
+def rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "b w"]) -> Rotation:
+    angle = positions[..., None].astype(jnp.float32) * inverse_frequencies(rope, head_dim)
+    return Rotation(jnp.cos(angle), jnp.sin(angle))
+
+
+def rotate(x: Float[Array, "b w heads head_dim"], by: Rotation) -> Float[Array, "b w heads head_dim"]:
+    """Rotates the pairs (x[i], x[i + head_dim / 2]), in float32."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, -1)
+    cos, sin = by.cos[:, :, None], by.sin[:, :, None]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over the cache and the window; queries, keys and values come from one fused projection."""
+
+    def __init__(self, config: ModelConfig, input_size: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv_proj = linear(input_size, (self.heads + 2 * self.kv_heads) * self.head_dim, dtype, rngs)
+        self.o_proj = linear(self.heads * self.head_dim, config.hidden_size, dtype, rngs)
+
+    def __call__(
+        self, x: Float[Array, "b w _"], by: Rotation, rows: Rows, cache: KeysValues | None, window: KeysValues | None
+    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        batch, width = x.shape[:2]
+        qkv = self.qkv_proj(x).reshape(batch, width, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = jnp.split(qkv, [self.heads, self.heads + self.kv_heads], 2)
+        q, k = rotate(q, by), rotate(k, by)
+        if window is not None:
+            k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
+        if cache is None:
+            cache = KeysValues(*(jnp.zeros((1, 1, self.kv_heads, self.head_dim), x.dtype),) * 2)
+        out = tree_attention(q, cache.k, cache.v, rows.page_table, rows.start, rows.length, k, v, rows.mask)
+        return self.o_proj(out.reshape(batch, width, -1)), KeysValues(k, v)
+
+
+class MLP(nnx.Module):
+    """SwiGLU; gate and up are one fused projection."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.gate_up_proj = linear(config.hidden_size, 2 * config.intermediate_size, dtype, rngs)
+        self.down_proj = linear(config.intermediate_size, config.hidden_size, dtype, rngs)
+
+    def __call__(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
+        gate, up = jnp.split(self.gate_up_proj(x), 2, -1)
+        return self.down_proj(jax.nn.silu(gate) * up)
+
+
+class DecoderLayer(nnx.Module):
+    """One pre-norm Llama layer."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.self_attn = Attention(config, config.hidden_size, dtype, rngs)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = MLP(config, dtype, rngs)
+
+    def __call__(
+        self, x: Float[Array, "b w h"], by: Rotation, rows: Rows, cache: KeysValues | None
+    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        attended, window = self.self_attn(self.input_layernorm(x), by, rows, cache, None)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), window

@@ -1,0 +1,74 @@
+"""The Llama target: a window of rows over a paged cache, returning what draft heads read."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.config import ModelConfig
+from jaxspec.models.layers import DecoderLayer, RMSNorm, Rows, linear, rotation
+from jaxspec.typing import Array, Float, Int, KeysValues
+
+
+class TargetOutput(NamedTuple):
+    """What one forward of the target returns; nothing is written to the cache."""
+
+    hidden: Float[Array, "b w h"]
+    """After the final norm: what the output projection reads."""
+    features: Float[Array, "b w f"]
+    """The captured residual streams, concatenated in layer order; `hidden` itself when none are captured."""
+    window: tuple[KeysValues, ...]
+    """Each layer's keys and values of the rows, [b, w, kv_heads, head_dim]."""
+
+
+class Llama(nnx.Module):
+    """Llama 2 / 3 decoder. Weights stay separate arrays per layer: XLA copies slices of stacked ones (design.md, section 5)."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
+        self.config = config
+        self.embed_tokens = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
+        self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        if not config.tie_word_embeddings:
+            self.lm_head = linear(config.hidden_size, config.vocab_size, dtype, rngs)
+
+    def embed(self, tokens: Int[Array, "b w"]) -> Float[Array, "b w h"]:
+        return self.embed_tokens[...][tokens]
+
+    def __call__(
+        self,
+        tokens: Int[Array, "b w"],
+        rows: Rows,
+        cache: tuple[KeysValues, ...] | None = None,
+        capture: tuple[int, ...] = (),
+    ) -> TargetOutput:
+        """Runs the rows; `capture` lists the layers whose input residual stream becomes the feature."""
+        x = self.embed(tokens)
+        by = rotation(self.config.rope, self.config.head_dim, rows.positions)
+        features, window = [], []
+        for index, layer in enumerate(self.layers):
+            if index in capture:
+                features.append(x)
+            with jax.named_scope(f"layer_{index}"):
+                x, keys_values = layer(x, by, rows, None if cache is None else cache[index])
+            window.append(keys_values)
+        hidden = self.norm(x)
+        return TargetOutput(hidden, jnp.concatenate(features, -1) if capture else hidden, tuple(window))
+
+    def logits(self, hidden: Float[Array, "*rows h"]) -> Float[Array, "*rows v"]:
+        """Output projection of normed hidden states, in float32."""
+        if self.config.tie_word_embeddings:
+            return jnp.einsum("...h,vh->...v", hidden, self.embed_tokens[...], preferred_element_type=jnp.float32)
+        return self.lm_head(hidden).astype(jnp.float32)
+
+
+def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose input EAGLE-3 reads by default: a low, a middle and a high one.
+
+    In: 32  Out: (2, 16, 29)
+    """
+    layers = (2, num_layers // 2, num_layers - 3)
+    if not 2 < layers[1] < layers[2]:
+        raise ValueError(f"EAGLE-3 reads layers 2, N/2 and N-3 of the target and needs N >= 7 layers, got {num_layers}")
+    return layers

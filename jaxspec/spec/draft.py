@@ -1,0 +1,96 @@
+"""Drafting: the head grows candidates level by level, keeping the best rows as the next beam (EAGLE-2, section 4.1)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import SpecConfig
+from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.layers import Rows
+from jaxspec.models.llama import Llama
+from jaxspec.spec.tree import Candidates
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+
+
+class Beam(NamedTuple):
+    """The k rows that the next level grows from."""
+
+    tokens: Int[Array, "b k"]
+    scores: Float[Array, "b k"]
+    flat: Int[Array, "b k"]
+    """Each row's index among all candidates."""
+    hidden: Float[Array, "b k h"]
+    """The head's output at each row's *parent*: what the row is fed beside its own token."""
+    ancestors: Bool[Array, "b k s"]
+    """Which earlier window keys are the row's ancestors."""
+
+
+@jax.named_scope("draft")
+def draft(
+    head: Eagle3,
+    target: Llama,
+    cache: tuple[KeysValues, ...],
+    page_table: Int[Array, "b p"],
+    length: Int[Array, " b"],
+    draft_hidden: Float[Array, "b h"],
+    spec: SpecConfig,
+) -> Candidates:
+    """num_steps levels of candidates below the root; the head runs num_steps - 1 times, on topk rows.
+
+    `length` is the number of committed target slots: the head's own slots are 1 .. length, and the root is the last of them.
+    """
+    batch, k = draft_hidden.shape[0], spec.topk
+    tokens, log_probs = best_children(head, target, draft_hidden[:, None], k)
+    tokens, scores = tokens[:, 0], log_probs[:, 0]
+    levels = [Candidates(tokens, scores, jnp.full((batch, k), -1))]
+    beam = Beam(
+        tokens,
+        scores,
+        jnp.broadcast_to(jnp.arange(k), (batch, k)),
+        jnp.broadcast_to(draft_hidden[:, None], (batch, k, draft_hidden.shape[-1])),
+        jnp.zeros((batch, k, 0), bool),
+    )
+    window = None
+    for level in range(1, spec.num_steps):
+        # A row sees the head's whole cache, its ancestors in the window, and itself.
+        mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch, k, k))], 2)
+        # A pair's position is its slot - 1: the row at depth `level` stands for slot length + level.
+        positions = jnp.broadcast_to((length + level - 1)[:, None], (batch, k))
+        rows = Rows(positions, page_table, jnp.ones_like(length), length + 1, mask)
+        out = head(target.embed(beam.tokens), beam.hidden, rows, cache, window)
+        window = out.window
+        children, beam = grow(head, target, beam, out.hidden, mask, first_flat=k + (level - 1) * k * k)
+        levels.append(children)
+    return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True)))
+
+
+def best_children(
+    head: Eagle3, target: Llama, hidden: Float[Array, "b w h"], k: int
+) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
+    """The k likeliest tokens (target ids) below each row, with the head's log probabilities at temperature 1."""
+    logits = head.logits(hidden, target)
+    best, ids = jax.lax.top_k(logits, k)
+    return head.target_ids(ids), best - jax.nn.logsumexp(logits, -1, keepdims=True)
+
+
+def grow(
+    head: Eagle3, target: Llama, beam: Beam, hidden: Float[Array, "b k h"], mask: Bool[Array, "b k s"], first_flat: int
+) -> tuple[Candidates, Beam]:
+    """All k * k children of the beam become candidates; the best k of them are the next beam.
+
+    Rows may change places, so whatever belongs to a parent (hidden, ancestors, flat index) is gathered by parent.
+    """
+    batch, k = beam.tokens.shape
+    tokens, log_probs = best_children(head, target, hidden, k)
+    tokens, scores = tokens.reshape(batch, k * k), (log_probs + beam.scores[:, :, None]).reshape(batch, k * k)
+    children = Candidates(tokens, scores, jnp.repeat(beam.flat, k, 1, total_repeat_length=k * k))
+    best, chosen = jax.lax.top_k(scores, k)
+    parent = chosen // k
+    return children, Beam(
+        jnp.take_along_axis(tokens, chosen, 1),
+        best,
+        first_flat + chosen,
+        jnp.take_along_axis(hidden, parent[:, :, None], 1),
+        jnp.take_along_axis(mask, parent[:, :, None], 1),
+    )

@@ -1,0 +1,91 @@
+"""Verification: one target forward over the tree, then a walk along the target's own tokens."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.models.layers import Rows
+from jaxspec.models.llama import Llama
+from jaxspec.sampling import SamplingKind, choose
+from jaxspec.spec.state import Sequences
+from jaxspec.spec.tree import Tree
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+
+RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # why a sequence ended, as the host reads it
+
+
+class Verified(NamedTuple):
+    """The target's view of every node."""
+
+    wanted: Int[Array, "b n"]
+    """The target's own token after each node."""
+    features: Float[Array, "b n f"]
+    window: tuple[KeysValues, ...]
+
+
+class Accepted(NamedTuple):
+    """What a cycle emits: `count` tokens, of which all but the last are drafts and the last is the bonus, unless cut."""
+
+    path: Int[Array, "b j"]
+    """The accepted nodes, root first; entries from accepted + 1 on mean nothing."""
+    tokens: Int[Array, "b j"]
+    """The target's token after each node of the path."""
+    accepted: Int[Array, " b"]
+    """Accepted drafts, 0 .. num_steps."""
+    count: Int[Array, " b"]
+    """Tokens emitted: accepted + 1, or less where a stop token or the budget cuts the run; 0 for a finished sequence."""
+    finish: Int[Array, " b"]
+    """RUNNING, STOPPED or OUT_OF_BUDGET."""
+
+
+@jax.named_scope("verify")
+def verify(
+    target: Llama,
+    cache: tuple[KeysValues, ...],
+    page_table: Int[Array, "b p"],
+    sequences: Sequences,
+    tree: Tree,
+    capture: tuple[int, ...],
+    kind: SamplingKind,
+) -> Verified:
+    """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each."""
+    positions = sequences.length[:, None] + tree.depth
+    rows = Rows(positions, page_table, jnp.zeros_like(sequences.length), sequences.length, tree.mask)
+    out = target(tree.tokens, rows, cache, capture)
+    wanted = choose(target.logits(out.hidden), positions + 1, sequences.temperature, sequences.seed, kind)
+    return Verified(wanted, out.features, out.window)
+
+
+@jax.named_scope("accept")
+def accept(tree: Tree, wanted: Int[Array, "b n"], sequences: Sequences, num_steps: int) -> Accepted:
+    """Walks from the root while the target's token is a child; cuts at stop tokens and at the token budget.
+
+    A node is on the walk if it and all its ancestors are what the target wanted after their parents. Siblings hold
+    different tokens, so the walk is a chain.
+    """
+    parent = jnp.maximum(tree.parents, 0)
+    matches = (tree.tokens == jnp.take_along_axis(wanted, parent, 1)) | (tree.parents < 0)
+    on_walk = jnp.all(matches[:, None, :] | ~tree.mask, -1)
+    accepted = jnp.sum(on_walk, -1, dtype=jnp.int32) - 1
+    steps = jnp.arange(num_steps + 1)
+    path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
+    tokens = jnp.take_along_axis(wanted, path, 1)
+    count, finish = cut(tokens, accepted + 1, sequences)
+    return Accepted(path, tokens, accepted, count, finish)
+
+
+def cut(tokens: Int[Array, "b j"], count: Int[Array, " b"], sequences: Sequences) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
+    """How many of the first `count` tokens are emitted, and why the sequence ends, if it does. A stop token is emitted.
+
+    In:  tokens [[5, 2, 9]], count [3], stop token 2, remaining 10
+    Out: count [2], finish [STOPPED]
+    """
+    steps = jnp.arange(tokens.shape[1])
+    emitted = steps < jnp.minimum(count, sequences.remaining)[:, None]
+    stops = emitted & jnp.any(tokens[:, :, None] == sequences.stop_tokens[:, None, :], -1)
+    stopped = jnp.any(stops, -1)
+    count = jnp.where(stopped, jnp.argmax(stops, -1) + 1, jnp.sum(emitted, -1))
+    count = jnp.where(sequences.done, 0, count).astype(jnp.int32)
+    ended = jnp.where(stopped, STOPPED, jnp.where(count >= sequences.remaining, OUT_OF_BUDGET, RUNNING))
+    return count, jnp.where(sequences.done, RUNNING, ended).astype(jnp.int32)

@@ -1,0 +1,22 @@
+"""Shape annotations: every dimension letter used in the project, listed once.
+
+    b  sequences in a batch            w  window rows being computed now      s  window keys a row may see
+    n  nodes of a draft tree (D)       k  drafted tokens per row (topk)       j  rows of one extend (num_steps + 1)
+    v  vocabulary                      h  hidden size                         f  feature size (3h for EAGLE-3)
+    p  pages of one sequence           r  rows of the engine's state          c  candidates of a draft
+
+Longer names (pages, page, heads, kv_heads, head_dim) are spelled out. Annotations are checked while tracing, in tests only.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+__all__ = ["Array", "Bool", "Float", "Int", "KeysValues", "UInt"]
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of one layer: either its pages [pages, page, kv_heads, head_dim] or window rows [b, s, kv_heads, head_dim]."""
+
+    k: Float[Array, "n1 n2 kv_heads head_dim"]
+    v: Float[Array, "n1 n2 kv_heads head_dim"]

@@ -1,0 +1,1 @@
+"""GPU kernels, each behind an `api.py` with an XLA reference. Nothing here imports jaxspec."""

@@ -1,0 +1,47 @@
+"""The one attention contract of the project: committed pages + a dense window."""
+
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.tree_attention.reference import reference_attention
+
+IMPLEMENTATIONS = {"reference": reference_attention}
+
+
+def tree_attention(
+    q: Float[Array, "b w heads head_dim"],
+    k_pages: Float[Array, "pages page kv_heads head_dim"],
+    v_pages: Float[Array, "pages page kv_heads head_dim"],
+    page_table: Int[Array, "b p"],
+    start: Int[Array, " b"],
+    length: Int[Array, " b"],
+    k_window: Float[Array, "b s kv_heads head_dim"],
+    v_window: Float[Array, "b s kv_heads head_dim"],
+    mask: Bool[Array, "b w s"],
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "b w heads head_dim"]:
+    """Scaled dot-product attention of w rows per sequence over its cache and over the window.
+
+    A row sees the cache slots start <= i < length (slot i lies in page page_table[i // page] at i % page) and the
+    window keys that its row of `mask` names; every row must see at least one key. Plain decoding, a draft level,
+    verification and chunked prefill are all this function with other masks.
+
+    Args:
+        q: queries; heads are grouped so that query head h reads KV head h // (heads // kv_heads).
+        k_pages, v_pages: the committed cache of one layer. Slots that no row sees may hold anything, even NaN.
+        page_table: pages of each sequence, in order; unused entries may be any valid page.
+        start, length: the visible stretch of the cache.
+        k_window, v_window: keys and values that are not in the cache, the rows being computed now among them.
+        mask: which window keys each row sees.
+        implementation: a name from IMPLEMENTATIONS; None picks the best one for the device.
+
+    Returns:
+        [b, w, heads, head_dim] in q's dtype; the softmax runs in float32.
+
+    Raises:
+        ValueError: the implementation's name is unknown.
+    """
+    name = implementation or "reference"
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"unknown tree_attention implementation {name!r}; there are: {', '.join(IMPLEMENTATIONS)}")
+    return IMPLEMENTATIONS[name](q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
