@@ -1,0 +1,142 @@
+"""`LLM`: what users call from Python."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from jaxspec.compilation_cache import enable_compilation_cache
+from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.models.loading import LoadedModel, load_eagle3, load_llama
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.tokenizer import load_tokenizer
+
+DEMO = Path(__file__).parent / "demo"
+DEMO_NAME = "jaxspec-demo"
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A target model, its draft head and an engine.
+
+    Args:
+        model: a Hugging Face model directory; None: the built-in model.
+        draft: a directory with an EAGLE-3 head for it; None: the built-in head with the built-in model, else no speculation.
+        spec: the draft tree; None: 5/4/8 if there is a head. SpecConfig(num_steps=0) is plain decoding.
+        dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, the checkpoint's own on a GPU.
+        progress: show progress bars while weights load, programs compile and prompts are generated.
+        options: the fields of EngineConfig, by name.
+
+    Raises:
+        ValueError: a checkpoint or option can't be used; the message says which and what to do.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        draft: str | Path | None = None,
+        spec: SpecConfig | None = None,
+        *,
+        dtype: str = "auto",
+        progress: bool = False,
+        **options,
+    ):
+        config = EngineConfig(**options)
+        enable_compilation_cache()
+        plain = spec is not None and spec.num_steps == 0
+        if model is None and draft is None and not plain:
+            draft = DEMO / "eagle3"
+        self.model_name = DEMO_NAME if model is None else Path(model).resolve().name
+        directory = DEMO / "target" if model is None else Path(model)
+        self.progress = progress
+        self.target = load_llama(directory, choose_dtype(dtype, directory), progress=progress)
+        self.head = self._load_head(draft, progress) if draft is not None and not plain else None
+        if spec is None:
+            spec = SpecConfig() if self.head else SpecConfig(num_steps=0)
+        self.tokenizer: PreTrainedTokenizerBase | None = load_tokenizer(directory)
+        self.engine = Engine(self.target, self.head, self.tokenizer, spec, config)
+
+    def _load_head(self, draft: str | Path, progress: bool) -> LoadedModel:
+        return load_eagle3(Path(draft), self.target.config, self.target.params["embed_tokens"].dtype, progress=progress)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[GenerationOutput]:
+        """Completes every prompt (text, or a list of token ids); returns the outputs in the prompts' order.
+
+        `params` is one SamplingParams for all or a list with one each. Raises ValueError, before anything runs, if a
+        prompt or its parameters can't be served.
+        """
+        requests = self._add(prompts, params)
+        order = {request_id: index for index, request_id in enumerate(requests)}
+        outputs: list[GenerationOutput | None] = [None] * len(order)
+        with tqdm(total=len(order), desc="generating", unit="prompt", disable=not self.progress) as bar:
+            for update in self._run(requests):
+                if update.output:
+                    outputs[order[update.request_id]] = update.output
+                    bar.update()
+        return [output for output in outputs if output is not None]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Update]:
+        """Completes one prompt, handing out text and tokens as they come; the last update carries the whole output."""
+        yield from self._run(self._add([prompt], params))
+
+    def _add(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None) -> list[str]:
+        """Queues the prompts; returns their request ids. If one is refused, none is queued."""
+        if self.engine.has_work:
+            raise RuntimeError("this LLM is generating already: finish the other stream first, or use the server for many clients")
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} SamplingParams: give one for all or one each")
+        ids: list[str] = []
+        try:
+            for prompt, each in zip(prompts, params, strict=True):
+                ids.append(self.engine.add(self.encode(prompt), each).id)
+        except ValueError as error:
+            for request_id in ids:
+                self.engine.abort(request_id)
+            raise ValueError(f"prompt {len(ids)}: {error}" if len(prompts) > 1 else str(error)) from None
+        return ids
+
+    def _run(self, request_ids: list[str]) -> Iterator[Update]:
+        """Steps until nothing is left; whoever stops listening early ends the requests."""
+        try:
+            while self.engine.has_work:
+                yield from self.engine.step()
+        finally:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+            while self.engine.has_work:
+                self.engine.step()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises ValueError for text if the model has no tokenizer."""
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.tokenizer is None:
+            raise ValueError("this model directory has no tokenizer: give lists of token ids instead of text")
+        return self.tokenizer.encode(prompt)
+
+
+def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
+    """The dtype for weights and cache. On a CPU float32 is the fast one: bfloat16 matmuls run 4-16 times slower there."""
+    if dtype == "auto":
+        if jax.default_backend() == "cpu":
+            return jnp.dtype(jnp.float32)
+        from jaxspec.config import ModelConfig
+        from jaxspec.models.checkpoint import read_config
+
+        dtype = ModelConfig.from_hf(read_config(directory)).dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
+    return jnp.dtype(DTYPES[dtype])
