@@ -1,12 +1,13 @@
 """Tokens to text, a token at a time: never half a character, never a stop string. Plain Python, no JAX."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this the bytes are invalid, not incomplete
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """What a tokenizer must offer; transformers' tokenizers do."""
 

@@ -73,7 +73,9 @@ class Engine:
         if not prompt:
             raise ValueError("prompt is empty: at least one token is needed")
         if not all(0 <= token < self.vocab_size for token in (min(prompt), max(prompt))):
-            raise ValueError(f"prompt holds token id {min(prompt) if min(prompt) < 0 else max(prompt)}; ids are 0 to {self.vocab_size - 1}")
+            raise ValueError(
+                f"prompt holds token id {min(prompt) if min(prompt) < 0 else max(prompt)}; ids are 0 to {self.vocab_size - 1}"
+            )
         if not all(token < self.vocab_size for token in params.stop_token_ids):
             raise ValueError(f"stop_token_ids holds {max(params.stop_token_ids)}; token ids are 0 to {self.vocab_size - 1}")
         needed = len(prompt) + params.max_tokens
@@ -181,9 +183,7 @@ class Engine:
             return self._finish(request, "length", None, shown, new)
         return Update(request.id, request.detokenizer.text[shown:], tuple(new))
 
-    def _finish(
-        self, request: Request, reason: str, matched: int | str | None, shown: int, new: Sequence[int]
-    ) -> Update:
+    def _finish(self, request: Request, reason: str, matched: int | str | None, shown: int, new: Sequence[int]) -> Update:
         """Ends a request; `shown` characters of its text were handed out before."""
         request.detokenizer.finish()
         if request.detokenizer.matched is not None and reason != "abort":

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.programs import Buckets, CycleProgram, PrefillProgram, Program, Programs, smallest
@@ -137,12 +138,12 @@ def cache_shape(model: LoadedModel) -> tuple[int, int, int]:
     return config.num_layers, config.num_kv_heads, config.head_dim
 
 
-def cache_bytes_per_token(model: LoadedModel, dtype: jnp.dtype) -> int:
+def cache_bytes_per_token(model: LoadedModel, dtype: DTypeLike) -> int:
     layers, kv_heads, head_dim = cache_shape(model)
     return 2 * layers * kv_heads * head_dim * jnp.dtype(dtype).itemsize
 
 
-def empty_cache(model: LoadedModel, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[KeysValues, ...]:
+def empty_cache(model: LoadedModel, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[KeysValues, ...]:
     """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are arrays of their own."""
     layers, kv_heads, head_dim = cache_shape(model)
     shape = (num_pages, page_size, kv_heads, head_dim)
@@ -160,8 +161,10 @@ def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int
     if device.platform != "cpu":
         weights = sum(array.nbytes for array in jax.tree.leaves(params))
         budget = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
-    pages = budget // page_bytes if device.platform != "cpu" else min(
-        budget // page_bytes, config.max_running_requests * pages_per_sequence
+    pages = (
+        budget // page_bytes
+        if device.platform != "cpu"
+        else min(budget // page_bytes, config.max_running_requests * pages_per_sequence)
     )
     if pages < pages_per_sequence:
         raise ValueError(

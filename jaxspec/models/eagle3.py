@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxspec.config import Eagle3Config
 from jaxspec.models.layers import MLP, Attention, RMSNorm, Rows, linear, rotation
@@ -23,7 +24,7 @@ class HeadOutput(NamedTuple):
 class Eagle3(nnx.Module):
     """One decoder layer that reads [embedding of this token, fused features of the previous position]."""
 
-    def __init__(self, config: Eagle3Config, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: Eagle3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         layer, size = config.layer, config.layer.hidden_size
         self.config = config
         self.fc = linear(config.num_features * config.target_hidden_size, size, dtype, rngs)

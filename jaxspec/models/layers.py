@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
@@ -45,7 +46,7 @@ def causal_rows(batch: int, width: int) -> Rows:
 class RMSNorm(nnx.Module):
     """Root-mean-square norm: float32 statistics, cast back, then the weight (as Hugging Face's Llama does)."""
 
-    def __init__(self, size: int, eps: float, dtype: jnp.dtype):
+    def __init__(self, size: int, eps: float, dtype: DTypeLike):
         self.weight = nnx.Param(jnp.ones(size, dtype))
         self.eps = eps
 
@@ -55,7 +56,7 @@ class RMSNorm(nnx.Module):
         return wide.astype(x.dtype) * self.weight[...]
 
 
-def linear(inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
+def linear(inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
     """A projection without bias; its kernel is [inputs, outputs], the transpose of the checkpoint's."""
     init = nnx.initializers.normal(0.02)
     return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, param_dtype=dtype, kernel_init=init, rngs=rngs)
@@ -83,7 +84,7 @@ def rotate(x: Float[Array, "b w heads head_dim"], by: Rotation) -> Float[Array, 
 class Attention(nnx.Module):
     """Grouped-query attention over the cache and the window; queries, keys and values come from one fused projection."""
 
-    def __init__(self, config: ModelConfig, input_size: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.qkv_proj = linear(input_size, (self.heads + 2 * self.kv_heads) * self.head_dim, dtype, rngs)
         self.o_proj = linear(self.heads * self.head_dim, config.hidden_size, dtype, rngs)
@@ -100,13 +101,15 @@ class Attention(nnx.Module):
         if cache is None:
             cache = KeysValues(*(jnp.zeros((1, 1, self.kv_heads, self.head_dim), x.dtype),) * 2)
         out = tree_attention(q, cache.k, cache.v, rows.page_table, rows.start, rows.length, k, v, rows.mask)
+        # Whoever writes the window to the cache waits for this read: else XLA copies the cache to keep the old one.
+        out, k, v = jax.lax.optimization_barrier((out, k, v))
         return self.o_proj(out.reshape(batch, width, -1)), KeysValues(k, v)
 
 
 class MLP(nnx.Module):
     """SwiGLU; gate and up are one fused projection."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, rngs: nnx.Rngs):
         self.gate_up_proj = linear(config.hidden_size, 2 * config.intermediate_size, dtype, rngs)
         self.down_proj = linear(config.intermediate_size, config.hidden_size, dtype, rngs)
 
@@ -118,7 +121,7 @@ class MLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """One pre-norm Llama layer."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, rngs: nnx.Rngs):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.self_attn = Attention(config, config.hidden_size, dtype, rngs)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import DecoderLayer, RMSNorm, Rows, linear, rotation
@@ -25,7 +26,7 @@ class TargetOutput(NamedTuple):
 class Llama(nnx.Module):
     """Llama 2 / 3 decoder. Weights stay separate arrays per layer: XLA copies slices of stacked ones (design.md, section 5)."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config
         self.embed_tokens = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
         self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)])

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jaxspec.config import Eagle3Config, ModelConfig
 from jaxspec.models.checkpoint import Checkpoint, read_config
@@ -35,7 +36,7 @@ def take_apart(model: Llama | Eagle3) -> LoadedModel:
     return LoadedModel(model.config, graph, nnx.to_pure_dict(state))
 
 
-def load_llama(directory: Path, dtype: jnp.dtype, *, progress: bool = False) -> LoadedModel:
+def load_llama(directory: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedModel:
     """A Hugging Face Llama directory. Raises ValueError naming what is missing, unknown, misshapen or unsupported."""
     config = ModelConfig.from_hf(read_config(directory))
     tensors = Checkpoint(directory, progress=progress)
@@ -54,7 +55,7 @@ def load_llama(directory: Path, dtype: jnp.dtype, *, progress: bool = False) -> 
     return _checked(config, lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)), params)
 
 
-def load_eagle3(directory: Path, target: ModelConfig, dtype: jnp.dtype, *, progress: bool = False) -> LoadedModel:
+def load_eagle3(directory: Path, target: ModelConfig, dtype: DTypeLike, *, progress: bool = False) -> LoadedModel:
     """An EAGLE-3 head in the SafeAILab / SGLang (`midlayer.*`) or speculators (`layers.0.*`) layout.
 
     Raises ValueError if the head does not fit the target, or as `load_llama` does.
@@ -88,7 +89,7 @@ def load_eagle3(directory: Path, target: ModelConfig, dtype: jnp.dtype, *, progr
 class _Reader:
     """Takes tensors in the layout of the modules."""
 
-    def __init__(self, tensors: Checkpoint, dtype: jnp.dtype):
+    def __init__(self, tensors: Checkpoint, dtype: DTypeLike):
         self.tensors, self.dtype = tensors, dtype
 
     def vector(self, name: str, *shape: int) -> jax.Array:
@@ -123,7 +124,9 @@ def _token_map(tensors: Checkpoint, draft_vocab_size: int, vocab_size: int) -> j
     """Target ids of the draft vocabulary. `d2t` holds offsets: target id = draft id + d2t[draft id]; absent: the identity."""
     if "d2t" not in tensors:
         if draft_vocab_size != vocab_size:
-            raise ValueError(f"draft_vocab_size is {draft_vocab_size}, the target's vocab_size {vocab_size}, and there is no tensor 'd2t'")
+            raise ValueError(
+                f"draft_vocab_size is {draft_vocab_size}, the target's vocab_size {vocab_size}, and there is no tensor 'd2t'"
+            )
         return jnp.arange(vocab_size, dtype=jnp.int32)
     ids = np.arange(draft_vocab_size) + tensors.take("d2t", (draft_vocab_size,))
     if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != len(ids):

@@ -6,7 +6,6 @@ a cycle is one compiled program; see design notes in docs/structure.md.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig

@@ -47,9 +47,7 @@ def prefill(models: Models, caches: Caches, sequences: Sequences, chunk: Chunk, 
     length = chunk.first_slot + chunk.count
     logits = models.target.logits(last(out.hidden, chunk.count)[:, None])
     root = choose(logits, length[:, None], chunk.temperature, chunk.seed, kind)
-    before = take(sequences, chunk.row)._replace(
-        remaining=chunk.max_tokens, stop_tokens=chunk.stop_tokens, done=~chunk.is_last
-    )
+    before = take(sequences, chunk.row)._replace(remaining=chunk.max_tokens, stop_tokens=chunk.stop_tokens, done=~chunk.is_last)
     count, finish = cut(root, jnp.ones_like(chunk.count), before)
 
     draft_cache, draft_hidden = caches.draft, before.draft_hidden

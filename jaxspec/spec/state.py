@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
@@ -42,7 +43,7 @@ class Sequences(NamedTuple):
     """The sequence has ended (or the row is free): cycles emit and write nothing for it."""
 
 
-def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: jnp.dtype) -> Sequences:
+def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DTypeLike) -> Sequences:
     """Free rows."""
     return Sequences(
         length=jnp.zeros(rows, jnp.int32),

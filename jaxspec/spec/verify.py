@@ -10,7 +10,7 @@ from jaxspec.models.llama import Llama
 from jaxspec.sampling import SamplingKind, choose
 from jaxspec.spec.state import Sequences
 from jaxspec.spec.tree import Tree
-from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from jaxspec.typing import Array, Float, Int, KeysValues
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # why a sequence ended, as the host reads it
 
