@@ -4,7 +4,7 @@ All are frozen; a wrong value raises ValueError at construction, saying what was
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxspec.models.rope import RopeConfig
 
@@ -35,7 +35,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float = 1e-6
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = field(default_factory=RopeConfig)
     max_position_embeddings: int = 2048
     """The longest sequence (prompt and output) the model was made for, in tokens."""
     tie_word_embeddings: bool = False
@@ -106,7 +106,7 @@ class Eagle3Config:
         return cls(layer, target_hidden_size, draft_vocab_size=config.get("draft_vocab_size"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class SpecConfig:
     """The draft tree: how deep, how wide, how many nodes are verified. SGLang's three numbers, with its names.
 
@@ -114,44 +114,43 @@ class SpecConfig:
     Give all three numbers or none (topk=1 and num_steps=0 need no num_draft_tokens).
     """
 
-    num_steps: int | None = None
+    num_steps: int
     """Levels drafted below the root; at most num_steps drafts are accepted per cycle."""
-    topk: int | None = None
+    topk: int
     """Children kept per drafted row."""
-    num_draft_tokens: int | None = None
+    num_draft_tokens: int
     """Nodes of the tree that the target verifies, the root included."""
 
-    def __post_init__(self):
-        steps, topk, nodes = self.num_steps, self.topk, self.num_draft_tokens
-        for name, value in (("num_steps", steps), ("topk", topk), ("num_draft_tokens", nodes)):
+    def __init__(self, num_steps: int | None = None, topk: int | None = None, num_draft_tokens: int | None = None):
+        given = {"num_steps": num_steps, "topk": topk, "num_draft_tokens": num_draft_tokens}
+        for name, value in given.items():
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
-        if (steps, topk, nodes) == (None, None, None):
-            steps, topk, nodes = 5, 4, 8
-        elif steps == 0:
-            if topk not in (None, 0, 1) or nodes not in (None, 0, 1):
-                raise ValueError(
-                    f"num_steps=0 is plain decoding and takes no tree: leave out topk={topk} and num_draft_tokens={nodes}"
-                )
-            topk, nodes = 1, 1
-        elif topk == 1 and steps is not None:
-            if nodes not in (None, steps + 1):
-                warnings.warn(f"topk=1 drafts a chain: num_draft_tokens={nodes} becomes num_steps + 1 = {steps + 1}", stacklevel=3)
-            nodes = steps + 1
-        elif steps is None or topk is None or nodes is None:
-            missing = [name for name, value in (("num_steps", steps), ("topk", topk), ("num_draft_tokens", nodes)) if value is None]
-            raise ValueError(f"give num_steps, topk and num_draft_tokens together or none of them; missing: {', '.join(missing)}")
-        if steps and topk < 1:
+        if num_steps is None and topk is None and num_draft_tokens is None:
+            num_steps, topk, num_draft_tokens = 5, 4, 8
+        elif num_steps == 0:
+            if topk not in (None, 0, 1) or num_draft_tokens not in (None, 0, 1):
+                raise ValueError(f"num_steps=0 is plain decoding and takes no tree: leave out {topk=} and {num_draft_tokens=}")
+            topk, num_draft_tokens = 1, 1
+        elif num_steps is not None and topk == 1:
+            if num_draft_tokens not in (None, num_steps + 1):
+                message = f"topk=1 drafts a chain: {num_draft_tokens=} becomes num_steps + 1 = {num_steps + 1}"
+                warnings.warn(message, stacklevel=2)
+            num_draft_tokens = num_steps + 1
+        if num_steps is None or topk is None or num_draft_tokens is None:
+            missing = ", ".join(name for name, value in given.items() if value is None)
+            raise ValueError(f"give num_steps, topk and num_draft_tokens together or none of them; missing: {missing}")
+        if topk < 1:
             raise ValueError("topk must be at least 1; for plain decoding give num_steps=0")
-        available = 1 + topk + (steps - 1) * topk**2 if steps else 1
-        if steps and not 2 <= nodes <= available:
+        available = 1 + topk + (num_steps - 1) * topk**2 if num_steps else 1
+        if not min(2, available) <= num_draft_tokens <= available:
             raise ValueError(
-                f"num_draft_tokens={nodes} must be between 2 and {available} = 1 + topk + (num_steps - 1) * topk^2, the root and all "
-                f"candidates that num_steps={steps} and topk={topk} draft: lower num_draft_tokens or raise num_steps or topk"
+                f"{num_draft_tokens=} must be between 2 and {available} = 1 + topk + (num_steps - 1) * topk^2, the root and "
+                f"all that {num_steps=} and {topk=} draft: lower num_draft_tokens or raise num_steps or topk"
             )
-        object.__setattr__(self, "num_steps", steps)
+        object.__setattr__(self, "num_steps", num_steps)
         object.__setattr__(self, "topk", topk)
-        object.__setattr__(self, "num_draft_tokens", nodes)
+        object.__setattr__(self, "num_draft_tokens", num_draft_tokens)
 
     def __str__(self) -> str:
         return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}"

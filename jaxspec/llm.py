@@ -9,10 +9,11 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from jaxspec.compilation_cache import enable_compilation_cache
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.models.loading import LoadedModel, load_eagle3, load_llama
+from jaxspec.models.checkpoint import read_config
+from jaxspec.models.loading import LoadedHead, load_eagle3, load_llama
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.tokenizer import load_tokenizer
 
@@ -63,7 +64,7 @@ class LLM:
         self.tokenizer: PreTrainedTokenizerBase | None = load_tokenizer(directory)
         self.engine = Engine(self.target, self.head, self.tokenizer, spec, config)
 
-    def _load_head(self, draft: str | Path, progress: bool) -> LoadedModel:
+    def _load_head(self, draft: str | Path, progress: bool) -> LoadedHead:
         return load_eagle3(Path(draft), self.target.config, self.target.params["embed_tokens"].dtype, progress=progress)
 
     def generate(
@@ -92,20 +93,18 @@ class LLM:
         """Queues the prompts; returns their request ids. If one is refused, none is queued."""
         if self.engine.has_work:
             raise RuntimeError("this LLM is generating already: finish the other stream first, or use the server for many clients")
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts but {len(params)} SamplingParams: give one for all or one each")
+        listed = as_list(prompts)
+        each = [params or SamplingParams()] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(listed):
+            raise ValueError(f"{len(listed)} prompts but {len(each)} SamplingParams: give one for all or one each")
         ids: list[str] = []
         try:
-            for prompt, each in zip(prompts, params, strict=True):
-                ids.append(self.engine.add(self.encode(prompt), each).id)
+            for prompt, its_params in zip(listed, each, strict=True):
+                ids.append(self.engine.add(self.encode(prompt), its_params).id)
         except ValueError as error:
             for request_id in ids:
                 self.engine.abort(request_id)
-            raise ValueError(f"prompt {len(ids)}: {error}" if len(prompts) > 1 else str(error)) from None
+            raise ValueError(f"prompt {len(ids)}: {error}" if len(listed) > 1 else str(error)) from None
         return ids
 
     def _run(self, request_ids: list[str]) -> Iterator[Update]:
@@ -128,14 +127,26 @@ class LLM:
         return self.tokenizer.encode(prompt)
 
 
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list of prompts.
+
+    In:  "a"  or  [1, 2]  or  ["a", [1, 2]]
+    Out: ["a"], [[1, 2]], ["a", [1, 2]]
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    tokens = [prompt for prompt in prompts if isinstance(prompt, int)]
+    others = [prompt for prompt in prompts if not isinstance(prompt, int)]
+    if tokens and others:
+        raise ValueError("prompts mixes token ids with prompts: give one list of token ids, or a list of prompts")
+    return [tokens] if tokens else others
+
+
 def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
     """The dtype for weights and cache. On a CPU float32 is the fast one: bfloat16 matmuls run 4-16 times slower there."""
     if dtype == "auto":
         if jax.default_backend() == "cpu":
             return jnp.dtype(jnp.float32)
-        from jaxspec.config import ModelConfig
-        from jaxspec.models.checkpoint import read_config
-
         dtype = ModelConfig.from_hf(read_config(directory)).dtype
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")

@@ -1,5 +1,6 @@
 """Tiny models, heads and a tokenizer for tests, of this project and of others. All random, all deterministic."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -8,13 +9,13 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.config import Eagle3Config, EngineConfig, ModelConfig, SpecConfig
-from jaxspec.demo.checkpoint import eagle3_tensors, llama_tensors, token_map_tensors
-from jaxspec.demo.checkpoint import write_checkpoint as save_checkpoint
 from jaxspec.engine.engine import Engine
-from jaxspec.models.eagle3 import Eagle3, HeadOutput
+from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.head import DraftHead, HeadOutput
 from jaxspec.models.layers import Rows
 from jaxspec.models.llama import Llama
-from jaxspec.models.loading import LoadedModel, take_apart
+from jaxspec.models.loading import LoadedHead, LoadedModel, LoadedTarget, take_apart
+from jaxspec.models.saving import eagle3_tensors, llama_tensors, token_map_tensors, write_checkpoint
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 
@@ -24,38 +25,39 @@ def tiny_config(**changes) -> ModelConfig:
     return ModelConfig(**{**sizes, "max_position_embeddings": 256, **changes})
 
 
-def tiny_target(seed: int = 0, **changes) -> LoadedModel:
+def tiny_target(seed: int = 0, **changes) -> LoadedTarget:
     """A random target. Its weights are scaled up so that logits are far apart and text depends on the whole context."""
-    return scaled_up(take_apart(Llama(tiny_config(**changes), rngs=nnx.Rngs(seed))))
+    config = tiny_config(**changes)
+    return scaled_up(take_apart(Llama(config, rngs=nnx.Rngs(seed)), config))
 
 
-def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64) -> LoadedModel:
+def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64) -> LoadedHead:
     """An EAGLE-3 head that knows nothing; its draft vocabulary is every other token of the target's."""
     layer = tiny_config(
         vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_layers=1,
         num_heads=target.num_heads, num_kv_heads=target.num_kv_heads, head_dim=target.head_dim,
     )  # fmt: skip
     config = Eagle3Config(layer, target.hidden_size, draft_vocab_size=draft_vocab_size)
-    head = scaled_up(take_apart(Eagle3(config, rngs=nnx.Rngs(seed))))
+    head = scaled_up(take_apart(Eagle3(config, rngs=nnx.Rngs(seed)), config))
     if draft_vocab_size is not None:
         stride = target.vocab_size // draft_vocab_size
         head.params["draft_to_target"] = jnp.arange(draft_vocab_size, dtype=jnp.int32) * stride
     return head
 
 
-def scaled_up(model: LoadedModel, factor: float = 8.0) -> LoadedModel:
+def scaled_up[Model: LoadedModel](model: Model, factor: float = 12.0) -> Model:
     """The model with larger matrices."""
-    return model._replace(params=jax.tree.map(lambda array: array * factor if array.ndim == 2 else array, model.params))
+    return dataclasses.replace(model, params=jax.tree.map(lambda array: array * factor if array.ndim == 2 else array, model.params))
 
 
-class OracleHead(nnx.Module):
+class OracleHead(DraftHead):
     """A head that knows the text: at slot i it proposes the token of position i + 1.
 
     It is fully accepted exactly if every slot, position and feedback in drafting is right.
     """
 
-    def __init__(self, config: ModelConfig, text: list[int]):
-        self.config = Eagle3Config(tiny_config(vocab_size=config.vocab_size, num_layers=1), config.hidden_size)
+    def __init__(self, config: Eagle3Config, text: list[int]):
+        self.config = config
         self.text = nnx.Variable(jnp.asarray(text, jnp.int32))
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
@@ -82,9 +84,10 @@ class OracleHead(nnx.Module):
         return draft_ids
 
 
-def oracle_head(target: ModelConfig, text: list[int]) -> LoadedModel:
+def oracle_head(target: ModelConfig, text: list[int]) -> LoadedHead:
     """A perfect head for the one sequence `text` (prompt and continuation)."""
-    return take_apart(OracleHead(target, text))
+    config = Eagle3Config(tiny_config(vocab_size=target.vocab_size, num_layers=1), target.hidden_size)
+    return take_apart(OracleHead(config, text), config)
 
 
 class TinyTokenizer:
@@ -100,8 +103,8 @@ class TinyTokenizer:
 def tiny_engine(
     spec: SpecConfig | None = None,
     *,
-    target: LoadedModel | None = None,
-    head: LoadedModel | None = None,
+    target: LoadedTarget | None = None,
+    head: LoadedHead | None = None,
     tokenizer: TinyTokenizer | None = None,
     **options,
 ) -> Engine:
@@ -110,26 +113,34 @@ def tiny_engine(
     spec = spec or SpecConfig(3, 2, 5)
     if head is None and spec.num_steps:
         head = random_head(target.config)
-    config = EngineConfig(**{"max_running_requests": 4, "prefill_chunk": 16, "page_size": 4, **options})
+    config = EngineConfig(**{"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, **options})
     return Engine(target, head, tokenizer or TinyTokenizer(), spec, config)
 
 
-def write_checkpoint(directory: Path, model: LoadedModel, dtype: str = "float32") -> Path:
-    """Writes a tiny target or head as a Hugging Face / EAGLE-3 directory (config.json, model.safetensors); returns it."""
-    is_head = isinstance(model.config, Eagle3Config)
-    layer = model.config.layer if is_head else model.config
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", 
-        "vocab_size": layer.vocab_size, "hidden_size": layer.hidden_size, "intermediate_size": layer.intermediate_size,
-        "num_hidden_layers": layer.num_layers, "num_attention_heads": layer.num_heads, "head_dim": layer.head_dim,
-        "num_key_value_heads": layer.num_kv_heads, "rms_norm_eps": layer.rms_norm_eps, "rope_theta": layer.rope.theta,
-        "max_position_embeddings": layer.max_position_embeddings, "tie_word_embeddings": layer.tie_word_embeddings,
-    }  # fmt: skip
-    if is_head:
-        config |= {"draft_vocab_size": model.config.draft_vocab_size, "target_hidden_size": model.config.target_hidden_size}
-    module = model.merge(model.params)
-    tensors = eagle3_tensors(module) if is_head else llama_tensors(module)
-    if is_head and model.config.draft_vocab_size is not None:
-        tensors |= token_map_tensors(np.asarray(model.params["draft_to_target"]), layer.vocab_size)
-    save_checkpoint(directory, config, tensors, dtype)
+def write_target(directory: Path, model: LoadedTarget, dtype: str = "float32") -> Path:
+    """Writes a tiny target as a Hugging Face directory (config.json, model.safetensors); returns it."""
+    write_checkpoint(directory, hf_config(model.config), llama_tensors(model.merge(model.params)), dtype)
     return directory
+
+
+def write_head(directory: Path, model: LoadedHead, dtype: str = "float32") -> Path:
+    """Writes a tiny EAGLE-3 head in SafeAILab's layout; returns the directory."""
+    module, config = model.merge(model.params), model.config
+    assert isinstance(module, Eagle3)
+    tensors: dict = eagle3_tensors(module)
+    if config.draft_vocab_size is not None:
+        tensors |= token_map_tensors(np.asarray(model.params["draft_to_target"]), config.layer.vocab_size)
+    sizes = {"draft_vocab_size": config.draft_vocab_size, "target_hidden_size": config.target_hidden_size}
+    write_checkpoint(directory, hf_config(config.layer) | sizes, tensors, dtype)
+    return directory
+
+
+def hf_config(config: ModelConfig) -> dict:
+    """The contents of a config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads, "head_dim": config.head_dim,
+        "num_key_value_heads": config.num_kv_heads, "rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rope.theta,
+        "max_position_embeddings": config.max_position_embeddings, "tie_word_embeddings": config.tie_word_embeddings,
+    }  # fmt: skip

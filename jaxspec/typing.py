@@ -16,7 +16,7 @@ __all__ = ["Array", "Bool", "Float", "Int", "KeysValues", "UInt"]
 
 
 class KeysValues(NamedTuple):
-    """Keys and values of one layer: either its pages [pages, page, kv_heads, head_dim] or window rows [b, s, kv_heads, head_dim]."""
+    """Keys and values of one layer: its pages [pages, page, kv_heads, head_dim] or window rows [b, s, kv_heads, head_dim]."""
 
     k: Float[Array, "n1 n2 kv_heads head_dim"]
     v: Float[Array, "n1 n2 kv_heads head_dim"]

@@ -5,6 +5,8 @@ import os
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 
 
 @pytest.fixture(scope="session", autouse=True)

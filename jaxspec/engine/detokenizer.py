@@ -1,7 +1,7 @@
 """Tokens to text, a token at a time: never half a character, never a stop string. Plain Python, no JAX."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this the bytes are invalid, not incomplete
@@ -11,7 +11,8 @@ _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this the bytes a
 class Decoder(Protocol):
     """What a tokenizer must offer; transformers' tokenizers do."""
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:
+        """The text of the tokens, a str."""
 
 
 class Detokenizer:
@@ -48,6 +49,7 @@ class Detokenizer:
 
     def _new_text(self) -> str:
         """The text that the tokens after _decoded add to those before."""
+        assert self._tokenizer is not None
         before, after = (
             self._tokenizer.decode(self._tokens[self._context : end], skip_special_tokens=self._skip_special_tokens)
             for end in (self._decoded, len(self._tokens))

@@ -12,7 +12,7 @@ from jaxspec.engine.request import Request, Status, Update
 from jaxspec.engine.runner import Emitted, Launched, Runner
 from jaxspec.engine.scheduler import Scheduler
 from jaxspec.engine.stats import EngineStats
-from jaxspec.models.loading import LoadedModel
+from jaxspec.models.loading import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
 
@@ -26,8 +26,8 @@ class Engine:
 
     def __init__(
         self,
-        target: LoadedModel,
-        head: LoadedModel | None,
+        target: LoadedTarget,
+        head: LoadedHead | None,
         tokenizer: Decoder | None,
         spec: SpecConfig,
         config: EngineConfig,
@@ -36,7 +36,7 @@ class Engine:
             raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
         self.config, self.spec, self.tokenizer = config, spec, tokenizer
         self.vocab_size, self.eos_token_ids = target.config.vocab_size, target.config.eos_token_ids
-        self.context_length = config.context_length or target.config.max_position_embeddings
+        self.context_length: int = config.context_length or target.config.max_position_embeddings
         self.runner = Runner(target, head, spec, config, self.context_length)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.scheduler = Scheduler(self.pages, config.max_running_requests, config.prefill_chunk)
@@ -81,12 +81,13 @@ class Engine:
         needed = len(prompt) + params.max_tokens
         if needed > self.context_length:
             raise ValueError(
-                f"prompt ({len(prompt)} tokens) and max_tokens ({params.max_tokens}) are {needed} together, more than the context length "
-                f"of {self.context_length}: shorten the prompt or lower max_tokens"
+                f"prompt ({len(prompt)} tokens) and max_tokens ({params.max_tokens}) are {needed} tokens together, more than the "
+                f"context length of {self.context_length}: shorten the prompt or lower max_tokens"
             )
         if self.pages.pages_for(needed) > self.pages.num_pages:
             raise ValueError(
-                f"prompt and max_tokens are {needed} tokens together, the cache has room for {self.pages.num_pages * self.pages.page_size}"
+                f"prompt and max_tokens are {needed} tokens together, more than the cache's {self.pages.num_pages} pages of "
+                f"{self.pages.page_size} hold: lower max_tokens or raise num_pages"
             )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model directory has none: use stop_token_ids")
@@ -143,7 +144,7 @@ class Engine:
         if plan.cycle:
             launched.append(self.runner.launch_cycle(plan.cycle))
         if plan.prefill:
-            self._prefilled += plan.prefill.count
+            self._prefilled += plan.prefill.size
             prefill = self.runner.launch_prefill(plan.prefill)
             if plan.prefill.is_last:
                 launched.append(prefill)

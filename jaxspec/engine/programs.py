@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, Sequences
 logger = logging.getLogger(__name__)
 
 SMALL_BATCHES = (1, 2, 3, 4, 6, 8)
+SHORTEST_TABLE = 256
+"""Tokens; a page table for fewer is not worth a program of its own."""
 
 
 class CycleProgram(NamedTuple):
@@ -56,13 +58,14 @@ class Buckets(NamedTuple):
     def of(cls, config: EngineConfig, max_pages: int, *, narrow_tables: bool) -> "Buckets":
         """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
 
-        In:  max_running_requests 12, prefill_chunk 256, max_pages 64
+        In:  max_running_requests 12, prefill_chunk 256, page_size 16, max_pages 64
         Out: batches (1, 2, 3, 4, 6, 8, 12), chunks (16, 64, 256), pages (16, 64)
         """
         most = config.max_running_requests
         batches = {size for size in (*SMALL_BATCHES, *range(12, most, 4)) if size < most} | {most}
         chunks = {max(1, config.prefill_chunk // 4**i) for i in range(3)}
-        pages = {-(-max_pages // 4), max_pages} if narrow_tables else {max_pages}
+        narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
+        pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
         return cls(*(tuple(sorted(sizes)) for sizes in (batches, chunks, pages)))
 
 
@@ -101,37 +104,37 @@ class Programs:
         self._sealed = True
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
-        if isinstance(program, CycleProgram):
-
-            def run(params, caches, sequences, rows, page_table):
-                return cycle(self._merge(params), caches, sequences, rows, page_table, spec=program.spec, kind=program.kind)
-
-            arguments = (int32(program.batch), int32(program.batch, program.pages))
-        else:
-
-            def run(params, caches, sequences, chunk):
-                return prefill(self._merge(params), caches, sequences, chunk, kind=SamplingKind.TEMPERATURE)
-
-            arguments = (abstract_chunk(program),)
-        run.__name__ = type(program).__name__
-        jitted = jax.jit(run, donate_argnums=(1, 2))  # caches and state are updated in place
+        function, arguments = self._cycle(program) if isinstance(program, CycleProgram) else self._prefill(program)
+        jitted = jax.jit(function, donate_argnums=(1, 2))  # caches and state are updated in place
         return jitted.lower(self._params, self._caches, self._sequences, *arguments).compile()
 
+    def _cycle(self, program: CycleProgram) -> tuple[Callable[..., Step], tuple]:
+        """The function to compile, and the shapes of what it takes beside weights, caches and state."""
 
-def abstract_chunk(program: PrefillProgram) -> Chunk:
-    """Shapes and dtypes of a prefill's arguments."""
-    return Chunk(
-        row=int32(1),
-        page_table=int32(1, program.pages),
-        tokens=int32(1, program.chunk),
-        first_slot=int32(1),
-        count=int32(1),
-        is_last=jax.ShapeDtypeStruct((1,), jnp.bool_),
-        temperature=jax.ShapeDtypeStruct((1,), jnp.float32),
-        seed=jax.ShapeDtypeStruct((1, 2), jnp.uint32),
-        max_tokens=int32(1),
-        stop_tokens=int32(1, MAX_STOP_TOKENS),
-    )
+        def cycle_program(params, caches, sequences, rows, page_table):
+            return cycle(self._merge(params), caches, sequences, rows, page_table, spec=program.spec, kind=program.kind)
+
+        return cycle_program, (int32(program.batch), int32(program.batch, program.pages))
+
+    def _prefill(self, program: PrefillProgram) -> tuple[Callable[..., Step], tuple]:
+        """As `_cycle`."""
+
+        def prefill_program(params, caches, sequences, chunk):
+            return prefill(self._merge(params), caches, sequences, chunk, kind=SamplingKind.TEMPERATURE)
+
+        fields: dict[str, Any] = {
+            "row": int32(1),
+            "page_table": int32(1, program.pages),
+            "tokens": int32(1, program.chunk),
+            "first_slot": int32(1),
+            "size": int32(1),
+            "is_last": jax.ShapeDtypeStruct((1,), jnp.bool_),
+            "temperature": jax.ShapeDtypeStruct((1,), jnp.float32),
+            "seed": jax.ShapeDtypeStruct((1, 2), jnp.uint32),
+            "max_tokens": int32(1),
+            "stop_tokens": int32(1, MAX_STOP_TOKENS),
+        }
+        return prefill_program, (Chunk(**fields),)
 
 
 def int32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -1,23 +1,23 @@
 """The device side of the engine: weights, caches, state, and launching programs on them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
 from jaxspec.engine.programs import Buckets, CycleProgram, PrefillProgram, Program, Programs, smallest
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import PrefillStep
-from jaxspec.models.layers import KeysValues
 from jaxspec.models.llama import eagle3_layers
-from jaxspec.models.loading import LoadedModel
+from jaxspec.models.loading import LoadedHead, LoadedTarget
 from jaxspec.sampling import SamplingKind
 from jaxspec.spec.cycle import REPORT_HEADER, Models
 from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, empty_sequences
+from jaxspec.typing import KeysValues
 
 CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
@@ -42,7 +42,7 @@ class Emitted(NamedTuple):
 class Runner:
     """Owns everything on the device. Arrays that a launch donates are replaced by its results at once."""
 
-    def __init__(self, target: LoadedModel, head: LoadedModel | None, spec: SpecConfig, config: EngineConfig, context_length: int):
+    def __init__(self, target: LoadedTarget, head: LoadedHead | None, spec: SpecConfig, config: EngineConfig, context_length: int):
         self.spec = spec
         capture = eagle3_layers(target.config.num_layers) if head else ()
         self.params = {"target": target.params, "head": head.params if head else {}}
@@ -52,11 +52,12 @@ class Runner:
             return Models(target.merge(params["target"]), head.merge(params["head"]) if head else None, capture)
 
         pages_per_sequence = -(-context_length // config.page_size)
-        page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in (target, head) if model)
+        cached = [target.config, *([head.config.layer] if head else [])]
+        page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in cached)
         self.num_pages = config.num_pages or default_pages(config, pages_per_sequence, page_bytes, self.params)
         self._caches = Caches(
-            empty_cache(target, self.num_pages, config.page_size, dtype),
-            empty_cache(head, self.num_pages, config.page_size, dtype) if head else (),
+            empty_cache(target.config, self.num_pages, config.page_size, dtype),
+            empty_cache(head.config.layer, self.num_pages, config.page_size, dtype) if head else (),
         )
         size = target.config.hidden_size
         # One row more than requests: the padding of a batch lives there, for ever done.
@@ -79,25 +80,22 @@ class Runner:
     def launch_prefill(self, step: PrefillStep) -> Launched:
         """Starts a chunk; its report holds the first token if the chunk is the prompt's last."""
         request = step.request
-        width = smallest(self.buckets.chunks, step.count)
-        tokens = np.zeros((1, width), np.int32)
-        tokens[0, : step.count] = request.prompt[step.first_slot : step.first_slot + step.count]
-        stop_tokens = np.full((1, MAX_STOP_TOKENS), -1, np.int32)
-        stop_tokens[0, : len(request.stop_token_ids)] = request.stop_token_ids
+        width = smallest(self.buckets.chunks, step.size)
+        tokens = request.prompt[step.first_slot : step.first_slot + step.size]
         page_table = self._page_table([request], 1)
-        chunk = Chunk(
-            row=np.array([request.row], np.int32),
-            page_table=page_table,
-            tokens=tokens,
-            first_slot=np.array([step.first_slot], np.int32),
-            count=np.array([step.count], np.int32),
-            is_last=np.array([step.is_last]),
-            temperature=np.array([request.params.temperature], np.float32),
-            seed=np.array([[request.seed >> 32, request.seed & 0xFFFFFFFF]], np.uint32),
-            max_tokens=np.array([request.params.max_tokens], np.int32),
-            stop_tokens=stop_tokens,
-        )
-        return self._launch(PrefillProgram(width, page_table.shape[1]), [request], chunk)
+        fields: dict[str, Any] = {
+            "row": np.array([request.row], np.int32),
+            "page_table": page_table,
+            "tokens": padded(tokens, width, 0),
+            "first_slot": np.array([step.first_slot], np.int32),
+            "size": np.array([step.size], np.int32),
+            "is_last": np.array([step.is_last]),
+            "temperature": np.array([request.params.temperature], np.float32),
+            "seed": np.array([[request.seed >> 32, request.seed & 0xFFFFFFFF]], np.uint32),
+            "max_tokens": np.array([request.params.max_tokens], np.int32),
+            "stop_tokens": padded(request.stop_token_ids, MAX_STOP_TOKENS, -1),
+        }
+        return self._launch(PrefillProgram(width, page_table.shape[1]), [request], Chunk(**fields))
 
     def launch_cycle(self, requests: list[Request]) -> Launched:
         """Starts one cycle of these requests."""
@@ -132,22 +130,26 @@ class Runner:
         ]
 
 
-def cache_shape(model: LoadedModel) -> tuple[int, int, int]:
-    """Layers, KV heads and head size of what a model keeps per token."""
-    config = getattr(model.config, "layer", model.config)
-    return config.num_layers, config.num_kv_heads, config.head_dim
+def padded(values: tuple[int, ...], width: int, filler: int) -> np.ndarray:
+    """One row [1, width] int32 that begins with the values.
+
+    In:  (5, 6), 4, -1
+    Out: [[5, 6, -1, -1]]
+    """
+    row = np.full((1, width), filler, np.int32)
+    row[0, : len(values)] = values
+    return row
 
 
-def cache_bytes_per_token(model: LoadedModel, dtype: DTypeLike) -> int:
-    layers, kv_heads, head_dim = cache_shape(model)
-    return 2 * layers * kv_heads * head_dim * jnp.dtype(dtype).itemsize
+def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
+    """What a model keeps per token, in bytes."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
 
 
-def empty_cache(model: LoadedModel, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[KeysValues, ...]:
+def empty_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[KeysValues, ...]:
     """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are arrays of their own."""
-    layers, kv_heads, head_dim = cache_shape(model)
-    shape = (num_pages, page_size, kv_heads, head_dim)
-    return tuple(KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
+    shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+    return tuple(KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_layers))
 
 
 def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int, params: dict) -> int:
@@ -156,19 +158,15 @@ def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int
     Raises:
         ValueError: not even one sequence fits.
     """
-    device = jax.devices()[0]
-    budget = CPU_CACHE_BYTES
-    if device.platform != "cpu":
+    device, wanted = jax.devices()[0], config.max_running_requests * pages_per_sequence
+    if device.platform == "cpu":
+        pages = min(wanted, CPU_CACHE_BYTES // page_bytes)
+    else:
         weights = sum(array.nbytes for array in jax.tree.leaves(params))
-        budget = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
-    pages = (
-        budget // page_bytes
-        if device.platform != "cpu"
-        else min(budget // page_bytes, config.max_running_requests * pages_per_sequence)
-    )
+        pages = (int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights) // page_bytes
     if pages < pages_per_sequence:
         raise ValueError(
-            f"the cache has room for {max(pages, 0) * config.page_size} tokens, one sequence of {pages_per_sequence * config.page_size} "
-            "does not fit: lower context_length, or raise mem_fraction or num_pages"
+            f"the cache has room for {max(pages, 0) * config.page_size} tokens, but one sequence may have "
+            f"{pages_per_sequence * config.page_size}: lower context_length, or raise mem_fraction or num_pages"
         )
     return pages

@@ -12,11 +12,11 @@ from jaxspec.engine.request import Request, Status
 
 
 class PrefillStep(NamedTuple):
-    """A chunk of one prompt: tokens first_slot .. first_slot + count - 1."""
+    """A chunk of one prompt: tokens first_slot .. first_slot + size - 1."""
 
     request: Request
     first_slot: int
-    count: int
+    size: int
     is_last: bool
 
 
@@ -57,12 +57,12 @@ class Scheduler:
         if request is None:
             return None
         first = request.prefilled
-        count = min(self.prefill_chunk, len(request.prompt) - first)
-        request.prefilled += count
+        size = min(self.prefill_chunk, len(request.prompt) - first)
+        request.prefilled += size
         is_last = request.prefilled == len(request.prompt)
         if is_last:
             request.status = Status.RUNNING
-        return PrefillStep(request, first, count, is_last)
+        return PrefillStep(request, first, size, is_last)
 
     def _admit(self) -> Request | None:
         """Gives the first waiting request a row and pages, if there are enough of both."""

@@ -3,8 +3,9 @@
 Checkpoints store projections as [out, in] and q, k, v (gate, up) apart; the modules hold [in, out], fused.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,28 +16,34 @@ from jax.typing import DTypeLike
 from jaxspec.config import Eagle3Config, ModelConfig
 from jaxspec.models.checkpoint import Checkpoint, read_config
 from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
 
 
-class LoadedModel(NamedTuple):
+@dataclass(frozen=True)
+class LoadedModel[Config, Module]:
     """A model taken apart so that only plain dicts of arrays cross the jit boundary; `merge` inside puts it together."""
 
-    config: ModelConfig | Eagle3Config
+    config: Config
     graph: nnx.GraphDef
     params: dict
 
-    def merge(self, params: dict) -> Llama | Eagle3:
+    def merge(self, params: dict) -> Module:
         """The module with these parameters (traced ones, inside a jitted function)."""
         return nnx.merge(self.graph, params)
 
 
-def take_apart(model: Llama | Eagle3) -> LoadedModel:
+LoadedTarget = LoadedModel[ModelConfig, Llama]
+LoadedHead = LoadedModel[Eagle3Config, DraftHead]
+
+
+def take_apart(model: nnx.Module, config: ModelConfig | Eagle3Config) -> LoadedModel:
     """A LoadedModel from a module built in Python, as tests and training do."""
     graph, state = nnx.split(model)
-    return LoadedModel(model.config, graph, nnx.to_pure_dict(state))
+    return LoadedModel(config, graph, nnx.to_pure_dict(state))
 
 
-def load_llama(directory: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedModel:
+def load_llama(directory: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedTarget:
     """A Hugging Face Llama directory. Raises ValueError naming what is missing, unknown, misshapen or unsupported."""
     config = ModelConfig.from_hf(read_config(directory))
     tensors = Checkpoint(directory, progress=progress)
@@ -55,7 +62,7 @@ def load_llama(directory: Path, dtype: DTypeLike, *, progress: bool = False) -> 
     return _checked(config, lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)), params)
 
 
-def load_eagle3(directory: Path, target: ModelConfig, dtype: DTypeLike, *, progress: bool = False) -> LoadedModel:
+def load_eagle3(directory: Path, target: ModelConfig, dtype: DTypeLike, *, progress: bool = False) -> LoadedHead:
     """An EAGLE-3 head in the SafeAILab / SGLang (`midlayer.*`) or speculators (`layers.0.*`) layout.
 
     Raises ValueError if the head does not fit the target, or as `load_llama` does.
@@ -124,9 +131,7 @@ def _token_map(tensors: Checkpoint, draft_vocab_size: int, vocab_size: int) -> j
     """Target ids of the draft vocabulary. `d2t` holds offsets: target id = draft id + d2t[draft id]; absent: the identity."""
     if "d2t" not in tensors:
         if draft_vocab_size != vocab_size:
-            raise ValueError(
-                f"draft_vocab_size is {draft_vocab_size}, the target's vocab_size {vocab_size}, and there is no tensor 'd2t'"
-            )
+            raise ValueError(f"draft_vocab_size is {draft_vocab_size}, the target's {vocab_size}, and there is no tensor 'd2t'")
         return jnp.arange(vocab_size, dtype=jnp.int32)
     ids = np.arange(draft_vocab_size) + tensors.take("d2t", (draft_vocab_size,))
     if ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) != len(ids):
@@ -134,7 +139,7 @@ def _token_map(tensors: Checkpoint, draft_vocab_size: int, vocab_size: int) -> j
     return jnp.asarray(ids, jnp.int32)
 
 
-def _checked(config: ModelConfig | Eagle3Config, build, params: dict) -> LoadedModel:
+def _checked(config: ModelConfig | Eagle3Config, build: Callable[[], nnx.Module], params: dict) -> LoadedModel:
     """The loaded model; its parameters must be those that the module has, name by name and shape by shape."""
     graph, state = nnx.split(nnx.eval_shape(build))
     expected = jax.tree.map(lambda array: (array.shape, array.dtype), nnx.to_pure_dict(state))

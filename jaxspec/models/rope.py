@@ -1,4 +1,4 @@
-"""Rotary position embedding: plain, linear scaling and Llama 3.1's scaling, in the rotate-half layout of Hugging Face checkpoints."""
+"""Rotary position embedding: plain, linear and Llama 3.1's scaling, in the rotate-half layout of Hugging Face checkpoints."""
 
 import math
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import Rows
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
@@ -27,7 +27,7 @@ def commit(
 
 @jax.named_scope("extend")
 def extend(
-    head: Eagle3,
+    head: DraftHead,
     target: Llama,
     cache: tuple[KeysValues, ...],
     page_table: Int[Array, "b p"],

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
-from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
 from jaxspec.sampling import SamplingKind
 from jaxspec.spec.commit import commit, extend
@@ -20,14 +20,14 @@ from jaxspec.spec.verify import RUNNING, Accepted, accept, verify
 from jaxspec.typing import Array, Int
 
 REPORT_HEADER = 3
-"""Columns of a report before its tokens: count, accepted drafts, finish code."""
+"""Columns of a report before its tokens: emitted tokens, accepted drafts, finish code."""
 
 
 class Models(NamedTuple):
     """The target, its draft head (None: plain decoding only) and which residual streams of the target the head reads."""
 
     target: Llama
-    head: Eagle3 | None
+    head: DraftHead | None
     capture: tuple[int, ...]
 
 
@@ -56,7 +56,7 @@ def cycle(
     accepted = accept(tree, verified.wanted, now, spec.num_steps)
 
     steps = jnp.arange(spec.num_steps + 1, dtype=jnp.int32)
-    write = steps < accepted.count[:, None]
+    write = steps < accepted.emitted[:, None]
     slots = now.length[:, None] + steps
     target_cache = commit(caches.target, verified.window, page_table, accepted.path, slots, write)
     draft_cache, draft_hidden = caches.draft, now.draft_hidden
@@ -65,13 +65,13 @@ def cycle(
         draft_cache, hidden = extend(
             models.head, models.target, caches.draft, page_table, features, accepted.tokens, now.length + 1, write
         )
-        draft_hidden = last(hidden, accepted.count)
+        draft_hidden = last(hidden, accepted.emitted)
 
     after = now._replace(
-        length=now.length + accepted.count,
-        root=jnp.where(accepted.count > 0, last(accepted.tokens, accepted.count), now.root),
+        length=now.length + accepted.emitted,
+        root=jnp.where(accepted.emitted > 0, last(accepted.tokens, accepted.emitted), now.root),
         draft_hidden=draft_hidden,
-        remaining=now.remaining - accepted.count,
+        remaining=now.remaining - accepted.emitted,
         done=now.done | (accepted.finish != RUNNING),
     )
     return Step(Caches(target_cache, draft_cache), put(sequences, rows, after), report(accepted))
@@ -81,6 +81,7 @@ def draft_tree(models: Models, caches: Caches, now: Sequences, page_table: Int[A
     """The head's best tree below each root, or the root alone for plain decoding."""
     if spec.num_steps == 0:
         return root_only(now.root)
+    assert models.head is not None, "the engine refuses a tree without a head"
     candidates = draft(models.head, models.target, caches.draft, page_table, now.length, now.draft_hidden, spec)
     return build_tree(now.root, candidates, spec.num_draft_tokens, spec.num_steps)
 
@@ -92,6 +93,6 @@ def last(values: Array, count: Int[Array, " b"]) -> Array:
 
 
 def report(accepted: Accepted) -> Int[Array, "b columns"]:
-    """count, accepted drafts, finish code, then the tokens: all that the host needs of a cycle."""
-    header = jnp.stack([accepted.count, accepted.accepted, accepted.finish], 1)
+    """Emitted tokens, accepted drafts, finish code, then the tokens: all that the host needs of a cycle."""
+    header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1)
     return jnp.concatenate([header, accepted.tokens], 1)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
-from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import Rows
 from jaxspec.models.llama import Llama
 from jaxspec.spec.tree import Candidates
@@ -28,7 +28,7 @@ class Beam(NamedTuple):
 
 @jax.named_scope("draft")
 def draft(
-    head: Eagle3,
+    head: DraftHead,
     target: Llama,
     cache: tuple[KeysValues, ...],
     page_table: Int[Array, "b p"],
@@ -66,7 +66,7 @@ def draft(
 
 
 def best_children(
-    head: Eagle3, target: Llama, hidden: Float[Array, "b w h"], k: int
+    head: DraftHead, target: Llama, hidden: Float[Array, "b w h"], k: int
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
     """The k likeliest tokens (target ids) below each row, with the head's log probabilities at temperature 1."""
     logits = head.logits(hidden, target)
@@ -75,7 +75,7 @@ def best_children(
 
 
 def grow(
-    head: Eagle3, target: Llama, beam: Beam, hidden: Float[Array, "b k h"], mask: Bool[Array, "b k s"], first_flat: int
+    head: DraftHead, target: Llama, beam: Beam, hidden: Float[Array, "b k h"], mask: Bool[Array, "b k s"], first_flat: int
 ) -> tuple[Candidates, Beam]:
     """All k * k children of the beam become candidates; the best k of them are the next beam.
 

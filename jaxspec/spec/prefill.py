@@ -15,14 +15,14 @@ from jaxspec.typing import Array, Bool, Float, Int, UInt
 
 
 class Chunk(NamedTuple):
-    """Prompt tokens first_slot .. first_slot + count - 1 of one request, and what its state row needs to know."""
+    """Prompt tokens first_slot .. first_slot + size - 1 of one request, and what its state row needs to know."""
 
     row: Int[Array, " b"]
     page_table: Int[Array, "b p"]
     tokens: Int[Array, "b w"]
-    """Padded behind `count`; what the padding holds does not matter."""
+    """Padded behind `size`; what the padding holds does not matter."""
     first_slot: Int[Array, " b"]
-    count: Int[Array, " b"]
+    size: Int[Array, " b"]
     is_last: Bool[Array, " b"]
     """The prompt ends with this chunk."""
     temperature: Float[Array, " b"]
@@ -41,36 +41,36 @@ def prefill(models: Models, caches: Caches, sequences: Sequences, chunk: Chunk, 
     rows = Rows(positions, chunk.page_table, jnp.zeros_like(chunk.first_slot), chunk.first_slot, causal)
     out = models.target(chunk.tokens, rows, caches.target, models.capture)
     path = jnp.broadcast_to(steps, (batch, width))
-    in_prompt = steps < chunk.count[:, None]
+    in_prompt = steps < chunk.size[:, None]
     target_cache = commit(caches.target, out.window, chunk.page_table, path, positions, in_prompt)
 
-    length = chunk.first_slot + chunk.count
-    logits = models.target.logits(last(out.hidden, chunk.count)[:, None])
+    length = chunk.first_slot + chunk.size
+    logits = models.target.logits(last(out.hidden, chunk.size)[:, None])
     root = choose(logits, length[:, None], chunk.temperature, chunk.seed, kind)
     before = take(sequences, chunk.row)._replace(remaining=chunk.max_tokens, stop_tokens=chunk.stop_tokens, done=~chunk.is_last)
-    count, finish = cut(root, jnp.ones_like(chunk.count), before)
+    emitted, finish = cut(root, jnp.ones_like(chunk.size), before)
 
     draft_cache, draft_hidden = caches.draft, before.draft_hidden
     if models.head is not None:
         # Pair j of the chunk is (feature of the position before, token): the feature carried over, then the chunk's own.
         features = jnp.concatenate([before.feature[:, None], out.features], 1)
-        at_root = jnp.arange(width + 1) == chunk.count[:, None]
+        at_root = jnp.arange(width + 1) == chunk.size[:, None]
         tokens = jnp.where(at_root, root, jnp.pad(chunk.tokens, ((0, 0), (0, 1))))
         write = jnp.pad(in_prompt, ((0, 0), (0, 1))) | (at_root & chunk.is_last[:, None])
         draft_cache, hidden = extend(
             models.head, models.target, caches.draft, chunk.page_table, features, tokens, chunk.first_slot, write
         )
-        draft_hidden = last(hidden, chunk.count + 1)
+        draft_hidden = last(hidden, chunk.size + 1)
 
     after = before._replace(
         length=length,
         root=root[:, 0],
         draft_hidden=draft_hidden,
-        feature=last(out.features, chunk.count),
+        feature=last(out.features, chunk.size),
         temperature=chunk.temperature,
         seed=chunk.seed,
-        remaining=chunk.max_tokens - count,
+        remaining=chunk.max_tokens - emitted,
         done=~chunk.is_last | (finish != RUNNING),
     )
-    sampled = Accepted(path=root, tokens=root, accepted=jnp.zeros_like(count), count=count, finish=finish)
+    sampled = Accepted(path=root, tokens=root, accepted=jnp.zeros_like(emitted), emitted=emitted, finish=finish)
     return Step(Caches(target_cache, draft_cache), put(sequences, chunk.row, after), report(sampled))

@@ -25,7 +25,7 @@ class Verified(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a cycle emits: `count` tokens, of which all but the last are drafts and the last is the bonus, unless cut."""
+    """What a cycle emits: `emitted` tokens, of which all but the last are drafts and the last is the bonus, unless cut."""
 
     path: Int[Array, "b j"]
     """The accepted nodes, root first; entries from accepted + 1 on mean nothing."""
@@ -33,7 +33,7 @@ class Accepted(NamedTuple):
     """The target's token after each node of the path."""
     accepted: Int[Array, " b"]
     """Accepted drafts, 0 .. num_steps."""
-    count: Int[Array, " b"]
+    emitted: Int[Array, " b"]
     """Tokens emitted: accepted + 1, or less where a stop token or the budget cuts the run; 0 for a finished sequence."""
     finish: Int[Array, " b"]
     """RUNNING, STOPPED or OUT_OF_BUDGET."""
@@ -71,21 +71,21 @@ def accept(tree: Tree, wanted: Int[Array, "b n"], sequences: Sequences, num_step
     steps = jnp.arange(num_steps + 1)
     path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
     tokens = jnp.take_along_axis(wanted, path, 1)
-    count, finish = cut(tokens, accepted + 1, sequences)
-    return Accepted(path, tokens, accepted, count, finish)
+    emitted, finish = cut(tokens, accepted + 1, sequences)
+    return Accepted(path, tokens, accepted, emitted, finish)
 
 
-def cut(tokens: Int[Array, "b j"], count: Int[Array, " b"], sequences: Sequences) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
-    """How many of the first `count` tokens are emitted, and why the sequence ends, if it does. A stop token is emitted.
+def cut(tokens: Int[Array, "b j"], available: Int[Array, " b"], sequences: Sequences) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
+    """How many of the first `available` tokens are emitted, and why the sequence ends, if it does. A stop token is emitted.
 
-    In:  tokens [[5, 2, 9]], count [3], stop token 2, remaining 10
-    Out: count [2], finish [STOPPED]
+    In:  tokens [[5, 2, 9]], available [3], stop token 2, remaining 10
+    Out: emitted [2], finish [STOPPED]
     """
     steps = jnp.arange(tokens.shape[1])
-    emitted = steps < jnp.minimum(count, sequences.remaining)[:, None]
-    stops = emitted & jnp.any(tokens[:, :, None] == sequences.stop_tokens[:, None, :], -1)
+    allowed = steps < jnp.minimum(available, sequences.remaining)[:, None]
+    stops = allowed & jnp.any(tokens[:, :, None] == sequences.stop_tokens[:, None, :], -1)
     stopped = jnp.any(stops, -1)
-    count = jnp.where(stopped, jnp.argmax(stops, -1) + 1, jnp.sum(emitted, -1))
-    count = jnp.where(sequences.done, 0, count).astype(jnp.int32)
-    ended = jnp.where(stopped, STOPPED, jnp.where(count >= sequences.remaining, OUT_OF_BUDGET, RUNNING))
-    return count, jnp.where(sequences.done, RUNNING, ended).astype(jnp.int32)
+    emitted = jnp.where(stopped, jnp.argmax(stops, -1) + 1, jnp.sum(allowed, -1))
+    emitted = jnp.where(sequences.done, 0, emitted).astype(jnp.int32)
+    ended = jnp.where(stopped, STOPPED, jnp.where(emitted >= sequences.remaining, OUT_OF_BUDGET, RUNNING))
+    return emitted, jnp.where(sequences.done, RUNNING, ended).astype(jnp.int32)

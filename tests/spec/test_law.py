@@ -1,5 +1,7 @@
 """Sampled speculation has exactly the target's law: chi-square over a tiny vocabulary."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,8 +25,9 @@ SPEC = SpecConfig(3, 3, 8)
 
 def flat_target() -> LoadedModel:
     """Logits within a few units, so that every token has a chance and counts are large enough to test."""
-    target = take_apart(Llama(tiny_config(vocab_size=VOCAB), rngs=nnx.Rngs(3)))
-    return target._replace(params=jax.tree.map(lambda array: array * 6 if array.ndim == 2 else array, target.params))
+    config = tiny_config(vocab_size=VOCAB)
+    target = take_apart(Llama(config, rngs=nnx.Rngs(3)), config)
+    return dataclasses.replace(target, params=jax.tree.map(lambda array: array * 6 if array.ndim == 2 else array, target.params))
 
 
 def draw(target: LoadedModel, head: LoadedModel) -> tuple[np.ndarray, float]:
@@ -43,7 +46,7 @@ def draw(target: LoadedModel, head: LoadedModel) -> tuple[np.ndarray, float]:
             page_table=table,
             tokens=jnp.broadcast_to(jnp.array(PROMPT), (BATCH, len(PROMPT))),
             first_slot=jnp.zeros(BATCH, jnp.int32),
-            count=jnp.full(BATCH, len(PROMPT)),
+            size=jnp.full(BATCH, len(PROMPT)),
             is_last=jnp.ones(BATCH, bool),
             temperature=jnp.full(BATCH, TEMPERATURE),
             seed=seeds,

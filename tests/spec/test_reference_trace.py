@@ -54,7 +54,7 @@ def test_trace(number):
             page_table=PAGE_TABLE,
             tokens=jnp.array([part + [99] * (CHUNK - len(part))]),
             first_slot=jnp.array([first]),
-            count=jnp.array([len(part)]),
+            size=jnp.array([len(part)]),
             is_last=jnp.array([first + len(part) == len(prompt)]),
             temperature=jnp.zeros(1),
             seed=jnp.zeros((1, 2), jnp.uint32),

@@ -43,7 +43,7 @@ def test_accept_is_the_walk(seed):
     result = accept(tree, jnp.asarray(wanted[None]), sequences(1), steps)
     path = walk(tokens, parents, wanted)
     assert int(result.accepted[0]) == len(path) - 1
-    assert int(result.count[0]) == len(path)
+    assert int(result.emitted[0]) == len(path)
     assert result.path[0, : len(path)].tolist() == path
     assert result.tokens[0, : len(path)].tolist() == wanted[path].tolist()
     assert int(result.finish[0]) == RUNNING

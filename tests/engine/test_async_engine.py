@@ -1,0 +1,274 @@
+"""The thread around the engine: nothing waits that should not, and nothing is left behind."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from jaxspec.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine, AsyncRequest, EngineClosed, EngineError
+from jaxspec.engine.stats import EngineStats
+from jaxspec.sampling_params import SamplingParams
+from tests.server.fakes import TEXT, FakeEngine
+
+PARAMS = SamplingParams(max_tokens=20)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 20))
+
+
+@pytest.fixture
+def fake():
+    return FakeEngine()
+
+
+@pytest.fixture
+def engine(fake: FakeEngine):
+    others = set(threading.enumerate())
+    engine = AsyncEngine(fake)
+    yield engine
+    fake.allow(math.inf)
+    engine.close()
+    assert not fake.running
+    assert not [thread for thread in set(threading.enumerate()) - others if thread.name == "engine"]
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def text_of(engine: AsyncEngine, prompt: list[int], params: SamplingParams = PARAMS) -> str:
+    return "".join([update.text async for update in engine.stream(prompt, params)])
+
+
+def test_streams_at_once_each_get_their_own(engine: AsyncEngine):
+    async def work():
+        params = [SamplingParams(max_tokens=number + 1) for number in range(16)]
+        texts = await asyncio.gather(*(text_of(engine, [1], each) for each in params))
+        assert texts == [TEXT[: number + 1] for number in range(16)]
+
+    run(work())
+
+
+def test_two_event_loops_may_share_it(engine: AsyncEngine):
+    for _ in range(2):
+        run(text_of(engine, [1]))
+
+
+def test_it_sleeps_without_work(engine: AsyncEngine, fake: FakeEngine):
+    run(text_of(engine, [1]))
+    steps = fake.steps
+    before = time.thread_time_ns(), time.process_time_ns()
+    time.sleep(0.3)
+    own, process = (after - start for after, start in zip((time.thread_time_ns(), time.process_time_ns()), before, strict=True))
+    assert fake.steps == steps
+    assert process - own < 0.1e9  # a busy loop would take the whole 0.3 s
+
+
+def test_a_refusal_reaches_the_caller_before_anything_else(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        stream = engine.stream([999], PARAMS)
+        with pytest.raises(ValueError, match="token id 999"):
+            await anext(stream)
+        assert fake.steps == 0
+        assert await text_of(engine, [1]) == TEXT[:18] + "x"  # 20 bytes: the ö has two
+
+    run(work())
+
+
+def test_requests_that_start_together_are_taken_in_all_or_none(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        requests = [AsyncRequest(name, [token], PARAMS) for name, token in (("a", 1), ("b", 2), ("c", 999))]
+        with pytest.raises(ValueError, match="999"):
+            await engine.start(requests)
+        assert fake.aborted == ["a", "b"]
+        assert fake.steps == 0
+
+    run(work())
+
+
+def test_an_id_in_use_is_refused_and_its_owner_unharmed(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.allow(0)
+        first = await engine.start([AsyncRequest("same", [1], PARAMS)])
+        second = asyncio.ensure_future(engine.start([AsyncRequest("other", [1], PARAMS), AsyncRequest("same", [2], PARAMS)]))
+        await asyncio.sleep(0.01)
+        fake.allow(math.inf)
+        with pytest.raises(ValueError, match="'same' is in use"):
+            await second
+        assert fake.aborted == ["other"]
+        assert "".join([update.text async for update in first]) == TEXT[:18] + "x"
+
+    run(work())
+
+
+def test_leaving_aborts_within_one_step(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.allow(1)
+        stream = engine.stream([1], PARAMS, "mine")
+        await anext(stream)
+        await stream.aclose()  # the engine stands in its second step
+        fake.allow(math.inf)
+        await until(lambda: fake.aborted)
+        assert fake.aborted == ["mine"]
+        assert fake.steps <= 2
+
+    run(work())
+
+
+def test_cancelling_the_task_aborts(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.allow(1)
+        task = asyncio.ensure_future(text_of(engine, [1]))
+        await until(lambda: fake.steps == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        fake.allow(math.inf)
+        await until(lambda: fake.aborted)
+        assert fake.steps <= 2
+
+    run(work())
+
+
+def test_cancelling_before_admission_aborts(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.allow(0)
+        first = asyncio.ensure_future(text_of(engine, [1]))
+        await until(lambda: fake.running == 1)
+        second = asyncio.ensure_future(text_of(engine, [2]))  # waits for admission: the engine stands in a step
+        await asyncio.sleep(0.02)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        fake.allow(math.inf)
+        assert await first == TEXT[:18] + "x"
+        await until(lambda: not fake.running)
+        assert len(fake.aborted) == 1
+
+    run(work())
+
+
+def test_a_slow_reader_does_not_hold_the_engine(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        slow = engine.stream([1], PARAMS)
+        await anext(slow)
+        assert await text_of(engine, [2]) == TEXT[:18] + "x"
+        await until(lambda: not fake.running)  # the slow one is done too, unread
+        assert "".join([update.text async for update in slow]) == TEXT[1:18] + "x"
+
+    run(work())
+
+
+def test_an_event_loop_that_went_away_is_forgotten(engine: AsyncEngine, fake: FakeEngine):
+    async def leave():
+        fake.allow(0)
+        await engine.start([AsyncRequest("left", [1], PARAMS)])
+
+    asyncio.run(leave())
+    fake.allow(math.inf)
+    deadline = time.monotonic() + 10
+    while fake.running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert fake.aborted == ["left"]
+    run(text_of(engine, [1]))
+
+
+def test_a_failing_step_fails_its_requests_only(engine: AsyncEngine, fake: FakeEngine, caplog: pytest.LogCaptureFixture):
+    async def work():
+        fake.allow(0)
+        first = asyncio.ensure_future(text_of(engine, [1]))
+        await until(lambda: fake.running == 1)
+        second = asyncio.ensure_future(text_of(engine, [1]))  # comes in after the step that stands
+        await asyncio.sleep(0.02)
+        fake.failures = 1
+        fake.allow(math.inf)
+        with pytest.raises(EngineError, match="failed") as error:
+            await first
+        assert "secret" not in str(error.value)
+        assert await second == TEXT[:18] + "x"
+        assert engine.is_healthy
+
+    run(work())
+    assert "secret" in caplog.text
+
+
+def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.failures = MAX_FAILED_STEPS
+        for _ in range(MAX_FAILED_STEPS):
+            assert engine.is_healthy
+            with pytest.raises(EngineError):
+                await text_of(engine, [1])
+        assert not engine.is_healthy
+        await text_of(engine, [1])
+        assert engine.is_healthy
+
+    run(work())
+
+
+def test_an_engine_that_can_not_get_rid_of_its_work_is_left_alone(caplog: pytest.LogCaptureFixture):
+    """No endless loop of failing steps."""
+
+    class Stuck(FakeEngine):
+        has_work = True
+
+        def step(self):
+            self.steps += 1
+            raise RuntimeError("stuck")
+
+    fake = Stuck()
+    engine = AsyncEngine(fake)
+    time.sleep(0.2)
+    engine.close()
+    assert fake.steps == MAX_FAILED_STEPS
+
+
+def test_closing_ends_waiting_streams(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.allow(1)
+        stream = engine.stream([1], PARAMS)
+        await anext(stream)
+        await until(lambda: fake.steps == 1)
+        late = asyncio.ensure_future(text_of(engine, [1]))  # not admitted yet
+        await asyncio.sleep(0.02)
+        engine.stop()
+        fake.allow(math.inf)
+        with pytest.raises(EngineClosed):
+            while True:
+                await anext(stream)
+        with pytest.raises(EngineClosed):
+            await late
+        engine.close()
+        with pytest.raises(EngineClosed):
+            await text_of(engine, [1])
+        assert not engine.is_healthy
+
+    run(work())
+
+
+def test_the_observer_sees_every_step_and_when_work_runs_out(fake: FakeEngine):
+    seen: list[tuple[EngineStats, bool]] = []
+    engine = AsyncEngine(fake, lambda stats, idle: seen.append((stats, idle)))
+    run(text_of(engine, [1]))
+    engine.close()
+    assert len(seen) == fake.steps
+    assert [idle for _, idle in seen] == [False] * (len(seen) - 1) + [True]
+    assert seen[-1][0].generated_tokens == 20
+
+
+def test_an_observer_that_fails_does_not_strand_anybody(fake: FakeEngine, caplog: pytest.LogCaptureFixture):
+    def observer(stats: EngineStats, idle: bool) -> None:
+        raise RuntimeError("observer")
+
+    engine = AsyncEngine(fake, observer)
+    with pytest.raises(EngineClosed):
+        run(text_of(engine, [1]))
+    assert not engine.is_healthy
+    assert "observer" in caplog.text
+    engine.close()

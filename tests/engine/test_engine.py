@@ -1,0 +1,182 @@
+"""Stops, budgets, aborts, admission, and what the compiled programs must not do."""
+
+import jax
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def finish(engine: Engine) -> tuple[list[Update], dict[str, GenerationOutput]]:
+    updates = []
+    while engine.has_work:
+        updates += engine.step()
+    return updates, {update.request_id: update.output for update in updates if update.output}
+
+
+def complete(engine: Engine, **params) -> GenerationOutput:
+    request = engine.add(PROMPT, SamplingParams(**{"temperature": 0.0, "max_tokens": 40, **params}))
+    return finish(engine)[1][request.id]
+
+
+@pytest.fixture(scope="module")
+def text() -> tuple[int, ...]:
+    """The greedy continuation of PROMPT."""
+    return complete(tiny_engine(SpecConfig(num_steps=0))).token_ids
+
+
+@pytest.fixture(scope="module")
+def fast(text) -> Engine:
+    """An engine whose cycles emit five tokens at once: stops fall inside accepted runs."""
+    target = tiny_target()
+    return tiny_engine(SpecConfig(4, 1), target=target, head=oracle_head(target.config, [*PROMPT, *text]))
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 7, 12])
+def test_stop_token_cuts_inside_an_accepted_run(fast, text, at):
+    first = text.index(text[at])
+    out = complete(fast, stop_token_ids=[text[at]])
+    assert out.token_ids == text[: first + 1]
+    assert (out.finish_reason, out.matched_stop) == ("stop", text[at])
+    assert out.text == bytes(text[:first]).decode(errors="replace")
+
+
+@pytest.mark.parametrize("at", [1, 2, 6, 9])
+def test_stop_string_cuts_inside_an_accepted_run(fast, text, at):
+    whole = bytes(text).decode(errors="replace")
+    stop = whole[at : at + 2]
+    out = complete(fast, stop=["never appears", stop])
+    assert out.text == whole[: whole.index(stop)]
+    assert out.token_ids == text[: whole.index(stop) + len(stop)]  # one token is one character here
+    assert (out.finish_reason, out.matched_stop) == ("stop", stop)
+    assert sum(out.speculation.accept_lengths) == len(out.token_ids) - 1
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 6, 7])
+def test_budget_is_exact(fast, text, max_tokens):
+    out = complete(fast, max_tokens=max_tokens)
+    assert out.token_ids == text[:max_tokens]
+    assert (out.finish_reason, out.matched_stop) == ("length", None)
+
+
+def test_end_of_sequence_token_and_ignore_eos(text):
+    eos = text[6]
+    target = tiny_target(eos_token_ids=(eos,))
+    engine = tiny_engine(SpecConfig(3, 2, 5), target=target)
+    assert complete(engine).token_ids == text[: text.index(eos) + 1]
+    assert complete(engine, ignore_eos=True).token_ids == text
+
+
+def test_updates_add_up_to_the_output(fast):
+    request = fast.add(PROMPT, SamplingParams(max_tokens=23, temperature=0, stop="no such text"))
+    updates, outputs = finish(fast)
+    out = outputs[request.id]
+    assert "".join(update.text for update in updates) == out.text
+    assert sum((update.token_ids for update in updates), ()) == out.token_ids
+    assert [update.output is not None for update in updates] == [False] * (len(updates) - 1) + [True]
+
+
+def test_speculation_counts(fast):
+    out = complete(fast, max_tokens=21)
+    stats = out.speculation
+    assert stats.accept_lengths == (5, 5, 5, 5)
+    assert (stats.verify_count, stats.accepted_drafts, stats.accept_length) == (4, 16, 5.0)
+
+
+@pytest.mark.parametrize("steps_before", range(5))
+def test_abort_at_any_moment_frees_everything_and_disturbs_nobody(text, steps_before):
+    engine = tiny_engine(SpecConfig(3, 2, 5), max_running_requests=2, prefill_chunk=2)
+    kept = engine.add(PROMPT, SamplingParams(max_tokens=40, temperature=0))
+    aborted = [engine.add(PROMPT, SamplingParams(max_tokens=30, temperature=0)) for _ in range(3)]
+    for _ in range(steps_before):
+        engine.step()
+    for request in aborted:
+        update = engine.abort(request.id)
+        assert update.output.finish_reason == "abort"
+    assert engine.abort(aborted[0].id) is None
+    assert finish(engine)[1][kept.id].token_ids == text
+    engine.pages.check_idle()
+    assert engine.stats().running == engine.stats().waiting == 0
+
+
+def test_requests_wait_for_pages_and_rows():
+    engine = tiny_engine(SpecConfig(3, 2, 5), max_running_requests=2, num_pages=64, page_size=4)
+    requests = [engine.add(PROMPT, SamplingParams(max_tokens=180, temperature=0, ignore_eos=True)) for _ in range(3)]
+    engine.step()
+    engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (1, 2)  # 47 of 64 pages are taken
+    _, outputs = finish(engine)
+    assert len({outputs[request.id].token_ids for request in requests}) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "prompt is empty"),
+        ([1, 128], {}, "token id 128"),
+        ([-1, 2], {}, "token id -1"),
+        ([1] * 200, {"max_tokens": 57}, "context length of 256"),
+        ([1], {"stop_token_ids": [128]}, "stop_token_ids"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, message):
+    with pytest.raises(ValueError, match=message):
+        fast.add(prompt, SamplingParams(**params))
+    assert not fast.has_work
+
+
+def test_duplicate_ids_and_missing_heads_are_refused(fast):
+    fast.add(PROMPT, SamplingParams(max_tokens=1), request_id="a")
+    with pytest.raises(ValueError, match="'a' is in use"):
+        fast.add(PROMPT, SamplingParams(max_tokens=1), request_id="a")
+    finish(fast)
+    with pytest.raises(ValueError, match="needs a draft head"):
+        Engine(tiny_target(), None, None, SpecConfig(5, 4, 8), fast.config)
+
+
+def test_nothing_compiles_after_warm_up():
+    engine = tiny_engine(SpecConfig(1, 2, 2), max_running_requests=2, context_length=64, prefill_chunk=8)
+    engine.warm_up()
+    with jax.no_tracing():
+        for temperature in (0.0, 0.7):
+            for prompt in (PROMPT, PROMPT * 5):
+                engine.add(prompt, SamplingParams(max_tokens=12, temperature=temperature))
+        finish(engine)
+    engine.runner.buckets = engine.runner.buckets._replace(batches=(5,))
+    engine.add(PROMPT, SamplingParams(max_tokens=3))
+    with pytest.raises(RuntimeError, match="was not compiled ahead"):
+        finish(engine)
+
+
+@pytest.mark.parametrize("spec", [SpecConfig(num_steps=0), SpecConfig(3, 2, 5)])
+def test_programs_update_the_caches_in_place(spec):
+    """Donated caches alias the results, and no program holds a copy of one among its temporaries."""
+    engine = tiny_engine(spec, num_pages=4096)
+    runner = engine.runner
+    cache_bytes = sum(array.nbytes for array in jax.tree.leaves(runner._caches))
+    one_array = jax.tree.leaves(runner._caches)[0].nbytes
+    for program in runner.all_programs()[-1], runner.all_programs()[0]:
+        memory = runner.programs._compile(program).memory_analysis()
+        assert memory.alias_size_in_bytes >= cache_bytes, str(program)
+        assert memory.temp_size_in_bytes < one_array, str(program)
+
+
+def test_seeds():
+    engine = tiny_engine(SpecConfig(3, 2, 5))
+    sampled = {"temperature": 1.0, "max_tokens": 20}
+    assert complete(engine, **sampled, seed=1).token_ids == complete(engine, **sampled, seed=1).token_ids
+    big = [complete(engine, **sampled, seed=seed).token_ids for seed in (1, 2, 2**32 + 1, 2**63, -1)]
+    assert len(set(big)) == 5
+    drawn = [complete(engine, **sampled).token_ids for _ in range(3)]
+    assert len(set(drawn)) == 3
+
+
+def test_seeds_that_the_engine_draws_come_from_random_seed():
+    first, second, third = (tiny_engine(SpecConfig(3, 2, 5), random_seed=seed) for seed in (4, 4, 5))
+    texts = [complete(engine, temperature=1.0, max_tokens=20).token_ids for engine in (first, second, third)]
+    assert texts[0] == texts[1] != texts[2]

@@ -1,0 +1,89 @@
+"""Speculation changes nothing but the speed: the same tokens with any tree, batch, page size, chunk size and loop."""
+
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+
+PLAIN = SpecConfig(num_steps=0)
+PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 3], [7] * 16, [64, 2]]
+
+
+def run(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[tuple[int, ...]]:
+    """Every prompt's tokens, in order; the engine is idle again afterwards."""
+    order = [engine.add(prompt, each).id for prompt, each in zip(prompts, params, strict=True)]
+    outputs = {}
+    while engine.has_work:
+        outputs |= {update.request_id: update.output for update in engine.step() if update.output}
+    engine.pages.check_idle()
+    return [outputs[request_id].token_ids for request_id in order]
+
+
+def mixed_params(count: int) -> list[SamplingParams]:
+    """Greedy and sampled requests of different lengths."""
+    return [SamplingParams(max_tokens=9 + 5 * i, temperature=(0.0, 0.8, 1.3)[i % 3], seed=i) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[int, ...]]:
+    """Plain decoding, one request at a time, one chunk per prompt, the plain loop: the simplest there is."""
+    engine = tiny_engine(PLAIN, max_running_requests=1, prefill_chunk=64, page_size=64, overlap=False)
+    return [run(engine, [prompt], [params])[0] for prompt, params in zip(PROMPTS, mixed_params(len(PROMPTS)), strict=True)]
+
+
+def test_texts_are_worth_comparing(expected):
+    assert all(len(set(tokens)) > len(tokens) // 3 for tokens in expected), "the tiny target repeats itself: nothing is tested"
+    assert [len(tokens) for tokens in expected] == [params.max_tokens for params in mixed_params(len(PROMPTS))]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (PLAIN, {"overlap": False}),
+        (PLAIN, {}),
+        (SpecConfig(5, 4, 8), {}),
+        (SpecConfig(3, 1), {"overlap": False}),
+        (SpecConfig(5, 4, 16), {"page_size": 1}),
+        (SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
+        (SpecConfig(1, 4, 5), {"max_running_requests": 4, "overlap": False}),
+    ],
+)
+def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
+    assert run(tiny_engine(spec, **options), PROMPTS, mixed_params(len(PROMPTS))) == expected
+
+
+def test_requests_join_and_leave_between_cycles(expected):
+    engine = tiny_engine(SpecConfig(3, 2, 5))
+    params, outputs, order = mixed_params(len(PROMPTS)), {}, []
+    while engine.has_work or len(order) < len(PROMPTS):
+        if len(order) < len(PROMPTS):
+            order.append(engine.add(PROMPTS[len(order)], params[len(order)]).id)
+        for _ in range(2):
+            outputs |= {update.request_id: update.output for update in engine.step() if update.output}
+    assert [outputs[request_id].token_ids for request_id in order] == expected
+
+
+@pytest.mark.parametrize(("spec", "full"), [(SpecConfig(4, 1), 5), (SpecConfig(3, 2, 7), 4)])
+def test_a_perfect_head_is_fully_accepted(spec, full):
+    prompt, length = [3, 1, 4, 1, 5], 3 + 8 * full
+    target = tiny_target()
+    params = [SamplingParams(max_tokens=length, temperature=0)]
+    (plain,) = run(tiny_engine(PLAIN, target=target), [prompt], params)
+    engine = tiny_engine(spec, target=target, head=oracle_head(target.config, [*prompt, *plain]))
+    request = engine.add(prompt, params[0])
+    while engine.has_work:
+        engine.step()
+    assert tuple(request.output) == plain
+    assert request.accept_lengths == [full] * 8 + [2]  # the budget cuts the last cycle
+    assert request.accepted_drafts == 8 * (full - 1) + 2
+
+
+def test_a_random_head_is_hardly_accepted():
+    engine = tiny_engine(SpecConfig(3, 2, 5))
+    request = engine.add([1, 2, 3], SamplingParams(max_tokens=60, temperature=0))
+    while engine.has_work:
+        engine.step()
+    assert sum(request.accept_lengths) == 59  # the first token comes from the prefill
+    assert request.result().speculation.accept_length < 1.5

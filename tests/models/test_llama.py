@@ -1,0 +1,84 @@
+"""The target and the head against the reference's numbers, and RoPE against its definition."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.models.layers import Rows, causal_rows, rotate, rotation
+from jaxspec.models.llama import eagle3_layers
+from jaxspec.models.rope import RopeConfig, inverse_frequencies
+from jaxspec.spec.draft import draft
+from jaxspec.testing import tiny_target
+from jaxspec.typing import KeysValues
+from tests.reference import FIXTURES, head, target, trace
+
+
+def test_target_forward_equals_the_reference():
+    golden = np.load(FIXTURES / "eagle_ref/out/target_forward.npz")
+    ids = golden["ids"].reshape(1, -1)
+    module = target().merge(target().params)
+    out = module(jnp.asarray(ids, jnp.int32), causal_rows(*ids.shape), capture=eagle3_layers(8))
+    streams = np.split(np.asarray(out.features), 3, -1)
+    for layer, stream in zip(eagle3_layers(8), streams, strict=True):
+        np.testing.assert_allclose(stream.ravel(), golden[f"aux{layer}"].ravel(), atol=2e-5)
+    np.testing.assert_allclose(np.asarray(out.hidden).ravel(), golden["last"].ravel(), atol=5e-5)
+    np.testing.assert_allclose(np.asarray(module.logits(out.hidden)).ravel(), golden["logits"].ravel(), atol=2e-4)
+
+
+def test_features_and_candidate_scores_equal_the_reference():
+    """What the head reads for the second prompt, and the log probabilities of all candidates that it drafts from that."""
+    golden = np.load(FIXTURES / "eagle_ref/out/e3_trained_sgl3_4_16_t0.npz")
+    run = trace()["runs"][1]
+    prompt, width = run["prompt"], len(run["prompt"])
+    module, draft_head = target().merge(target().params), head().merge(head().params)
+    features = module(jnp.array([prompt]), causal_rows(1, width), capture=eagle3_layers(8)).features
+    np.testing.assert_allclose(features[0], golden["p1_s0_hidden_in"], atol=5e-5)
+
+    pairs = jnp.array([[*prompt[1:], run["steps"][0]["draft_tokens"][0]]])
+    none = KeysValues(*(jnp.zeros((1, 1, 2, 16)),) * 2)
+    rows = causal_rows(1, width)
+    out = draft_head(module.embed(pairs), draft_head.project(features), rows)
+    table = jnp.arange(width + 1)[None]  # the pairs' own keys become the cache, one slot a page, slot 0 unused
+    (window,) = out.window
+    cache = (KeysValues(*(jnp.concatenate([empty, kv[0][:, None]]) for empty, kv in zip(none, window, strict=True))),)
+    candidates = draft(draft_head, module, cache, table, jnp.array([width]), out.hidden[:, -1], SpecConfig(3, 4, 16))
+    np.testing.assert_allclose(candidates.scores[0], golden["p1_s0_all_scores"], atol=2e-4)
+
+
+def test_a_window_over_no_cache_equals_token_by_token_windows():
+    """One forward of a whole sequence and one with another mask and positions that mean the same."""
+    model = tiny_target()
+    module, tokens = model.merge(model.params), jnp.array([[5, 9, 2, 77, 31]])
+    whole = module(tokens, causal_rows(1, 5)).hidden
+    order = jnp.array([3, 0, 4, 1, 2])  # rows may come in any order: positions and mask say what they are
+    causal = causal_rows(1, 5)
+    shuffled = Rows(causal.positions[:, order], causal.page_table, causal.start, causal.length, causal.mask[:, order][:, :, order])
+    np.testing.assert_allclose(module(tokens[:, order], shuffled).hidden, whole[:, order], atol=2e-4, rtol=1e-4)
+
+
+def test_eagle3_layers():
+    assert eagle3_layers(32) == (2, 16, 29)
+    assert eagle3_layers(8) == (2, 4, 5)
+    with pytest.raises(ValueError, match="needs N >= 7 layers, got 6"):
+        eagle3_layers(6)
+
+
+def test_rotation_depends_on_distance_only():
+    by = [rotation(RopeConfig(), 8, jnp.array([[position]])) for position in (3, 11, 103, 111)]
+    q, k = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)), jnp.float32)
+    near, far = (float(jnp.sum(rotate(q, by[i]) * rotate(k, by[i + 1]))) for i in (0, 2))
+    assert near == pytest.approx(far, abs=1e-4)
+    assert near != pytest.approx(float(jnp.sum(rotate(q, by[0]) * rotate(k, by[0]))), abs=1e-2)
+
+
+def test_linear_and_llama3_scaling():
+    plain = inverse_frequencies(RopeConfig(theta=5e5), 128)
+    np.testing.assert_allclose(inverse_frequencies(RopeConfig(theta=5e5, kind="linear", factor=4.0), 128), plain / 4, rtol=1e-6)
+    llama3 = inverse_frequencies(RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192), 128)
+    wavelength = 2 * np.pi / plain
+    np.testing.assert_allclose(llama3[wavelength < 8192 / 4], plain[wavelength < 8192 / 4], rtol=1e-6)
+    np.testing.assert_allclose(llama3[wavelength > 8192], plain[wavelength > 8192] / 8, rtol=1e-6)
+    between = (wavelength >= 8192 / 4) & (wavelength <= 8192)
+    assert between.sum() >= 3
+    assert (llama3[between] < plain[between]).all() and (llama3[between] > plain[between] / 8).all()

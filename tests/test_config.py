@@ -1,0 +1,130 @@
+"""Configurations: the defaults that people know, and messages that say what to change."""
+
+import pytest
+
+from jaxspec import EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import Eagle3Config, ModelConfig
+
+LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (5, 4, 8)),
+        ({"num_steps": 0}, (0, 1, 1)),
+        ({"num_steps": 0, "topk": 0, "num_draft_tokens": 0}, (0, 1, 1)),
+        ({"num_steps": 3, "topk": 1}, (3, 1, 4)),
+        ({"num_steps": 3, "topk": 1, "num_draft_tokens": 4}, (3, 1, 4)),
+        ({"num_steps": 5, "topk": 8, "num_draft_tokens": 64}, (5, 8, 64)),
+        ({"num_steps": 1, "topk": 4, "num_draft_tokens": 5}, (1, 4, 5)),
+    ],
+)
+def test_spec_config(given, expected):
+    spec = SpecConfig(**given)
+    assert (spec.num_steps, spec.topk, spec.num_draft_tokens) == expected
+    assert str(spec) == "/".join(map(str, expected))
+
+
+def test_chain_corrects_the_node_count_with_a_warning():
+    with pytest.warns(UserWarning, match=r"num_draft_tokens=9 becomes num_steps \+ 1 = 4"):
+        assert SpecConfig(3, 1, 9).num_draft_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_steps": 5}, "missing: topk, num_draft_tokens"),
+        ({"topk": 4}, "missing: num_steps, num_draft_tokens"),
+        ({"topk": 1}, "missing: num_steps, num_draft_tokens"),
+        ({"num_steps": 5, "num_draft_tokens": 8}, "missing: topk"),
+        ({"num_steps": 2, "topk": 2, "num_draft_tokens": 8}, "between 2 and 7 .* lower num_draft_tokens or raise"),
+        ({"num_steps": 2, "topk": 2, "num_draft_tokens": 1}, "between 2 and 7"),
+        ({"num_steps": -1}, "num_steps must be a whole number >= 0"),
+        ({"num_steps": 2, "topk": 2.0, "num_draft_tokens": 4}, "topk must be a whole number"),
+        ({"num_steps": 2, "topk": 0, "num_draft_tokens": 4}, "topk must be at least 1"),
+        ({"num_steps": 0, "topk": 4, "num_draft_tokens": 8}, "takes no tree"),
+    ],
+)
+def test_impossible_trees_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        SpecConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be"),
+        ({"max_tokens": -3}, "max_tokens must be"),
+        ({"max_tokens": "5"}, "max_tokens must be .* got '5'"),
+        ({"max_tokens": True}, "max_tokens must be"),
+        ({"temperature": -0.1}, "temperature must be"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"temperature": float("inf")}, "temperature must be"),
+        ({"temperature": 1e-6}, "0 .greedy. or at least"),
+        ({"seed": 1.5}, "seed must be"),
+        ({"seed": 2**64}, "seed must be"),
+        ({"stop": ["a", 3]}, "stop must be"),
+        ({"stop": [""]}, "stop takes"),
+        ({"stop": ["a"] * 33}, "up to 32 strings"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must be"),
+        ({"stop_token_ids": list(range(13))}, "up to 12"),
+        ({"ignore_eos": 1}, "ignore_eos must be"),
+    ],
+)
+def test_sampling_params_name_the_field(given, message):
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**given)
+
+
+def test_engine_config_refuses_nonsense_and_unknown_options():
+    with pytest.raises(ValueError, match="page_size must be at least 1, got 0"):
+        EngineConfig(page_size=0)
+    with pytest.raises(ValueError, match="mem_fraction must be in"):
+        EngineConfig(mem_fraction=1.5)
+    with pytest.raises(TypeError, match="paeg_size"):
+        EngineConfig(paeg_size=16)
+
+
+def test_model_config_reads_both_generations_of_config_files():
+    old = ModelConfig.from_hf(LLAMA | {"rope_theta": 5e5, "torch_dtype": "bfloat16", "eos_token_id": [1, 2]})
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    new = ModelConfig.from_hf(LLAMA | {"rope_parameters": rope, "dtype": "bfloat16", "eos_token_id": [1, 2]})
+    assert old == new
+    assert (old.head_dim, old.num_kv_heads, old.rope.theta, old.eos_token_ids, old.dtype) == (16, 4, 5e5, (1, 2), "bfloat16")
+    assert ModelConfig.from_hf(LLAMA | {"head_dim": 48}).head_dim == 48
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"sliding_window": 4096}, "sliding_window=4096"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
+            "rope type 'yarn' is not supported; supported: default, linear, llama3",
+        ),
+        ({"num_key_value_heads": 3}, "must be a multiple"),
+    ],
+)
+def test_what_would_change_the_computation_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hf(LLAMA | change)
+
+
+def test_missing_attributes_are_named():
+    with pytest.raises(ValueError, match="no 'hidden_size'"):
+        ModelConfig.from_hf({key: value for key, value in LLAMA.items() if key != "hidden_size"})
+
+
+@pytest.mark.parametrize("name", ["fc_norm", "norm_before_fc", "norm_before_residual", "norm_output"])
+def test_head_variants_are_refused_by_name(name):
+    head = LLAMA | {"num_hidden_layers": 1, "draft_vocab_size": 128}
+    assert Eagle3Config.from_hf(head).draft_vocab_size == 128
+    for config in (head | {name: True}, head | {"eagle_config": {name: True}}):
+        with pytest.raises(ValueError, match=name):
+            Eagle3Config.from_hf(config)
+    with pytest.raises(ValueError, match="eagle_aux_hidden_state_layer_ids"):
+        Eagle3Config.from_hf(head | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}})
