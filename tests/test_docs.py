@@ -1,0 +1,51 @@
+"""The documentation names files and functions that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STRUCTURE = (ROOT / "docs/structure.md").read_text()
+LIFE = STRUCTURE.split("## The life of one token")[1].split("\n## ")[0]
+
+
+def definitions(path: Path) -> set[str]:
+    """Functions, classes and Class.method of a file, and the attributes that a class's methods assign."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
+            names |= {
+                f"{node.name}.{target.attr}"
+                for statement in ast.walk(node)
+                if isinstance(statement, ast.Assign)
+                for target in statement.targets
+                if isinstance(target, ast.Attribute)
+            }
+    return names
+
+
+def test_the_life_of_a_token_has_at_most_ten_steps():
+    assert 5 <= len(re.findall(r"^\d+\. ", LIFE, re.MULTILINE)) <= 10
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:jaxspec|pallas_kernels|convert|benchmarks)/[\w/.]*)`", STRUCTURE))))
+def test_paths_exist(path):
+    assert (ROOT / path).exists()
+
+
+def test_every_function_of_the_life_of_a_token_is_where_it_says():
+    found = re.findall(r"`(jaxspec/[\w/]+\.py)`\s+`([A-Z]?\w+(?:\.\w+)?)`", LIFE)
+    assert len(found) >= 15
+    missing = [(path, name) for path, name in found if name not in definitions(ROOT / path)]
+    assert not missing
+
+
+def test_names_without_a_file_exist_somewhere():
+    everywhere = set().union(*(definitions(path) for path in (ROOT / "jaxspec").rglob("*.py")))
+    named = set(re.findall(r"`([A-Z]\w+\.\w+|[A-Z]\w+|cut|extend)`", LIFE))
+    assert named and not {name for name in named if name not in everywhere}
