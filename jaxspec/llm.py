@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from jaxspec.compilation_cache import enable_compilation_cache
 from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
@@ -15,7 +14,7 @@ from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.models.checkpoint import read_config
 from jaxspec.models.loading import LoadedHead, load_eagle3, load_llama
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.tokenizer import load_tokenizer
+from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_NAME = "jaxspec-demo"
@@ -31,7 +30,7 @@ class LLM:
         model: a Hugging Face model directory; None: the built-in model.
         draft: a directory with an EAGLE-3 head for it; None: the built-in head with the built-in model, else no speculation.
         spec: the draft tree; None: 5/4/8 if there is a head. SpecConfig(num_steps=0) is plain decoding.
-        dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, the checkpoint's own on a GPU.
+        dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, 16 bits on a GPU.
         progress: show progress bars while weights load, programs compile and prompts are generated.
         options: the fields of EngineConfig, by name.
 
@@ -61,7 +60,7 @@ class LLM:
         self.head = self._load_head(draft, progress) if draft is not None and not plain else None
         if spec is None:
             spec = SpecConfig() if self.head else SpecConfig(num_steps=0)
-        self.tokenizer: PreTrainedTokenizerBase | None = load_tokenizer(directory)
+        self.tokenizer: Tokenizer | None = load_tokenizer(directory)
         self.engine = Engine(self.target, self.head, self.tokenizer, spec, config)
 
     def _load_head(self, draft: str | Path, progress: bool) -> LoadedHead:
@@ -143,11 +142,15 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
-    """The dtype for weights and cache. On a CPU float32 is the fast one: bfloat16 matmuls run 4-16 times slower there."""
+    """The dtype for weights and cache.
+
+    "auto" is float32 on a CPU (bfloat16 matmuls run 4-16 times slower there) and 16 bits on a GPU: float16 if the
+    checkpoint is, bfloat16 otherwise.
+    """
     if dtype == "auto":
         if jax.default_backend() == "cpu":
             return jnp.dtype(jnp.float32)
-        dtype = ModelConfig.from_hf(read_config(directory)).dtype
+        dtype = "float16" if ModelConfig.from_hf(read_config(directory)).dtype == "float16" else "bfloat16"
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
     return jnp.dtype(DTYPES[dtype])

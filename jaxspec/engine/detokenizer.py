@@ -41,9 +41,9 @@ class Detokenizer:
         return False if half else self._take(new)
 
     def finish(self) -> None:
-        """No more tokens come: shows what was held back."""
+        """No more tokens come: shows what was held back, but not half a character."""
         if self._tokenizer is not None and self.matched is None:
-            self._take(self._new_text())
+            self._take(self._new_text().rstrip(_REPLACEMENT))
             self.text += self._held
             self._held = ""
 

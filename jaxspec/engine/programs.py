@@ -1,8 +1,10 @@
 """The compiled programs: a short, listed set, each compiled ahead of time and called by name, so none can retrace."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, Sequences
 
 logger = logging.getLogger(__name__)
 
-SMALL_BATCHES = (1, 2, 3, 4, 6, 8)
+SMALL_BATCHES = (1, 2, 4, 8)
 SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
 
@@ -59,10 +61,10 @@ class Buckets(NamedTuple):
         """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
 
         In:  max_running_requests 12, prefill_chunk 256, page_size 16, max_pages 64
-        Out: batches (1, 2, 3, 4, 6, 8, 12), chunks (16, 64, 256), pages (16, 64)
+        Out: batches (1, 2, 4, 8, 12), chunks (16, 64, 256), pages (16, 64)
         """
         most = config.max_running_requests
-        batches = {size for size in (*SMALL_BATCHES, *range(12, most, 4)) if size < most} | {most}
+        batches = {size for size in (*SMALL_BATCHES, *range(16, most, 8)) if size < most} | {most}
         chunks = {max(1, config.prefill_chunk // 4**i) for i in range(3)}
         narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
         pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
@@ -94,10 +96,12 @@ class Programs:
         return self._compiled[program]
 
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
-        """Compiles the programs that are not compiled yet."""
-        for program in (bar := tqdm(list(programs), desc="compiling", unit="program", disable=not progress)):
-            bar.set_postfix_str(str(program))
-            self[program]
+        """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock."""
+        wanted = list(programs)
+        with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(total=len(wanted), desc="compiling", disable=not progress) as bar:
+            for done in as_completed(pool.submit(self.__getitem__, program) for program in wanted):
+                done.result()
+                bar.update()
 
     def seal(self) -> None:
         """From now on nothing compiles."""

@@ -46,6 +46,14 @@ def test_detokenizer_gives_back_what_it_held_and_survives_invalid_bytes():
     assert broken.text == "a" + "\N{REPLACEMENT CHARACTER}" * 40 + "b"
 
 
+def test_detokenizer_never_shows_half_a_character_at_the_end():
+    detokenizer = Detokenizer(TinyTokenizer())
+    for token in "x = '漢".encode()[:-1]:
+        detokenizer.add(token)
+    detokenizer.finish()
+    assert detokenizer.text == "x = '"
+
+
 def test_overlap():
     assert [overlap(text, "\n\ndef") for text in ("x\n\n", "x\n", "x", "\n\ndef", "")] == [2, 1, 0, 0, 0]
 

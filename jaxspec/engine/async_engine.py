@@ -1,0 +1,305 @@
+"""The engine behind asyncio: one thread steps it, any number of coroutines wait for what it produces.
+
+The engine is not thread safe, so its thread is the only one that touches it. Coroutines hand it commands through a
+queue that is emptied between two steps; updates go back through each event loop's own queue. Neither side ever waits
+for the other: a client that reads slowly lets its own queue grow, to at most max_tokens entries.
+"""
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxspec.engine.request import Update
+from jaxspec.engine.stats import EngineStats
+from jaxspec.sampling_params import SamplingParams
+
+MAX_FAILED_STEPS = 3
+"""After this many failed steps in a row the engine counts as broken."""
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class StepEngine(Protocol):
+    """What the thread needs of an engine; jaxspec.engine.engine.Engine is one."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Any: ...
+
+    def abort(self, request_id: str) -> Update | None: ...
+
+    def step(self) -> list[Update]: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class EngineError(RuntimeError):
+    """The engine failed while it worked on a request; the request itself was not at fault."""
+
+
+class EngineClosed(EngineError):
+    """The engine takes no more requests and has given up those it had."""
+
+    def __init__(self):
+        super().__init__("the server is shutting down")
+
+
+class AsyncRequest(NamedTuple):
+    """One prompt on its way to the engine."""
+
+    id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+
+
+class Generation:
+    """What the engine produces for requests that were started together: an async iterator of their updates, as they come.
+
+    It ends when every request has finished. Leaving the `with` block earlier aborts what is unfinished.
+    """
+
+    def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], object]):
+        self.request_ids = tuple(request_ids)
+        self.loop = asyncio.get_running_loop()
+        self._abort = abort
+        self._unfinished = set(request_ids)
+        self._items: asyncio.Queue[Update | EngineError] = asyncio.Queue()
+
+    def put(self, item: Update | EngineError) -> None:
+        """Hands over the next item; in the event loop's thread only."""
+        self._items.put_nowait(item)
+
+    def abort(self) -> None:
+        """Stops what is unfinished, within one engine step; the updates of it that are on their way are dropped."""
+        if self._unfinished:
+            self._abort(tuple(self._unfinished))
+            self._unfinished.clear()
+
+    def __aiter__(self) -> AsyncIterator[Update]:
+        return self
+
+    async def __anext__(self) -> Update:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if isinstance(item, EngineError):
+            self.abort()
+            raise item
+        if item.output is not None:
+            self._unfinished.discard(item.request_id)
+        return item
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.abort()
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Command: take these requests in, all or none, and tell the waiting coroutine how that went."""
+
+    requests: Sequence[AsyncRequest]
+    generation: Generation
+    admitted: asyncio.Future
+
+
+@dataclass(frozen=True)
+class _Abort:
+    """Command: forget these requests."""
+
+    request_ids: Sequence[str]
+
+
+class AsyncEngine:
+    """Runs engine.step() in a thread of its own for as long as there is work.
+
+    `observer(stats, idle)` is called in that thread after every step, with the engine's counters and whether the work has
+    just run out; it must be quick.
+    """
+
+    def __init__(self, engine: StepEngine, observer: Callable[[EngineStats, bool], None] | None = None):
+        self._engine, self._observer = engine, observer
+        self._condition = threading.Condition()  # guards _commands and _closing
+        self._commands: deque[_Start | _Abort] = deque()
+        self._closing = False
+        self._generations: dict[str, Generation] = {}  # by request id; used by the thread only
+        self._failed_steps = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_healthy(self) -> bool:
+        """False when the thread has ended or the last MAX_FAILED_STEPS steps all failed."""
+        return self._thread.is_alive() and not self._closing and self._failed_steps < MAX_FAILED_STEPS
+
+    async def start(self, requests: Sequence[AsyncRequest]) -> Generation:
+        """Takes requests in, all of them or none. Raises the engine's ValueError for one that it refuses."""
+        generation = Generation([request.id for request in requests], lambda ids: self._post(_Abort(ids)))
+        admitted = generation.loop.create_future()
+        if not self._post(_Start(requests, generation, admitted)):
+            raise EngineClosed
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            generation.abort()
+            raise
+        return generation
+
+    async def stream(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str | None = None
+    ) -> AsyncIterator[Update]:
+        """The updates of one request. Closing the iterator early, or cancelling its task, aborts the request."""
+        with await self.start([AsyncRequest(request_id or uuid.uuid4().hex, prompt_token_ids, params)]) as generation:
+            async for update in generation:
+                yield update
+
+    def stop(self) -> None:
+        """Ends the thread after its current step, without waiting; whoever still waits for updates gets an EngineError."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+
+    def close(self) -> None:
+        """Ends the thread and waits until it has ended. May be called twice."""
+        self.stop()
+        self._thread.join()
+
+    def _post(self, command: _Start | _Abort) -> bool:
+        """Queues a command for the thread; False if it takes no more."""
+        with self._condition:
+            if self._closing:
+                return False
+            self._commands.append(command)
+            self._condition.notify()
+            return True
+
+    # What follows runs in the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except Exception:
+            logger.exception("the engine's thread ended")
+        finally:  # nobody may wait for ever
+            with self._condition:
+                self._closing = True
+            for command in self._commands:
+                if isinstance(command, _Start):
+                    _call_in_loop(command.generation.loop, _settle, command.admitted, EngineClosed())
+            self._fail_all(EngineClosed)
+
+    def _turn(self) -> bool:
+        """Commands, then a step; waits if there is neither. False once the thread shall end."""
+        with self._condition:
+            while not (self._commands or self._closing or self._should_step):
+                self._condition.wait()
+            if self._closing:
+                return False
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            self._obey(command)
+        if self._should_step:
+            self._step()
+        return True
+
+    @property
+    def _should_step(self) -> bool:
+        """Also without requests: what was launched for them may still have to be read. But don't fail at that forever."""
+        return bool(self._generations) or (self._engine.has_work and self._failed_steps < MAX_FAILED_STEPS)
+
+    def _obey(self, command: _Start | _Abort) -> None:
+        if isinstance(command, _Abort):
+            self._forget(command.request_ids)
+            return
+        refusal: Exception | None = None
+        taken = []
+        try:
+            for request in command.requests:
+                if request.id in self._generations or request.id in taken:
+                    raise ValueError(f"request_id {request.id!r} is in use")
+                self._engine.add(request.prompt_token_ids, request.params, request.id)
+                taken.append(request.id)
+        except ValueError as error:
+            refusal = error
+        except Exception:
+            logger.exception("the engine failed to take a request in")
+            refusal = EngineError("the engine failed to take the request in")
+        if refusal is None:
+            self._generations.update((request_id, command.generation) for request_id in taken)
+        else:
+            self._forget(taken)
+        _call_in_loop(command.generation.loop, _settle, command.admitted, refusal)
+
+    def _step(self) -> None:
+        try:
+            updates = self._engine.step()
+        except Exception:
+            self._failed_steps += 1
+            logger.exception("an engine step failed; the %d requests it worked on are given up", len(self._generations))
+            self._fail_all(lambda: EngineError("the engine failed while it worked on this request"))
+            return
+        self._failed_steps = 0
+        self._deliver(updates)
+        if self._observer is not None:
+            self._observer(self._engine.stats(), not self._engine.has_work)
+
+    def _deliver(self, updates: Iterable[Update]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update | EngineError]]] = {}
+        for update in updates:
+            generation = self._generations.get(update.request_id)
+            if generation is None:  # aborted while the step that made this update was in flight
+                continue
+            if update.output is not None:
+                del self._generations[update.request_id]
+            by_loop.setdefault(generation.loop, []).append((generation, update))
+        for loop, items in by_loop.items():  # one wake-up per event loop and step, however many requests run
+            if not _call_in_loop(loop, _put_all, items):
+                self._forget([request_id for request_id, generation in self._generations.items() if generation.loop is loop])
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        """Aborts requests in the engine; ids that it no longer knows are fine."""
+        for request_id in request_ids:
+            self._generations.pop(request_id, None)
+            try:
+                self._engine.abort(request_id)
+            except Exception:
+                logger.exception("the engine failed to abort a request")
+
+    def _fail_all(self, error: Callable[[], EngineError]) -> None:
+        generations = set(self._generations.values())
+        self._forget(list(self._generations))
+        for generation in generations:
+            _call_in_loop(generation.loop, generation.put, error())
+
+
+def _put_all(items: Sequence[tuple[Generation, Update | EngineError]]) -> None:
+    for generation, item in items:
+        generation.put(item)
+
+
+def _settle(admitted: asyncio.Future, refusal: Exception | None) -> None:
+    if admitted.done():  # its coroutine was cancelled
+        return
+    if refusal is None:
+        admitted.set_result(None)
+    else:
+        admitted.set_exception(refusal)
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> bool:
+    """Runs the function in the event loop's thread, soon; False if that loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return False
+    return True

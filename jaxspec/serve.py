@@ -1,0 +1,95 @@
+"""python -m jaxspec.serve: an HTTP server for one model. Flags and endpoints are SGLang's and OpenAI's."""
+
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from jaxspec.server.arguments import ServerArguments, parse_arguments
+from jaxspec.server.logs import DecodeLog, configure_logging
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+
+logger = logging.getLogger("jaxspec")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT. The exit status is 0 then, 1 if it can't listen, 2 if the settings or files are wrong."""
+    arguments = parse_arguments(argv)
+    configure_logging(arguments.log_level)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    logger.info("settings: %s", ", ".join(f"{name}={value}" for name, value in arguments.given.items()) or "all at their defaults")
+    for warning in arguments.warnings:
+        logger.warning("%s", warning)
+
+    from jaxspec.server.http_server import is_loopback, listen
+
+    try:  # before the long part: an address that can't be had shows at once
+        listener = listen(arguments.host, arguments.port)
+    except OSError as error:
+        return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
+    with listener:
+        try:
+            llm = load(arguments)
+        except (ValueError, OSError) as error:
+            return _refuse(str(error), 2)
+        if not is_loopback(listener):
+            logger.warning("other machines can reach this server, and it asks nobody for a key")
+        serve(llm, arguments.served_model_name or llm.model_name, listener)
+    return 0
+
+
+def load(arguments: ServerArguments) -> "LLM":
+    """The model with every program compiled. Raises ValueError or OSError, saying what is wrong with the settings or files."""
+    from jaxspec.llm import LLM  # loads JAX
+
+    progress = arguments.log_level in ("debug", "info")
+    llm = LLM(arguments.model, arguments.draft, arguments.spec, dtype=arguments.dtype, progress=progress, **arguments.engine)
+    engine, stats = llm.engine, llm.engine.stats()
+    tree = str(engine.spec) if engine.spec.num_steps else "none (plain decoding)"
+    logger.info("model %s, context length %d tokens, draft tree %s", llm.model_name, engine.context_length, tree)
+    tokens = stats.total_pages * stats.page_size
+    logger.info("cache %d pages of %d tokens, %d tokens in all", stats.total_pages, stats.page_size, tokens)
+    seconds = engine.warm_up(progress=progress)
+    logger.info("every program is compiled (%.1f s)", seconds)
+    return llm
+
+
+def serve(llm: "LLM", name: str, listener: socket.socket) -> None:
+    """Runs the HTTP server until a signal ends it; the engine's thread has ended when this returns or raises."""
+    from jaxspec.engine.async_engine import AsyncEngine
+    from jaxspec.server.app import create_app
+    from jaxspec.server.http_server import HttpServer
+    from jaxspec.server.model import ServedModel
+
+    model = ServedModel(name, llm.engine.context_length, llm.engine.spec, llm.tokenizer)
+    engine = AsyncEngine(llm.engine, DecodeLog())
+
+    def ready(url: str) -> None:
+        logger.info("%s is ready at %s", name, url)
+        prompt = '"prompt": "def fibonacci(n):", "max_tokens": 64, "temperature": 0'
+        logger.info("try: curl %s/v1/completions -H 'Content-Type: application/json' -d '{%s}'", url, prompt)
+
+    try:
+        HttpServer(create_app(engine, model), engine, ready).run(sockets=[listener])
+    finally:
+        engine.close()
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    """A signal while the model loads; also what uvicorn lets through after it has shut down in order."""
+    raise SystemExit(0)
+
+
+def _refuse(message: str, status: int) -> int:
+    print(f"python -m jaxspec.serve: error: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The command line of the server, with SGLang's names. Importing this loads neither JAX nor transformers: --help is instant."""
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jaxspec.config import EngineConfig, SpecConfig
+
+ALGORITHMS = ("EAGLE3", "NONE")
+NOT_YET = ("EAGLE", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
+_FLAGS = {
+    "context_length": "context_length",
+    "page_size": "page_size",
+    "prefill_chunk": "chunked_prefill_size",
+    "max_running_requests": "max_running_requests",
+    "mem_fraction": "mem_fraction_static",
+    "random_seed": "random_seed",
+}
+"""Fields of EngineConfig and the flags that set them."""
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+@dataclass(frozen=True)
+class ServerArguments:
+    """A checked command line."""
+
+    model: str | None
+    """None: the built-in model."""
+    draft: str | None
+    spec: SpecConfig | None
+    """None: the default of the model and head."""
+    dtype: str
+    engine: dict[str, Any]
+    """Fields of EngineConfig that were given."""
+    host: str
+    port: int
+    served_model_name: str | None
+    log_level: str
+    given: dict[str, Any]
+    """Every flag that is not at its default, for the log."""
+    warnings: tuple[str, ...]
+    """What was changed, for the log."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends a wrong command line with one line and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> ServerArguments:
+    """The command line, checked. Ends the process with status 2 and one clear line if it is wrong."""
+    parser = _make_parser()
+    options = parser.parse_args(argv)
+    given = {name: value for name, value in vars(options).items() if value != parser.get_default(name)}
+    algorithm = _algorithm(parser, options.speculative_algorithm)
+    tree = (options.speculative_num_steps, options.speculative_eagle_topk, options.speculative_num_draft_tokens)
+    has_head = options.speculative_draft_model_path is not None or options.model_path is None
+    if algorithm == "EAGLE3" and not has_head:
+        parser.error("--speculative-algorithm EAGLE3 needs --speculative-draft-model-path, a directory with a head for the model")
+    if algorithm == "NONE" and options.speculative_draft_model_path is not None:
+        parser.error("--speculative-draft-model-path has no use with --speculative-algorithm NONE: leave one of them out")
+    speculates = has_head if algorithm is None else algorithm == "EAGLE3"
+    if not speculates and any(number is not None for number in tree):
+        reason = "--speculative-algorithm NONE" if algorithm == "NONE" else "a model without --speculative-draft-model-path"
+        parser.error(f"{reason} decodes without a tree: leave out --speculative-num-steps, -eagle-topk and -num-draft-tokens")
+    engine = {field: value for field, flag in _FLAGS.items() if (value := getattr(options, flag)) is not None}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            EngineConfig(**engine)
+            spec = _spec(tree) if speculates else SpecConfig(num_steps=0)
+        except ValueError as error:
+            parser.error(_with_flag_name(str(error)))
+    return ServerArguments(
+        model=options.model_path,
+        draft=options.speculative_draft_model_path,
+        spec=spec,
+        dtype=options.dtype,
+        engine=engine,
+        host=options.host,
+        port=options.port,
+        served_model_name=options.served_model_name,
+        log_level=options.log_level,
+        given=given,
+        warnings=tuple(str(warning.message) for warning in caught),
+    )
+
+
+def _make_parser() -> _Parser:
+    engine = EngineConfig()
+    parser = _Parser(
+        prog="python -m jaxspec.serve",
+        description="Serve a model with EAGLE-3 speculative decoding. Without --model-path: the built-in model and its head.",
+        allow_abbrev=False,
+    )
+    group = parser.add_argument_group("model")
+    group.add_argument("--model-path", "--model", metavar="DIR", help="Hugging Face model directory (default: the built-in model)")
+    group.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: that of the directory)")
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and cache; auto: float32 on a CPU, the checkpoint's own on a GPU",
+    )
+    group.add_argument("--context-length", type=int, metavar="N", help="longest prompt and output together (default: the model's)")
+
+    group = parser.add_argument_group("speculative decoding", "the three numbers of the tree: give all or none")
+    group.add_argument(
+        "--speculative-algorithm",
+        metavar="NAME",
+        help="EAGLE3, or NONE for plain decoding (default: EAGLE3 if there is a head)",
+    )
+    group.add_argument("--speculative-draft-model-path", metavar="DIR", help="the head's directory")
+    group.add_argument("--speculative-num-steps", type=int, metavar="N", help="levels drafted (default: 5)")
+    group.add_argument("--speculative-eagle-topk", type=int, metavar="N", help="children kept per drafted token (default: 4)")
+    group.add_argument(
+        "--speculative-num-draft-tokens", type=int, metavar="N", help="nodes verified at once, root included (default: 8)"
+    )
+
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--max-running-requests",
+        type=int,
+        metavar="N",
+        help=f"requests that decode together (default: {engine.max_running_requests})",
+    )
+    group.add_argument(
+        "--chunked-prefill-size", type=int, metavar="N", help=f"prompt tokens computed per step (default: {engine.prefill_chunk})"
+    )
+    group.add_argument("--page-size", type=int, metavar="N", help=f"tokens per cache page (default: {engine.page_size})")
+    group.add_argument(
+        "--mem-fraction-static",
+        type=float,
+        metavar="X",
+        help=f"share of a GPU's memory for weights and cache (default: {engine.mem_fraction})",
+    )
+    group.add_argument("--random-seed", type=int, metavar="N", help=f"for requests without a seed (default: {engine.random_seed})")
+
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=_port, default=30000, metavar="N", help="port; 0: any free one (default: %(default)s)")
+    group.add_argument("--log-level", type=str.lower, choices=LOG_LEVELS, default="info", help="(default: %(default)s)")
+    return parser
+
+
+def _algorithm(parser: _Parser, name: str | None) -> str | None:
+    """One of ALGORITHMS, or None if not given."""
+    if name is None or name.upper() in ALGORITHMS:
+        return name and name.upper()
+    if name.upper() in NOT_YET:
+        parser.error(f"--speculative-algorithm {name.upper()} is not there yet; there is: {', '.join(ALGORITHMS)}")
+    parser.error(f"--speculative-algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}")
+
+
+def _spec(tree: tuple[int | None, int | None, int | None]) -> SpecConfig | None:
+    return None if tree == (None, None, None) else SpecConfig(*tree)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, got {text[:80]!r}")
+    return int(text)
+
+
+def _with_flag_name(message: str) -> str:
+    """A message of EngineConfig in the words of the command line; SpecConfig's words are the ends of its flags' names.
+
+    In:  "prefill_chunk must be at least 1, got 0"
+    Out: "--chunked-prefill-size must be at least 1, got 0"
+    """
+    field, _, rest = message.partition(" ")
+    return f"--{_FLAGS[field].replace('_', '-')} {rest}" if field in _FLAGS else message

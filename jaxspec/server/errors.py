@@ -1,0 +1,134 @@
+"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+
+Clients read all four (openai-python raises them as attributes), so nothing else may leave the server: not FastAPI's
+`detail`, no traceback, no path. What a client sent is echoed to at most MAX_ECHO characters.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from jaxspec.engine.async_engine import EngineClosed, EngineError
+
+MAX_ECHO = 200
+MAX_REPORTED = 10
+"""Invalid fields named in one message; the rest are counted."""
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """A refusal. `param` names the field at fault; `code` is OpenAI's word for the case where it has one, else the status."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | int | None = None):
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the client gets. Characters that UTF-8 can't carry (halves of surrogate pairs) become question marks."""
+        error = {
+            "message": _encodable(str(self)),
+            "type": "invalid_request_error" if self.status < 500 else "server_error",
+            "param": None if self.param is None else _encodable(self.param),
+            "code": self.status if self.code is None else self.code,
+        }
+        return {"error": error}
+
+
+class ClientDisconnected(Exception):
+    """The client hung up before there was anything to answer."""
+
+
+def echo(value: Any) -> str:
+    """A value that a client sent, as messages show it: in JSON, cut to MAX_ECHO."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 3] + "..."
+
+
+def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
+    """A refusal by the engine or by SamplingParams, whose messages begin with the field, in the client's words.
+
+    In:  ValueError("max_tokens must be ..."), {"max_tokens": "sampling_params.max_new_tokens"}
+    Out: ApiError(400, "sampling_params.max_new_tokens must be ...", param="sampling_params.max_new_tokens")
+    """
+    field, _, rest = str(error).partition(" ")
+    param = client_names.get(field, field)
+    return ApiError(400, f"{param} {rest}", param=param)
+
+
+def from_engine(error: Exception) -> ApiError:
+    """A failure that is not the client's: 503 while the server ends, else 500. Of what went wrong only the log tells."""
+    if isinstance(error, EngineClosed):
+        return ApiError(503, str(error))
+    return ApiError(500, str(error) if isinstance(error, EngineError) else "internal server error")
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Makes the application answer every exception in the one shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(_request: Request, error: ApiError) -> Response:
+        return JSONResponse(error.body, error.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_request(_request: Request, error: RequestValidationError) -> Response:
+        refusal = _from_validation(error.errors())
+        return JSONResponse(refusal.body, refusal.status)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = error.detail
+        if error.status_code == 404:
+            message = f"there is no endpoint {echo(request.url.path)}"
+        elif error.status_code == 405:
+            message = f"{echo(request.url.path)} does not take {echo(request.method)}"
+        return JSONResponse(ApiError(error.status_code, message).body, error.status_code, error.headers)
+
+    @app.exception_handler(ClientDisconnected)
+    async def client_disconnected(_request: Request, _error: ClientDisconnected) -> Response:
+        return Response(status_code=499)  # nobody reads it; the access log shows it as other servers do
+
+    @app.exception_handler(EngineError)
+    @app.exception_handler(Exception)
+    async def internal_error(_request: Request, error: Exception) -> Response:
+        refusal = from_engine(error)
+        return JSONResponse(refusal.body, refusal.status)
+
+
+def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
+    """One refusal for what pydantic found: names every field, the first one as param."""
+    if errors[0]["type"] == "json_invalid":
+        position = errors[0]["loc"][-1]
+        return ApiError(400, f"the request body is not valid JSON: {errors[0]['ctx']['error']} at character {position}")
+    reports, params = [], []
+    for error in errors[:MAX_REPORTED]:
+        param = ".".join(str(part) for part in error["loc"] if part != "body")[:MAX_ECHO]
+        params.append(param)
+        reports.append(_report(param, error))
+    if len(errors) > MAX_REPORTED:
+        reports.append(f"and {len(errors) - MAX_REPORTED} more")
+    return ApiError(400, "; ".join(reports), param=params[0] or None)
+
+
+def _report(param: str, error: dict[str, Any]) -> str:
+    if not param and error["type"] in ("missing", "model_type", "model_attributes_type"):
+        return "the request body must be a JSON object"
+    if error["type"] == "missing":
+        return f"{param} is required"
+    if error["type"] == "extra_forbidden":
+        return f"{param} is not a field of this endpoint"
+    return f"{param or 'the request body:'} {error['msg'].replace('Input should be', 'must be', 1)}, got {echo(error['input'])}"
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,71 @@
+"""What the server writes to its log."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from time import perf_counter
+
+from jaxspec.engine.stats import EngineStats
+
+INTERVAL = 5.0
+"""Seconds between two lines while there is work."""
+IDLE_INTERVAL = 1.0
+"""When the work runs out a line is due earlier, so that a single short request shows up."""
+
+logger = logging.getLogger("jaxspec")
+
+_NOTHING = EngineStats(
+    running=0, waiting=0, used_pages=0, total_pages=0, page_size=1, prefilled_tokens=0, generated_tokens=0, verify_count=0,
+    verified_tokens=0,
+)  # fmt: skip
+
+
+def configure_logging(level: str) -> None:
+    """Our lines and uvicorn's to stderr in SGLang's form, warnings of everyone else too; Python's warnings as one line each."""
+    logging.basicConfig(level=logging.WARNING, format="[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True)
+    for name in ("jaxspec", "uvicorn"):
+        logging.getLogger(name).setLevel(level.upper())
+    warnings.showwarning = lambda message, *_arguments, **_options: logger.warning("%s", message)
+
+
+class DecodeLog:
+    """SGLang's "Decode batch" line, so that what reads its logs reads ours: none without activity, else one per interval.
+
+    The gauges (requests, cache use) are those of the last step that left work behind; accept length and throughput are
+    over the steps since the line before.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter):
+        self._clock = clock
+        self._last_line = -INTERVAL
+        self._last_step: float | None = None
+        """When the last step ended; None while idle."""
+        self._active = 0.0
+        """Seconds of activity since the line before."""
+        self._busy: EngineStats | None = None
+        self._reported = _NOTHING
+
+    def __call__(self, stats: EngineStats, idle: bool) -> None:
+        """To be called after every engine step."""
+        now = self._clock()
+        if self._last_step is not None:
+            self._active += now - self._last_step
+        self._last_step = None if idle else now
+        if not idle:
+            self._busy = stats
+        due = now - self._last_line >= IDLE_INTERVAL if idle else self._active >= INTERVAL
+        if due and stats.generated_tokens > self._reported.generated_tokens:
+            logger.info("%s", decode_line(stats, self._busy or stats, self._reported, self._active))
+            self._last_line, self._active, self._reported = now, 0.0, stats
+
+
+def decode_line(now: EngineStats, gauges: EngineStats, before: EngineStats, seconds: float) -> str:
+    """What happened between two counts."""
+    verifications = now.verify_count - before.verify_count
+    accept_length = (now.verified_tokens - before.verified_tokens) / verifications if verifications else 0.0
+    throughput = (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0
+    return (
+        f"Decode batch, #running-req: {gauges.running}, #token: {gauges.used_pages * gauges.page_size}, "
+        f"token usage: {gauges.used_pages / max(1, gauges.total_pages):.2f}, accept len: {accept_length:.2f}, "
+        f"gen throughput (token/s): {throughput:.2f}, #queue-req: {gauges.waiting}"
+    )

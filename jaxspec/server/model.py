@@ -1,0 +1,126 @@
+"""The model as requests see it: its name, its context length, and how text becomes token ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+
+from jinja2 import TemplateError
+
+from jaxspec.config import SpecConfig
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.errors import ApiError, echo, refused
+from jaxspec.tokenizer import Tokenizer
+
+MAX_PROMPTS = 256
+"""Prompts in one request."""
+LONG_TOKEN = 16
+"""Characters per token that text hardly exceeds; longer ones (indentation) are possible."""
+CUT_SLACK = 16
+"""Tokens by which the count of a text that is cut somewhere may differ."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the routes know about the model. Raises ApiError, naming the client's field, for what it can't serve."""
+
+    name: str
+    context_length: int
+    spec: SpecConfig
+    tokenizer: Tokenizer | None
+    created: int = field(default_factory=lambda: int(time()))
+    """Unix time, as OpenAI's model list shows it."""
+
+    def check_name(self, name: str | None) -> None:
+        """Requests may leave the name out, but not ask for another model."""
+        if name is not None and name != self.name:
+            raise ApiError(
+                404, f"model {echo(name)} does not exist; this server has: {self.name}", param="model", code="model_not_found"
+            )
+
+    def prompts(self, given: Any, param: str) -> list[tuple[str, list[int]]]:
+        """One prompt or a list of them, text or token ids: the client's name of each, and its token ids."""
+        if is_single(given):
+            return [(param, self.token_ids(given, param))]
+        if len(given) > MAX_PROMPTS:
+            raise ApiError(400, f"{param} holds {len(given)} prompts; a request takes at most {MAX_PROMPTS}", param=param)
+        return [(name := f"{param}.{index}", self.token_ids(prompt, name)) for index, prompt in enumerate(given)]
+
+    def token_ids(self, prompt: str | list[int], param: str) -> list[int]:
+        """Token ids of a prompt; text gets the special tokens that the tokenizer puts around one. Slow for long texts."""
+        if not prompt:
+            raise ApiError(400, f"{param} must not be empty", param=param)
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise ApiError(400, f"{param}: this model has no tokenizer; send token ids to /generate as input_ids", param=param)
+        refuse_half_characters(prompt, param)
+        self._refuse_hopeless(self.tokenizer, prompt, param)
+        return self.tokenizer.encode(prompt)
+
+    def chat_token_ids(self, messages: Sequence[dict[str, str]], param: str) -> list[int]:
+        """Token ids of a conversation and the start of the reply, by the model directory's own chat template."""
+        if self.tokenizer is None or self.tokenizer.chat_template is None:
+            what = "tokenizer; send token ids to /generate" if self.tokenizer is None else "chat template; use /v1/completions"
+            raise ApiError(400, f"{param}: this model has no {what}", param=param)
+        text = "\n".join(text for message in messages for text in message.values())
+        refuse_half_characters(text, param)
+        self._refuse_hopeless(self.tokenizer, text, param)
+        try:  # transformers renders in jinja2's ImmutableSandboxedEnvironment: the template can't reach the process
+            ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        except TemplateError as error:
+            raise ApiError(400, f"{param}: the model's chat template refuses them: {echo(str(error))}", param=param) from None
+        return list(ids)
+
+    def _refuse_hopeless(self, tokenizer: Tokenizer, text: str, param: str) -> None:
+        """Refuses a text whose beginning alone does not fit: megabytes of text must not cost minutes of tokenizing.
+
+        A cut can change the tokens next to it, hence the slack; what passes is counted in full.
+        """
+        head = text[: LONG_TOKEN * self.context_length]
+        if len(head) < len(text) and (tokens := len(tokenizer.encode(head)) - CUT_SLACK) > self.context_length:
+            raise ApiError(
+                400,
+                f"{param} has more than {tokens} tokens, but the context length is {self.context_length}, output included",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def budget(self, prompt_tokens: int, max_tokens: int | None, default: int | None, *, param: str, budget_param: str) -> int:
+        """Tokens to generate: what was asked for, or the default cut to what the context leaves (None: all of that).
+
+        `param` and `budget_param` are the client's names of the prompt and of max_tokens.
+        """
+        left = self.context_length - prompt_tokens
+        if left < 1 or (max_tokens is not None and max_tokens > left):
+            wanted = "" if max_tokens is None else f" and {budget_param} asks for {max_tokens} more"
+            raise ApiError(
+                400,
+                f"{param} has {prompt_tokens} tokens{wanted}, but the context length is {self.context_length}, output included",
+                param=param if left < 1 else budget_param,
+                code="context_length_exceeded",
+            )
+        if max_tokens is not None:
+            return max_tokens
+        return left if default is None else min(default, left)
+
+
+def is_single(given: Any) -> bool:
+    """True for one prompt: a string or a list of token ids. An empty list is one empty prompt."""
+    return isinstance(given, str) or not given or isinstance(given[0], int)
+
+
+def sampling_params(client_names: Mapping[str, str], **fields: Any) -> SamplingParams:
+    """SamplingParams from the fields that were given (not None)."""
+    try:
+        return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
+    except ValueError as error:
+        raise refused(error, client_names) from None
+
+
+def refuse_half_characters(text: str, param: str) -> None:
+    """JSON can carry half of a surrogate pair; it is no character and no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, f"{param} is not valid Unicode at character {error.start}", param=param) from None

@@ -1,0 +1,99 @@
+"""The benchmarks run on a tiny model, find differences, and refuse what can't give honest figures."""
+
+import argparse
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import lossless, peers, speculative
+from benchmarks.engines import BenchmarkError, CompilationCounter, alternate, count_equal, depth_acceptance, tree
+from benchmarks.prompts import load_prompts
+from benchmarks.record import table
+from jaxspec import SpecConfig
+from jaxspec.testing import random_head, tiny_target, write_head, write_target
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory) -> list[str]:
+    """Options for a tiny model and two prompts of token ids."""
+    directory = tmp_path_factory.mktemp("benchmarks")
+    target = tiny_target(max_position_embeddings=64)
+    prompts = directory / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [5, 9, 17]}\n{"token_ids": [40, 2]}\n')
+    return [
+        *("--model", str(write_target(directory / "target", target))),
+        *("--draft", str(write_head(directory / "head", random_head(target.config)))),
+        *("--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "6"),
+        *("--out", str(directory / "out.json")),
+    ]
+
+
+def result(flags: list[str]) -> dict:
+    with open(flags[-1]) as file:
+        return json.load(file)
+
+
+def test_speculative_compares_every_tree_with_plain_decoding(flags, capsys):
+    assert speculative.main([*flags, "--trees", "2/2/4", "--rounds", "2"]) == 0
+    written = result(flags)
+    (row,) = written["results"]
+    assert (row["tree"], row["prompts_equal_to_plain"], len(row["speed_up"]["values"])) == ("2/2/4", 2, 2)
+    assert written["environment"]["jax"] == jax.__version__
+    assert "best at batch 1: 2/2/4" in capsys.readouterr().out
+
+
+def test_lossless_compares_token_for_token(flags, capsys):
+    assert lossless.main([*flags, "--trees", "2/2/4", "--batch", "1", "2"]) == 0
+    assert len(result(flags)["results"]) == 6  # (a tree, and plain at batch 2) x greedy and sampled, the tree twice
+    assert "2/2" in capsys.readouterr().out
+
+
+def test_the_first_difference_is_found():
+    difference = lossless.first_difference([[1, 2], [5, 6, 7]], [[1, 2], [5, 9, 7]])
+    assert difference == lossless.Difference(prompt=1, position=1, expected=[6, 7], found=[9, 7])
+    assert lossless.first_difference([[1, 2]], [[1]]) == lossless.Difference(prompt=0, position=1, expected=[2], found=[])
+    assert lossless.first_difference([[1, 2]], [(1, 2)]) is None
+
+
+def test_peers_without_torch_say_what_to_install(flags, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "")
+    fake = "import json\nfor line in open(0): print(json.dumps({'error': 'No module named torch', 'missing': True}), flush=True)"
+    start = peers.subprocess.Popen
+    monkeypatch.setattr(peers.subprocess, "Popen", lambda command, **rest: start([sys.executable, "-c", fake], **rest))
+    assert peers.main(flags) == 2
+    assert "pip install 'jaxspec-llm[peers]'" in capsys.readouterr().err
+
+
+def test_a_compilation_while_time_is_taken_is_an_error():
+    counter = CompilationCounter()
+    counter.check(before=0)
+    jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
+    with pytest.raises(BenchmarkError, match="compiled while time was taken"):
+        counter.check(before=0)
+
+
+def test_trees_are_named_as_in_sglang():
+    assert tree("5/4/16") == SpecConfig(5, 4, 16)
+    for wrong in ("5/4", "a/b/c", "1/2/9"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            tree(wrong)
+
+
+def test_prompts_come_from_lines_or_json_lines(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    assert load_prompts(tmp_path / "a.txt", 2).prompts == ["one", "two"]
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n{"wrong": 1}\n')
+    assert load_prompts(tmp_path / "a.jsonl", 2).prompts == ["one", "two"]
+    for name, count, message in (("a.jsonl", 3, "prompt 3"), ("a.txt", 3, "has 2 prompts"), ("b.txt", 1, "can't read")):
+        with pytest.raises(ValueError, match=message):
+            load_prompts(tmp_path / name, count)
+
+
+def test_small_helpers():
+    assert depth_acceptance([1, 3, 3, 2]) == [0.75, 0.667]
+    assert list(alternate(["a", "b"], 2)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
+    assert count_equal([[1], [2]], [(1,), (3,)]) == 1
+    assert table(["a", "b"], [["x", "10"]]).splitlines()[1] == "|---|---:|"

@@ -1,0 +1,92 @@
+"""A real HTTP server over the fake engine, on a free port: tests are its clients."""
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine.async_engine import AsyncEngine, StepEngine
+from jaxspec.server.app import create_app
+from jaxspec.server.http_server import HttpServer, listen
+from jaxspec.server.model import ServedModel
+from tests.server.fakes import CONTEXT, FakeEngine, byte_tokenizer
+
+
+@dataclass
+class Client:
+    """An HTTP client of a server, and the engine behind it."""
+
+    http: httpx.Client
+    engine: FakeEngine
+
+    def post(self, path: str, **body) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def events(self, path: str, **body) -> list[dict]:
+        """The events of a stream, which must end with [DONE]."""
+        response = self.post(path, stream=True, **body)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = response.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@contextlib.contextmanager
+def serving(engine: StepEngine, model: ServedModel) -> Iterator[str]:
+    """Runs a server in a thread; yields its URL."""
+    ready, urls = threading.Event(), []
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    async_engine = AsyncEngine(engine)
+    server = HttpServer(create_app(async_engine, model), async_engine, on_ready)
+    with listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            assert ready.wait(20)
+            yield urls[0]
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            async_engine.close()
+    assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Fails if the condition does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Client]:
+    engine = FakeEngine()
+    model = ServedModel("fake", CONTEXT, SpecConfig(3, 2, 5), byte_tokenizer())
+    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
+        yield Client(http, engine)
+
+
+@pytest.fixture
+def client(shared: Client) -> Iterator[Client]:
+    """Whatever a test does to the server, afterwards it is idle and answers."""
+    shared.engine.params.clear()
+    shared.engine.aborted.clear()
+    yield shared
+    shared.engine.allow(math.inf)
+    shared.engine.failures = 0
+    wait_until(lambda: not shared.engine.running)
+    answer = shared.post("/v1/completions", prompt="after", max_tokens=3)
+    assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "The")

@@ -1,0 +1,133 @@
+"""An engine without a model and a tokenizer of bytes: what the server's tests talk to."""
+
+import math
+import threading
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.engine.request import Request, Status, Update
+from jaxspec.engine.stats import EngineStats
+from jaxspec.sampling_params import SamplingParams
+
+VOCABULARY = 256
+CONTEXT = 64
+TEXT = "The quick brown föx jumps over the lazy dög. "
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{{ message.role }}: {{ message.content }}\n{% endfor %}"
+)
+
+
+def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """Token i is the byte i."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))  # GPT-2's alphabet: a byte that has no printable character gets one from above 255
+    alphabet = {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in alphabet.items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=chat_template)
+
+
+class FakeEngine:
+    """Continues every prompt with TEXT, two tokens a step after the first, whatever the prompt is."""
+
+    def __init__(self) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.params: list[SamplingParams] = []
+        """Of every request that was added."""
+        self.aborted: list[str] = []
+        """Ids of the requests that were aborted while unfinished."""
+        self._allowance = threading.Condition()
+        self._allowed: float = math.inf
+        self.failures = 0
+        """So many of the next steps raise."""
+        self.steps = 0
+        self._requests: dict[str, Request] = {}
+        self._generated = self._verified = self._verifications = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def running(self) -> int:
+        return len(self._requests)
+
+    def allow(self, steps: float) -> None:
+        """So many more steps are done, math.inf for all; the one after them waits for the next call."""
+        with self._allowance:
+            self._allowed = steps
+            self._allowance.notify()
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
+        assert request_id is not None
+        wrong = [token for token in prompt if not 0 <= token < VOCABULARY]
+        if wrong:
+            raise ValueError(f"prompt holds token id {wrong[0]}; ids are 0 to {VOCABULARY - 1}")
+        detokenizer = Detokenizer(self.tokenizer, params.stop)
+        self.params.append(params)
+        self._requests[request_id] = Request(request_id, tuple(prompt), params, 0, params.stop_token_ids, detokenizer)
+        return self._requests[request_id]
+
+    def abort(self, request_id: str) -> Update | None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        self.aborted.append(request_id)
+        request.finish_reason = "abort"
+        return Update(request_id, "", (), request.result())
+
+    def step(self) -> list[Update]:
+        with self._allowance:
+            assert self._allowance.wait_for(lambda: self._allowed > 0, timeout=20)
+            self._allowed -= 1
+        self.steps += 1
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("secret: /home/someone/weights")
+        return [self._advance(request) for request in list(self._requests.values())]
+
+    def _advance(self, request: Request) -> Update:
+        endless = TEXT.encode() * 100
+        shown, new = len(request.detokenizer.text), []
+        for _ in range(2 if request.output else 1):
+            token = endless[len(request.output)]
+            request.output.append(token)
+            new.append(token)
+            if token in request.stop_token_ids:
+                request.finish_reason, request.matched_stop = "stop", token
+            elif request.detokenizer.add(token):
+                request.finish_reason, request.matched_stop = "stop", request.detokenizer.matched
+            elif len(request.output) == request.params.max_tokens:
+                request.finish_reason = "length"
+            if request.finish_reason:
+                break
+        self._generated += len(new)
+        if len(request.output) > len(new):
+            request.accept_lengths.append(len(new))
+            request.accepted_drafts += 1
+            self._verifications += 1
+            self._verified += len(new)
+        if request.finish_reason:
+            request.detokenizer.finish()
+            del self._requests[request.id]
+            request.status = Status.FINISHED
+        output = request.result() if request.finish_reason else None
+        return Update(request.id, request.detokenizer.text[shown:], tuple(new), output)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=self.running,
+            waiting=0,
+            used_pages=self.running,
+            total_pages=10,
+            page_size=16,
+            prefilled_tokens=0,
+            generated_tokens=self._generated,
+            verify_count=self._verifications,
+            verified_tokens=self._verified,
+        )

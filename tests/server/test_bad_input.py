@@ -1,0 +1,331 @@
+"""Every wrong request gets a 4xx in OpenAI's shape that names the field; the `client` fixture checks that the server lives on."""
+
+import json
+import socket
+import time
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from jaxspec.server import fields
+from tests.server.conftest import Client
+from tests.server.fakes import CONTEXT
+
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def refusal(response: httpx.Response, status: int) -> dict:
+    """The error object of a refusal, checked for its shape."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert list(body) == ["error"]
+    error = body["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["type"] == "invalid_request_error"
+    assert len(error["message"]) < 600
+    return error
+
+
+WRONG_FIELDS = [
+    (COMPLETIONS, {}, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", ""]}, "prompt.1"),
+    (COMPLETIONS, {"prompt": [[1], []]}, "prompt.1"),
+    (COMPLETIONS, {"prompt": None}, "prompt"),
+    (COMPLETIONS, {"prompt": 5}, "prompt"),
+    (COMPLETIONS, {"prompt": {"text": "x"}}, "prompt"),
+    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+    (COMPLETIONS, {"prompt": [1.5]}, "prompt"),
+    (COMPLETIONS, {"prompt": [True]}, "prompt"),
+    (COMPLETIONS, {"prompt": [1, 256]}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a"] * 257}, "prompt"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 5.5}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": True}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "temperature": -0.1}, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "temperature": 1e-9}, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "temperature": 2.5}, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "temperature": "hot"}, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "seed": 2**80}, "seed"),
+    (COMPLETIONS, {"prompt": "x", "seed": 1.5}, "seed"),
+    (COMPLETIONS, {"prompt": "x", "stop": ""}, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop": ["a", 1]}, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop": ["a"] * 33}, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids"),
+    (COMPLETIONS, {"prompt": "x", "stop_token_ids": "7"}, "stop_token_ids"),
+    (COMPLETIONS, {"prompt": "x", "ignore_eos": 1}, "ignore_eos"),
+    (COMPLETIONS, {"prompt": "x", "stream": "yes"}, "stream"),
+    (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": {"wrong": 1}}, "stream_options.wrong"),
+    (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": True}, "stream_options"),
+    (COMPLETIONS, {"prompt": "x", "max_token": 5}, "max_token"),
+    (COMPLETIONS, {"prompt": "x", "model": 5}, "model"),
+    (COMPLETIONS, {"prompt": "x", "stream": True, "max_tokens": -1}, "max_tokens"),
+    (COMPLETIONS, {"prompt": [256], "stream": True}, "prompt"),
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": ["hi"]}, "messages.0"),
+    (CHAT, {"messages": [*USER, {"role": "robot", "content": "hi"}]}, "messages.1.role"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # by the template
+    (CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+    (CHAT, {"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"messages": USER, "chat_template": "{{ x }}"}, "chat_template"),
+    (CHAT, {"messages": USER, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+    (CHAT, {"messages": USER, "prompt": "x"}, "prompt"),
+    (GENERATE, {}, "text"),
+    (GENERATE, {"text": "x", "input_ids": [1]}, "text"),
+    (GENERATE, {"text": ""}, "text"),
+    (GENERATE, {"text": ["a", ""]}, "text.1"),
+    (GENERATE, {"text": 5}, "text"),
+    (GENERATE, {"input_ids": []}, "input_ids"),
+    (GENERATE, {"input_ids": [-5]}, "input_ids"),
+    (GENERATE, {"input_ids": [256]}, "input_ids"),
+    (GENERATE, {"input_ids": "x"}, "input_ids"),
+    (GENERATE, {"text": "x", "sampling_params": []}, "sampling_params"),
+    (GENERATE, {"text": "x", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
+    (GENERATE, {"text": "x", "sampling_params": {"max_new_tokens": "1"}}, "sampling_params.max_new_tokens"),
+    (GENERATE, {"text": "x", "sampling_params": {"sampling_seed": 2**70}}, "sampling_params.sampling_seed"),
+    (GENERATE, {"text": "x", "sampling_params": {"temperature": 101}}, "sampling_params.temperature"),
+    (GENERATE, {"text": "x", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
+    (GENERATE, {"text": "x", "max_new_tokens": 5}, "max_new_tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), WRONG_FIELDS, ids=lambda value: json.dumps(value)[:60])
+def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict, field: str):
+    error = refusal(client.post(path, **body), 400)
+    assert error["param"] == field
+    assert field in error["message"]
+    assert client.engine.params == []  # the engine saw nothing of it
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "options"),
+    [
+        (
+            COMPLETIONS,
+            {"prompt": "x"},
+            {
+                "n": 2, "best_of": 2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "min_tokens": 1, "frequency_penalty": 1,
+                "presence_penalty": -1, "repetition_penalty": 1.1, "logit_bias": {"5": 1}, "logprobs": 0, "echo": True,
+                "suffix": "x", "response_format": {"type": "json_object"}, "priority": 1,
+            },
+        ),
+        (
+            CHAT,
+            {"messages": USER},
+            {
+                "n": 2, "top_p": 0.9, "logprobs": True, "top_logprobs": 1, "tools": [{}], "tool_choice": "required",
+                "functions": [{}], "modalities": ["audio"], "reasoning_effort": "low", "store": True, "service_tier": "flex",
+                "prediction": {}, "response_format": {"type": "json_object"},
+            },
+        ),
+        (GENERATE, {"text": "x"}, {"rid": "7", "return_logprob": True, "return_hidden_states": True, "lora_path": "x"}),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_there_yet_are_refused_by_name(client: Client, path: str, body: dict, options: dict):
+    for name, value in options.items():
+        error = refusal(client.post(path, **body, **{name: value}), 400)
+        assert (error["param"], error["message"].startswith(f"{name} is not supported yet")) == (name, True)
+
+
+def test_options_of_sampling_params_that_are_not_there_yet(client: Client):
+    for name, value in {"n": 2, "top_p": 0.5, "regex": "a*", "min_new_tokens": 3, "no_stop_trim": True}.items():
+        error = refusal(client.post(GENERATE, text="x", sampling_params={name: value}), 400)
+        assert error["param"] == f"sampling_params.{name}"
+
+
+def test_neutral_values_of_those_options_pass(client: Client):
+    neutral = {"n": 1, "top_p": 1.0, "top_k": -1, "frequency_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"}}
+    assert client.post(COMPLETIONS, prompt="x", best_of=1, echo=False, logprobs=None, suffix=None, **neutral).status_code == 200
+    chat = {"tools": [], "tool_choice": "none", "logprobs": False, "top_logprobs": 0, "store": False, "service_tier": "auto"}
+    assert client.post(CHAT, messages=USER, **chat, **neutral).status_code == 200
+    # What sglang.bench_serving sends:
+    params = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True, "n": 1, "top_k": -1}
+    body = {"sampling_params": params, "stream": False, "lora_path": None, "return_logprob": False, "logprob_start_len": -1}
+    assert client.post(GENERATE, text="x", **body).status_code == 200
+
+
+def test_true_is_not_a_neutral_one(client: Client):
+    assert refusal(client.post(COMPLETIONS, prompt="x", n=True), 400)["param"] == "n"
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER})])
+def test_unknown_model(client: Client, path: str, body: dict):
+    error = refusal(client.post(path, model="gpt-7", **body), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "gpt-7" in error["message"] and "fake" in error["message"]
+    assert refusal(client.http.get("/v1/models/org/gpt-7"), 404)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "prompt_tokens"),
+    [
+        (COMPLETIONS, {"prompt": "x" * CONTEXT}, "prompt", CONTEXT),
+        (COMPLETIONS, {"prompt": [1] * 1000, "stream": True}, "prompt", 1000),
+        (COMPLETIONS, {"prompt": ["x", "x" * 70]}, "prompt.1", 70),
+        (COMPLETIONS, {"prompt": "x" * 60, "max_tokens": 5}, "max_tokens", 60),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 200}]}, "messages", 207),
+        (CHAT, {"messages": USER, "max_completion_tokens": 60}, "max_completion_tokens", 9),
+        (GENERATE, {"text": "x" * 99}, "text", 99),
+        (GENERATE, {"input_ids": [1] * 5, "sampling_params": {"max_new_tokens": 60}}, "sampling_params.max_new_tokens", 5),
+    ],
+)
+def test_more_than_the_context(client: Client, path: str, body: dict, field: str, prompt_tokens: int):
+    error = refusal(client.post(path, **body), 400)
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert field in error["message"] and str(CONTEXT) in error["message"] and f"{prompt_tokens} tokens" in error["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b"hello", "JSON"),
+        (b"{'prompt': 'x'}", "JSON"),
+        (b"[1]", "JSON object"),
+        (b"5", "JSON object"),
+        (b"null", "JSON object"),
+        (b"\xff\xfe", "body"),
+        (b"[" * 200_000, "body"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "body"),
+    ],
+    ids=lambda value: repr(value[:20]),
+)
+def test_not_json(client: Client, path: str, body: bytes, said: str):
+    error = refusal(client.http.post(path, content=body, headers={"content-type": "application/json"}), 400)
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/xml", None])
+def test_other_content_types(client: Client, kind: str | None):
+    request = client.http.build_request("POST", COMPLETIONS, content=b'{"prompt": "x"}')
+    if kind:
+        request.headers["content-type"] = kind
+    error = refusal(client.http.send(request), 415)
+    assert error["param"] == "content-type" and "application/json" in error["message"]
+
+
+def test_half_a_surrogate_pair(client: Client):
+    """It is valid JSON but no character: no tokenizer takes it, and no answer can carry it."""
+    for path, field in ((COMPLETIONS, "prompt"), (GENERATE, "text")):
+        body = f'{{"{field}": "a\\ud800"}}'
+        response = client.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert refusal(response, 400)["param"] == field
+    for body in ('{"prompt": "x", "model": "\\ud800"}', '{"prompt": "x", "\\udfff": 1}', '{"prompt": "x", "top_p": "\\ud800"}'):
+        response = client.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+        assert 400 <= response.status_code < 500
+        assert "?" in response.json()["error"]["message"]
+
+
+def test_numbers_that_are_none(client: Client):
+    for value in ("NaN", "Infinity", "-Infinity", "1e999"):
+        body = f'{{"prompt": "x", "temperature": {value}}}'
+        response = client.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+        assert refusal(response, 400)["param"] == "temperature"
+
+
+def test_input_is_echoed_to_200_characters(client: Client):
+    for body in ({"prompt": "x", "temperature": "z" * 5000}, {"prompt": "x", "z" * 5000: 1}, {"prompt": "x", "model": "z" * 5000}):
+        message = client.post(COMPLETIONS, **body).json()["error"]["message"]
+        assert 150 < message.count("z") <= 200
+
+
+def test_many_errors_are_counted(client: Client):
+    error = refusal(client.post(COMPLETIONS, prompt="x", **{f"field{number}": 1 for number in range(30)}), 400)
+    assert "field9 " in error["message"] and "field10" not in error["message"] and "20 more" in error["message"]
+
+
+def post_timed(client: Client, body: bytes) -> tuple[httpx.Response, float]:
+    started = time.monotonic()
+    response = client.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    return response, time.monotonic() - started
+
+
+MANY_FIELDS = b",".join(b'"%d": 0' % number for number in range(500_000))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [' + b"-1.5," * 2_000_000 + b"0]}",
+        b'{"prompt": "x", "stop": [' + b"7," * 4_000_000 + b"0]}",
+        b"{" + MANY_FIELDS + b"}",
+    ],
+    ids=["wrong token ids", "wrong stop strings", "unknown fields"],
+)
+def test_a_body_full_of_errors_is_cheap(client: Client, body: bytes):
+    """One message per item would take ten seconds and gigabytes."""
+    fine, seconds = post_timed(client, b'{"prompt": "x", "metadata": {' + MANY_FIELDS + b"}}")
+    assert fine.status_code == 200
+    refused, more_seconds = post_timed(client, body)
+    refusal(refused, 400)
+    assert more_seconds < 1 + 4 * seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [(fields.Strings, [7] * 9), (fields.TokenIds, ["x"] * 9), (fields.ListsOfTokenIds, [["x"] * 9] * 9)]
+)
+def test_the_first_wrong_item_ends_the_check(kind: Any, wrong: list):
+    with pytest.raises(ValidationError) as error:
+        TypeAdapter(kind).validate_python(wrong, strict=True)
+    assert error.value.error_count() == 1
+
+
+def test_a_body_that_is_too_large(client: Client):
+    url = urlparse(str(client.http.base_url))
+    with socket.create_connection((url.hostname, url.port), timeout=20) as connection:  # refused before it is sent
+        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Length: 99999999\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+    error = refusal(client.http.post(COMPLETIONS, content=b"x" * (16 * 2**20 + 1)), 413)
+    assert "16777216" in error["message"]
+
+    def chunks():  # without a content-length
+        for _ in range(17):
+            yield b" " * 2**20
+
+    response = client.http.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"})
+    assert "16777216" in refusal(response, 413)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (COMPLETIONS, {"prompt": "hello world " * 2**20}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "hello world"}] * 2**17}, "messages"),
+        (GENERATE, {"text": ["x", "hello world " * 2**20]}, "text.1"),
+    ],
+    ids=[COMPLETIONS, CHAT, GENERATE],
+)
+def test_megabytes_of_text_are_not_tokenized(client: Client, path: str, body: dict, field: str):
+    started = time.monotonic()
+    error = refusal(client.post(path, **body), 400)
+    assert time.monotonic() - started < 5  # in full it takes half a minute
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert f"more than {16 * CONTEXT - 16} tokens" in error["message"]
+
+
+def test_no_such_endpoint(client: Client):
+    assert "/v2/completions" in refusal(client.http.get("/v2/completions"), 404)["message"]
+    error = refusal(client.http.get(COMPLETIONS), 405)
+    assert COMPLETIONS in error["message"] and "GET" in error["message"]
+
+
+def test_other_origins_get_no_permission(client: Client):
+    response = client.http.options(COMPLETIONS, headers={"origin": "http://evil", "access-control-request-method": "POST"})
+    assert refusal(response, 405)
+    assert not [name for name in response.headers if name.startswith("access-control")]

@@ -1,0 +1,80 @@
+"""SGLang's /generate."""
+
+import itertools
+
+import pytest
+
+from jaxspec.sampling_params import SamplingParams
+from tests.server.conftest import Client
+from tests.server.fakes import CONTEXT, TEXT
+
+IDS = list(b"hello")
+
+
+@pytest.mark.parametrize("prompt", [{"text": "hello"}, {"input_ids": IDS}])
+def test_generate(client: Client, prompt):
+    answer = client.post("/generate", sampling_params={"max_new_tokens": 9}, **prompt).json()
+    assert answer["text"] == TEXT[:9]
+    assert answer["output_ids"] == list(TEXT[:9].encode())
+    meta = answer["meta_info"]
+    assert meta.pop("id")
+    assert 0 < meta.pop("e2e_latency") < 20
+    assert meta == {
+        "finish_reason": {"type": "length", "length": 9},
+        "prompt_tokens": 5,
+        "completion_tokens": 9,
+        "spec_verify_ct": 4,
+        "spec_accept_length": 2.0,
+    }
+
+
+@pytest.mark.parametrize(("params", "matched"), [({"stop": "brown"}, "brown"), ({"stop_token_ids": [ord("b")]}, ord("b"))])
+def test_what_stopped_it(client: Client, params, matched):
+    answer = client.post("/generate", text="hello", sampling_params=params).json()
+    assert answer["text"] == "The quick "
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
+
+
+def test_defaults_are_sglangs(client: Client):
+    assert client.post("/generate", text="hello").json()["meta_info"]["completion_tokens"] == CONTEXT - 5  # 128 do not fit
+    assert client.engine.params == [SamplingParams(max_tokens=CONTEXT - 5, temperature=1.0)]
+
+
+def test_parameters_reach_the_engine(client: Client):
+    given = {"max_new_tokens": 5, "temperature": 0.5, "sampling_seed": 7, "stop": ["a"], "stop_token_ids": [9], "ignore_eos": True}
+    answer = client.post("/generate", text="hello", sampling_params={**given, "skip_special_tokens": False})
+    assert answer.status_code == 200
+    [params] = client.engine.params
+    assert params == SamplingParams(
+        max_tokens=5, temperature=0.5, seed=7, stop=["a"], stop_token_ids=[9], ignore_eos=True, skip_special_tokens=False
+    )
+
+
+@pytest.mark.parametrize("prompt", [{"text": ["one", "three"]}, {"input_ids": [[1, 2, 3], [4, 5, 6, 7, 8]]}])
+def test_lists_get_lists(client: Client, prompt):
+    answers = client.post("/generate", sampling_params={"max_new_tokens": 4}, **prompt).json()
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 5]
+    assert [answer["text"] for answer in answers] == [TEXT[:4]] * 2
+    assert isinstance(client.post("/generate", text=["one"]).json(), list)
+
+
+def test_streams_are_cumulative(client: Client):
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 33, "stop": "lazy"}}
+    whole = client.post("/generate", **body).json()
+    events = client.events("/generate", **body)
+    for before, after in itertools.pairwise(events):
+        assert after["text"].startswith(before["text"])
+        assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+        assert before["meta_info"]["finish_reason"] is None
+        assert before["meta_info"]["completion_tokens"] == len(before["output_ids"])
+    assert len(events) > 10
+    assert all("�" not in event["text"] for event in events)
+    assert {key: events[-1][key] for key in ("text", "output_ids")} == {key: whole[key] for key in ("text", "output_ids")}
+    assert events[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+
+
+def test_streaming_a_list(client: Client):
+    texts = {}
+    for event in client.events("/generate", text=["one", "three"], sampling_params={"max_new_tokens": 8}):
+        texts[event["index"]] = event["text"]
+    assert texts == {0: TEXT[:8], 1: TEXT[:8]}

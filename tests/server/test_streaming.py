@@ -1,0 +1,193 @@
+"""What happens while an answer is on its way: clients that hang up or read slowly, and an engine that fails."""
+
+import json
+import logging
+import math
+import socket
+import threading
+import time
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.server.model import ServedModel
+from tests.server.conftest import Client, serving, wait_until
+from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer
+
+BODIES = {
+    "/v1/completions": {"prompt": "hello", "max_tokens": 50},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50},
+    "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 50}},
+}
+
+
+def send(client: Client, path: str, body: dict) -> socket.socket:
+    """Posts over a bare socket, which can be closed at any moment."""
+    url = urlparse(str(client.http.base_url))
+    connection = socket.create_connection((url.hostname, url.port), timeout=20)
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def receive(connection: socket.socket, until: bytes) -> bytes:
+    """What comes up to these bytes; fails if the connection ends before."""
+    received = b""
+    while until not in received:
+        part = connection.recv(65536)
+        assert part, received
+        received += part
+    return received
+
+
+def wait_for_aborts(client: Client, count: int) -> None:
+    """The engine goes on slowly: it must hear of the aborts long before the requests are finished."""
+    for _ in range(20):
+        client.engine.allow(1)
+        time.sleep(0.05)
+        if len(client.engine.aborted) == count:
+            break
+    assert len(client.engine.aborted) == count
+    assert client.engine.running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+def test_hanging_up_aborts_the_request(client: Client, path: str, stream: bool):
+    """Before the first token, streamed or not."""
+    client.engine.allow(0)
+    with send(client, path, {**BODIES[path], "stream": stream}):
+        wait_until(lambda: client.engine.running == 1)
+    wait_for_aborts(client, 1)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_hanging_up_in_mid_stream_aborts_the_request(client: Client, path: str):
+    client.engine.allow(0)
+    with send(client, path, {**BODIES[path], "stream": True}) as connection:
+        wait_until(lambda: client.engine.running == 1)
+        client.engine.allow(1)
+        received = connection.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200 OK")
+    wait_for_aborts(client, 1)
+
+
+def test_hanging_up_on_several_prompts_aborts_all(client: Client):
+    client.engine.allow(0)
+    with send(client, "/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 50}):
+        wait_until(lambda: client.engine.running == 3)
+    wait_for_aborts(client, 3)
+
+
+def test_text_comes_while_it_is_made(client: Client):
+    client.engine.allow(0)
+    with send(client, "/v1/completions", {"prompt": "hello", "max_tokens": 63 - 5, "stream": True}) as connection:
+        wait_until(lambda: client.engine.running == 1)
+        client.engine.allow(3)
+        received = receive(connection, b'"text":"he"')  # the second event, while the engine stands still
+        assert b"[DONE]" not in received
+        client.engine.allow(math.inf)
+        receive(connection, b"[DONE]")
+
+
+def test_one_client_does_not_wait_for_another(client: Client):
+    """A client that does not read what it gets: others are answered meanwhile."""
+    with send(client, "/generate", {"text": ["hello"] * 200, "sampling_params": {"max_new_tokens": 59}, "stream": True}):
+        wait_until(lambda: len(client.engine.params) == 200)
+        assert client.post("/v1/completions", prompt="x", max_tokens=5).json()["choices"][0]["text"] == TEXT[:5]
+
+
+def test_if_one_prompt_is_refused_none_runs(client: Client):
+    response = client.post("/v1/completions", prompt=[[1], [2], [999]], stream=True)
+    assert response.status_code == 400
+    assert len(client.engine.params) == 2  # the engine took the first two ...
+    assert len(client.engine.aborted) == 2  # ... and gave them back before it did a step
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_failing_step_is_a_500_without_details(client: Client, path: str, caplog: pytest.LogCaptureFixture):
+    client.engine.failures = 1
+    response = client.post(path, **BODIES[path], stream=True)
+    assert response.status_code == 500
+    error = response.json()["error"]
+    assert error["type"] == "server_error"
+    assert "engine" in error["message"] and "secret" not in response.text and "Traceback" not in response.text
+    assert any("secret" in record.exc_text for record in caplog.records if record.exc_text)  # the log has it all
+    assert client.post(path, **BODIES[path]).status_code == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_step_that_fails_in_mid_stream(client: Client, path: str, caplog: pytest.LogCaptureFixture):
+    """The status is out already: the error is an event, and the stream ends in order."""
+    client.engine.allow(0)
+    with send(client, path, {**BODIES[path], "stream": True}) as connection:
+        wait_until(lambda: client.engine.running == 1)
+        client.engine.allow(1)
+        received = connection.recv(65536)
+        client.engine.failures = 1
+        client.engine.allow(math.inf)
+        received += receive(connection, b"[DONE]")
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    assert b'data: {"error":{"message":' in received and b"secret" not in received
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_health(client: Client, caplog: pytest.LogCaptureFixture):
+    assert client.http.get("/health").status_code == 200
+    client.engine.failures = 3
+    for _ in range(3):
+        assert client.post("/v1/completions", prompt="x").status_code == 500
+    response = client.http.get("/health")
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "server_error")
+    assert client.post("/v1/completions", prompt="x").status_code == 200  # it still tries, and one success heals it
+    assert client.http.get("/health").status_code == 200
+
+
+def test_many_clients_at_once(client: Client):
+    """Every one gets its own whole text."""
+    texts: list[str] = []
+
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=client.http.base_url, timeout=20) as http:
+            answer = http.post("/v1/completions", json={"prompt": "x" * (number + 1), "max_tokens": number + 1}).json()
+            assert answer["usage"]["prompt_tokens"] == number + 1
+            texts.append(answer["choices"][0]["text"])
+
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(texts) == [TEXT[: number + 1] for number in range(16)]
+
+
+def test_what_runs_when_the_server_ends_gets_an_error(monkeypatch: pytest.MonkeyPatch):
+    """Not a cut connection: the stream ends in order, once the time to drain is over."""
+
+    class Slow(FakeEngine):
+        def step(self):
+            time.sleep(0.05)
+            return super().step()
+
+    monkeypatch.setattr("jaxspec.server.http_server.DRAIN_SECONDS", 0.3)
+    received: list[str] = []
+    first = threading.Event()
+
+    def read(url: str) -> None:
+        with httpx.stream("POST", f"{url}/generate", json={"text": "hello", "stream": True}, timeout=20) as response:
+            for line in response.iter_lines():
+                received.append(line)
+                first.set()
+
+    with serving(Slow(), ServedModel("slow", CONTEXT, SpecConfig(), byte_tokenizer())) as url:
+        reader = threading.Thread(target=read, args=[url])
+        reader.start()
+        assert first.wait(20)
+    reader.join(20)
+    events = [line for line in received if line]
+    assert 3 < len(events) < 25  # it went on for a while, but not to its end
+    assert json.loads(events[-2].removeprefix("data: "))["error"]["message"] == "the server is shutting down"
+    assert events[-1] == "data: [DONE]"
