@@ -24,6 +24,14 @@ SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
 
 
+CPU_OPTIONS = {
+    # XLA's newer matrix products are slower than Eigen's for the few rows of a draft tree: cycles took 10-15% longer with
+    # them (two-core AVX-512 CPU, jax 0.12.0.1, November 2026).
+    "xla_cpu_experimental_ynn_fusion_type": "",
+}
+"""XLA options for programs that run on a CPU."""
+
+
 class CycleProgram(NamedTuple):
     """One cycle of `batch` sequences whose page tables are `pages` wide."""
 
@@ -110,7 +118,8 @@ class Programs:
     def _compile(self, program: Program) -> jax.stages.Compiled:
         function, arguments = self._cycle(program) if isinstance(program, CycleProgram) else self._prefill(program)
         jitted = jax.jit(function, donate_argnums=(1, 2))  # caches and state are updated in place
-        return jitted.lower(self._params, self._caches, self._sequences, *arguments).compile()
+        lowered = jitted.lower(self._params, self._caches, self._sequences, *arguments)
+        return lowered.compile(compiler_options=CPU_OPTIONS if jax.default_backend() == "cpu" else None)
 
     def _cycle(self, program: CycleProgram) -> tuple[Callable[..., Step], tuple]:
         """The function to compile, and the shapes of what it takes beside weights, caches and state."""

@@ -33,5 +33,6 @@ def reference_attention(
     grouped = q.reshape(b, w, kv_heads, heads // kv_heads, head_dim)
     logits = jnp.einsum("bwkgd,bskd->bkgws", grouped, k, preferred_element_type=jnp.float32) / head_dim**0.5
     weights = jax.nn.softmax(jnp.where(seen[:, None, None], logits, -jnp.inf), -1)
-    out = jnp.einsum("bkgws,bskd->bwkgd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    return out.reshape(b, w, heads, head_dim).astype(q.dtype)
+    # The batch axes first: asked for "bwkgd", XLA's CPU compiler would transpose the values, which costs more than the product.
+    out = jnp.einsum("bkgws,bskd->bkgwd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return out.transpose(0, 3, 1, 2, 4).reshape(b, w, heads, head_dim).astype(q.dtype)

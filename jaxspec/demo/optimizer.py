@@ -1,0 +1,93 @@
+"""What both trainings share: Muon with AdamW for the rest, the learning-rate schedule and batches."""
+
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from statistics import median
+
+import jax
+import numpy as np
+import optax
+from numpy.typing import NDArray
+from optax import contrib
+
+WARMUP_STEPS = 40
+
+
+def muon(matrix_rate: float, other_rate: float) -> optax.GradientTransformation:
+    """Muon for the projections inside layers, AdamW for embedding, output projection and norms.
+
+    The rates are peak values: multiply the updates by `Schedule.scale`.
+    """
+
+    def kernels(params):
+        def choose(path, array):
+            inside = path[-1].key == "kernel" and path[0].key != "lm_head"
+            return contrib.MuonDimensionNumbers() if inside else None
+
+        return jax.tree_util.tree_map_with_path(choose, params)
+
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        contrib.muon(
+            matrix_rate,
+            ns_steps=4,
+            preconditioning="schatten",
+            weight_decay=0.02,
+            adam_b2=0.95,
+            adam_learning_rate=other_rate,
+            muon_weight_dimension_numbers=kernels,
+        ),
+    )
+
+
+class Schedule:
+    """Warm-up, constant rate, linear decay to 0; the decay starts early when time is short or on SIGUSR1.
+
+    Stopping in the constant part would leave the model un-annealed, so a run on a busy machine gives up constant steps,
+    never decay steps.
+    """
+
+    def __init__(self, steps: int, minutes: float, first_step: int = 0, decay_share: float = 0.3):
+        self.first_step = first_step
+        self.decay_steps = round(decay_share * steps)
+        self.decay_start = steps - self.decay_steps
+        self._deadline = time.monotonic() + 60 * minutes
+        self._finish_now = False
+        self._recent: deque[float] = deque(maxlen=30)
+        self._last: float | None = None
+        signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def _on_signal(self, *_) -> None:
+        self._finish_now = True
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in all, as planned now."""
+        return self.decay_start + self.decay_steps
+
+    def scale(self, step: int) -> float:
+        """Factor on the peak learning rates at `step`; call it once per step, it also watches the clock."""
+        now = time.monotonic()
+        if self._last is not None:
+            self._recent.append(now - self._last)
+        self._last = now
+        # The median, because a process that was paused for a while must not take the pause for its pace.
+        full = len(self._recent) == self._recent.maxlen
+        late = full and self._deadline - now < self.decay_steps * median(self._recent)
+        if step < self.decay_start and (late or self._finish_now):
+            self.decay_start = step
+        return min(1.0, (step - self.first_step + 1) / WARMUP_STEPS, (self.steps - step) / (self.decay_steps + 1))
+
+
+def batches(stream: NDArray[np.int32], length: int, tokens: int, seed: int = 0) -> Iterator[NDArray[np.int32]]:
+    """Endless batches of `tokens` tokens in rows of length + 1 (inputs and their next tokens), in a new order each epoch."""
+    windows = (len(stream) - 1) // length
+    rows = tokens // length
+    generator = np.random.default_rng(seed)
+    while True:
+        order = generator.permutation(windows)
+        for first in range(0, windows - rows + 1, rows):
+            starts = order[first : first + rows] * length
+            yield np.stack([stream[start : start + length + 1] for start in starts])

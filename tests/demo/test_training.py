@@ -1,0 +1,163 @@
+"""The parts of the two trainings: unrolling against a naive loop, the schedule, and checkpoints that load again."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec.config import Eagle3Config, ModelConfig
+from jaxspec.demo.generate import regenerate
+from jaxspec.demo.optimizer import Schedule, batches, muon
+from jaxspec.demo.train_head import draft_vocabulary
+from jaxspec.demo.ttt import DECAY, accuracies, lesson, unroll, unrolled_rows
+from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.layers import Rows, causal_rows
+from jaxspec.models.llama import Llama
+from jaxspec.models.loading import load_eagle3, load_llama, take_apart
+from jaxspec.models.saving import eagle3_tensors, llama_tensors, token_map_tensors, write_checkpoint
+
+TARGET = {
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "tie_word_embeddings": True,
+}
+HEAD = {**TARGET, "num_hidden_layers": 1, "tie_word_embeddings": False, "draft_vocab_size": 12}
+IDS = np.arange(1, 37, 3)
+
+
+@pytest.fixture(scope="module")
+def models():
+    def scaled(model):  # the default weights are so small that every attention weight is nearly equal
+        graph, params, rest = nnx.split(model, nnx.Param, ...)
+        return nnx.merge(graph, jax.tree.map(lambda array: 12.0 * array if array.ndim == 2 else array, params), rest)
+
+    target = scaled(Llama(ModelConfig.from_hf(TARGET), rngs=nnx.Rngs(0)))
+    head = scaled(Eagle3(Eagle3Config.from_hf(HEAD), rngs=nnx.Rngs(1)))
+    head.draft_to_target[...] = jnp.asarray(IDS, jnp.int32)
+    return target, head
+
+
+def one_chain(head, target, tokens, features, first, steps):
+    """What drafting computes from position `first`: a causal pass over the true pairs, then one row per step."""
+    width = first + 1
+    rows = causal_rows(1, width)
+    out = head(target.embed(tokens[:, 1 : width + 1]), head.project(features[:, :width]), rows)
+    hidden, logits = out.hidden[:, -1:], [head.logits(out.hidden[:, -1:], target)]
+    for step in range(1, steps):
+        token = tokens[:, width + step : width + step + 1]
+        seen = jnp.ones((1, 1, width + step), bool)
+        row = Rows(jnp.array([[first + step]]), rows.page_table, rows.start, rows.length, seen)
+        out = head(target.embed(token), hidden, row, None, out.window)
+        hidden = out.hidden
+        logits.append(head.logits(hidden, target))
+    return jnp.concatenate(logits, 1)[0]
+
+
+def test_unrolling_is_drafting_from_every_position_at_once(models):
+    target, head = models
+    length, steps = 6, 3
+    tokens = jax.random.randint(jax.random.key(0), (1, length), 0, 40)
+    taught = jax.jit(lambda tokens: lesson(target, jnp.asarray(IDS), tokens))(tokens)
+    out = jax.jit(lambda taught: unroll(head, target, taught, steps))(taught)
+
+    # The loss and what was right, from the chains one by one.
+    choice = taught.choice[0]
+    loss, correct = 0.0, np.zeros((steps, length - steps), bool)
+    for first in range(length - steps):
+        chain = jax.jit(partial(one_chain, head, target, first=first, steps=steps))(tokens, taught.features)
+        for step in range(steps):
+            at = first + 1 + step
+            entropy = -np.sum(taught.probs[0, at] * np.array(jax.nn.log_softmax(chain[step])))
+            loss += DECAY**step * entropy * (choice[at] in IDS) / (length - steps)
+            correct[step, first] = IDS[np.argmax(chain[step])] == choice[at]
+    np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
+    np.testing.assert_array_equal(out.correct[:, 0], correct)
+
+
+def test_unrolled_mask():
+    rows = unrolled_rows(2, 3, step=2)
+    expected = [[1, 0, 0, 1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 1, 0, 0, 1]]
+    np.testing.assert_array_equal(rows.mask, np.array([expected] * 2, bool))
+    np.testing.assert_array_equal(rows.positions, [[2, 3, 4]] * 2)
+
+
+def test_accuracies_count_leading_right_drafts():
+    correct = jnp.array([[[1, 1, 0, 1]], [[1, 0, 1, 0]]], bool)
+    assert accuracies(correct) == {"accuracy": [0.75, 0.5], "given_chain_right": [0.75, 0.333], "accept_length": 2.0}
+
+
+def test_checkpoints_load_again(models, tmp_path):
+    target, head = models
+    write_checkpoint(tmp_path / "target", TARGET, llama_tensors(target), jnp.float32)
+    write_checkpoint(tmp_path / "target", TARGET, llama_tensors(target), jnp.float32)  # replaces the first
+    write_checkpoint(tmp_path / "head", HEAD, {**eagle3_tensors(head), **token_map_tensors(IDS, 40)}, jnp.float32)
+    for model, loaded in (
+        (target, load_llama(tmp_path / "target", jnp.float32)),
+        (head, load_eagle3(tmp_path / "head", target.config, jnp.float32)),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, take_apart(model, loaded.config).params, loaded.params)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
+
+
+def test_continuation_is_the_argmax_of_the_whole_text(models, monkeypatch):
+    target, _ = models
+    monkeypatch.setattr("jaxspec.demo.generate.GROWTH", 3)
+    prompts = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
+    text = regenerate(take_apart(target, target.config), prompts, 7, batch=2)
+    choice = jax.jit(lambda text: jnp.argmax(target.logits(target(text, causal_rows(2, 10)).hidden), -1))(text)
+    np.testing.assert_array_equal(text[:, :3], prompts)
+    np.testing.assert_array_equal(text[:, 3:], choice[:, 2:-1])
+
+
+def test_draft_vocabulary_prefers_frequent_then_small_ids(monkeypatch):
+    monkeypatch.setattr("jaxspec.demo.train_head.DRAFT_VOCAB_SIZE", 3)
+    np.testing.assert_array_equal(draft_vocabulary(np.array([5, 5, 7, 7, 2, 3, 9, 9, 9], np.int32), 10), [5, 7, 9])
+    np.testing.assert_array_equal(draft_vocabulary(np.array([4, 4, 8, 6], np.int32), 10), [4, 6, 8])
+
+
+def test_schedule_decays_to_zero_and_gives_up_constant_steps_when_time_is_short():
+    schedule = Schedule(200, minutes=60.0)
+    scales = [schedule.scale(step) for step in range(schedule.steps)]
+    assert len(scales) == 200 and scales[0] < 0.05 and max(scales) == 1.0 and 0 < scales[-1] < 0.02
+    hurried = Schedule(200, minutes=0.0)
+    step = 0
+    while step < hurried.steps:
+        hurried.scale(step)
+        step += 1
+    assert step == 30 + 60  # the pace is known after 30 steps, then come the decay steps
+
+
+def test_batches_cover_every_window_once_per_epoch():
+    source = batches(np.arange(41, dtype=np.int32), length=4, tokens=8)
+    epoch = np.concatenate([next(source) for _ in range(5)])
+    assert epoch.shape == (10, 5)
+    assert sorted(epoch[:, 0]) == list(range(0, 40, 4))
+    np.testing.assert_array_equal(epoch - epoch[:, :1], [[0, 1, 2, 3, 4]] * 10)
+
+
+def test_muon_orthogonalizes_kernels_inside_layers_only():
+    shapes = {
+        "embed_tokens": (9, 4),
+        "layers": {0: {"up": {"kernel": (4, 9)}}},
+        "lm_head": {"kernel": (4, 9)},
+        "norm": {"weight": (4,)},
+    }
+    gradient = jax.tree.map(
+        lambda shape: jax.random.normal(jax.random.key(0), shape), shapes, is_leaf=lambda x: isinstance(x, tuple)
+    )
+    optimizer = muon(1.0, 1e-3)
+    zeros = jax.tree.map(jnp.zeros_like, gradient)
+    updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(zeros), zeros)
+    singular = np.linalg.svd(updates["layers"][0]["up"]["kernel"] / np.sqrt(9 / 4), compute_uv=False)
+    assert singular.min() > 0.5 and singular.max() < 1.5
+    for update in (updates["embed_tokens"], updates["lm_head"]["kernel"], updates["norm"]["weight"]):
+        np.testing.assert_allclose(np.abs(update), np.abs(update).max(), rtol=1e-3)  # the signs, Adam's first step

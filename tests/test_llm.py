@@ -1,0 +1,98 @@
+"""What users call, on the built-in model: the README's example, and the promise on held-out prompts."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec.demo.corpus import heldout_prompts
+from jaxspec.llm import as_list
+from jaxspec.testing import random_head, tiny_target, write_head, write_target
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_readme_example_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["output"].text in capsys.readouterr().out
+    assert names["output"].speculation.accept_length > 1.5
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(spec=SpecConfig(num_steps=0), max_running_requests=4)
+
+
+@pytest.fixture(scope="module")
+def fast() -> LLM:
+    return LLM(max_running_requests=4)
+
+
+def test_speculation_gives_the_same_tokens_and_fewer_forwards(plain, fast):
+    prompts = heldout_prompts(6)
+    params = [SamplingParams(max_tokens=40, temperature=(0.0, 0.8)[i % 2], seed=i, ignore_eos=True) for i in range(6)]
+    expected, got = plain.generate(prompts, params), fast.generate(prompts, params)
+    assert [output.token_ids for output in got] == [output.token_ids for output in expected]
+    assert [output.text for output in got] == [output.text for output in expected]
+    assert {output.speculation.accept_length for output in expected} == {1.0}
+    forwards = [sum(output.speculation.verify_count for output in outputs[::2]) for outputs in (got, expected)]
+    assert forwards[0] < forwards[1] / 1.8
+
+
+def test_streams_add_up_and_may_be_left_early(fast):
+    params = SamplingParams(max_tokens=30, temperature=0, stop="\n\n\n")
+    whole = fast.generate("import os\n", params)[0]
+    updates = list(fast.stream("import os\n", params))
+    assert "".join(update.text for update in updates) == whole.text == updates[-1].output.text
+    for update in fast.stream("import os\n", params):
+        if update.token_ids:
+            break
+    assert not fast.engine.has_work
+    assert fast.generate("import os\n", params)[0].token_ids == whole.token_ids
+
+
+def test_text_prompts_and_token_prompts_are_the_same(fast):
+    params = SamplingParams(max_tokens=5, temperature=0)
+    ids = fast.tokenizer.encode("class A:\n")
+    by_text, by_ids = fast.generate(["class A:\n", ids], params)
+    assert by_text.token_ids == by_ids.token_ids == fast.generate(ids, params)[0].token_ids
+
+
+def test_one_bad_prompt_is_named_and_nothing_is_left_behind(fast):
+    with pytest.raises(ValueError, match="prompt 1: prompt is empty"):
+        fast.generate(["def f():\n", []], SamplingParams(max_tokens=3))
+    assert not fast.engine.has_work
+    with pytest.raises(ValueError, match="2 prompts but 1 SamplingParams"):
+        fast.generate(["a", "b"], [SamplingParams()])
+    with pytest.raises(ValueError, match="mixes token ids with prompts"):
+        as_list([1, "a"])
+    assert as_list("a") == ["a"] and as_list([1, 2]) == [[1, 2]] and as_list(["a", [1]]) == ["a", [1]]
+
+
+def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
+    target = tiny_target()
+    model = write_target(tmp_path / "target", target)
+    llm = LLM(model, write_head(tmp_path / "head", random_head(target.config)), SpecConfig(2, 1), page_size=4)
+    assert llm.model_name == "target"
+    output = llm.generate([5, 6, 7], SamplingParams(max_tokens=4, temperature=0))[0]
+    assert len(output.token_ids) == 4 and output.text == ""
+    with pytest.raises(ValueError, match="no tokenizer: give lists of token ids"):
+        llm.generate("text")
+    with pytest.raises(ValueError, match="stop strings need a tokenizer"):
+        llm.generate([5], SamplingParams(stop="x"))
+    assert LLM(model).engine.spec == SpecConfig(num_steps=0)  # a model of one's own without a head decodes plainly
+
+
+def test_impossible_combinations_are_refused(tmp_path):
+    model = write_target(tmp_path / "target", tiny_target())
+    with pytest.raises(ValueError, match="5/4/8 needs a draft head"):
+        LLM(model, spec=SpecConfig())
+    with pytest.raises(ValueError, match="dtype must be auto"):
+        LLM(model, dtype="int8")
+    with pytest.raises(ValueError, match="not a model directory"):
+        LLM(tmp_path / "nothing")
+    with pytest.raises(TypeError, match="paeg_size"):
+        LLM(model, paeg_size=3)
