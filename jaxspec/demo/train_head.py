@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +162,11 @@ def main() -> None:
             progress.update()
             progress.set_postfix(loss=f"{losses[-1]:.3f}", first=f"{float(accuracy[0]):.3f}", refresh=False)
             if step % 100 == 0 or step == schedule.steps:
-                entry = {"step": step, "minutes": round((time.monotonic() - started) / 60, 2), "scale": round(scale, 4)}
+                entry: dict[str, Any] = {
+                    "step": step,
+                    "minutes": round((time.monotonic() - started) / 60, 2),
+                    "scale": round(scale, 4),
+                }
                 entry["train"] = round(float(np.mean(losses[-50:])), 4)
                 for name, rows in checks.items():
                     loss, correct = evaluate(parameters, target.params, rows, depth=DEPTH)

@@ -36,7 +36,7 @@ class Unrolled(NamedTuple):
 
 def lesson(target: Llama, target_ids: Int[Array, " v"], tokens: Int[Array, "b n"]) -> Lesson:
     """Runs the target over whole rows of text; `target_ids` lists the draft vocabulary."""
-    rows = unrolled_rows(*tokens.shape, step=0)
+    rows = unrolled_rows(tokens.shape[0], tokens.shape[1], step=0)
     out = target(tokens, rows, capture=eagle3_layers(target.config.num_layers))
     logits = target.logits(out.hidden)
     choice = jnp.argmax(logits, -1)
@@ -76,7 +76,7 @@ def unroll(head: Eagle3, target: Llama, taught: Lesson, steps: int) -> Unrolled:
     """
     batch, width = taught.choice.shape[0], taught.choice.shape[1] - steps
     hidden, window = head.project(taught.features[:, :width]), None
-    loss, correct = 0.0, []
+    loss, correct = jnp.zeros(()), []
     for step in range(steps):
         ahead = slice(step + 1, step + 1 + width)
         out = head(taught.embeddings[:, ahead], hidden, unrolled_rows(batch, width, step), None, window)
