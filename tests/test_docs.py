@@ -49,3 +49,9 @@ def test_names_without_a_file_exist_somewhere():
     everywhere = set().union(*(definitions(path) for path in (ROOT / "jaxspec").rglob("*.py")))
     named = set(re.findall(r"`([A-Z]\w+\.\w+|[A-Z]\w+|cut|extend)`", LIFE))
     assert named and not {name for name in named if name not in everywhere}
+
+
+def test_ci_runs_the_command_that_the_readme_tells():
+    readme, script = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text().splitlines()
+    command = script[-1]
+    assert command.startswith("python3 -m venv") and "pytest" in command and f"```bash\n{command}\n```" in readme

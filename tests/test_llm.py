@@ -23,12 +23,12 @@ def test_the_readme_example_runs(capsys):
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(spec=SpecConfig(num_steps=0), max_running_requests=4)
+    return LLM(spec=SpecConfig(num_steps=0), max_running_requests=2)
 
 
 @pytest.fixture(scope="module")
 def fast() -> LLM:
-    return LLM(max_running_requests=4)
+    return LLM(max_running_requests=2)
 
 
 def test_speculation_gives_the_same_tokens_and_fewer_forwards(plain, fast):

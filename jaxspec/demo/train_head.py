@@ -30,7 +30,7 @@ from jaxspec.demo.ttt import accuracies, lesson, unroll
 from jaxspec.models.checkpoint import read_config
 from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.llama import Llama
-from jaxspec.models.loading import load_llama, take_apart
+from jaxspec.models.loading import load_eagle3, load_llama, take_apart
 from jaxspec.models.saving import eagle3_tensors, token_map_tensors, write_checkpoint
 
 DRAFT_VOCAB_SIZE = 1536
@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the final checkpoint (default: WORK/latest_head)")
     parser.add_argument("--steps", type=int, default=600, help="3072 tokens each")
     parser.add_argument("--minutes", type=float, default=20, help="decay early if the steps would take longer")
+    parser.add_argument("--resume", type=Path, help="start from this head's weights")
     parser.add_argument("--continuations", type=int, default=1536, help="rows of the target's own text")
     parser.add_argument("--matrix-rate", type=float, default=0.01, help="Muon's peak learning rate")
     parser.add_argument("--other-rate", type=float, default=1e-3, help="AdamW's peak learning rate (lm_head, norms)")
@@ -110,7 +111,10 @@ def main() -> None:
 
     settings = head_config(read_config(arguments.target))
     config = Eagle3Config.from_hf(settings)
-    loaded = take_apart(new_head(config, target.merge(target.params), target_ids), config)
+    if arguments.resume:
+        loaded = load_eagle3(arguments.resume, target.config, jnp.float32)
+    else:
+        loaded = take_apart(new_head(config, target.merge(target.params), target_ids), config)
     parameters = dict(loaded.params)
     token_map = parameters.pop("draft_to_target")
     print(f"{sum(array.size for array in jax.tree.leaves(parameters)):,} parameters in the head", flush=True)

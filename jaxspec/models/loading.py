@@ -62,7 +62,9 @@ def load_llama(directory: Path, dtype: DTypeLike, *, progress: bool = False) -> 
     return _checked(config, lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)), params)
 
 
-def load_eagle3(directory: Path, target: ModelConfig, dtype: DTypeLike, *, progress: bool = False) -> LoadedHead:
+def load_eagle3(
+    directory: Path, target: ModelConfig, dtype: DTypeLike, *, progress: bool = False
+) -> LoadedModel[Eagle3Config, Eagle3]:
     """An EAGLE-3 head in the SafeAILab / SGLang (`midlayer.*`) or speculators (`layers.0.*`) layout.
 
     Raises ValueError if the head does not fit the target, or as `load_llama` does.

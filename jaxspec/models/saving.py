@@ -70,6 +70,7 @@ def write_checkpoint(directory: Path, config: dict, tensors: dict, dtype: DTypeL
     fresh.mkdir(parents=True)
     cast = {name: jnp.asarray(t, dtype) if jnp.issubdtype(t.dtype, jnp.floating) else t for name, t in tensors.items()}
     save_file(cast, fresh / "model.safetensors", metadata={"format": "pt"})
+    (fresh / "model.safetensors").chmod(0o644)  # save_file makes it private
     settings = {**config, "torch_dtype": jnp.dtype(dtype).name}
     (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     for file in copy:

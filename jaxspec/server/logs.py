@@ -1,7 +1,6 @@
 """What the server writes to its log."""
 
 import logging
-import warnings
 from collections.abc import Callable
 from time import perf_counter
 
@@ -21,11 +20,11 @@ _NOTHING = EngineStats(
 
 
 def configure_logging(level: str) -> None:
-    """Our lines and uvicorn's to stderr in SGLang's form, warnings of everyone else too; Python's warnings as one line each."""
+    """Our lines and uvicorn's to stderr in SGLang's form, warnings of everyone else too; Python's warnings."""
     logging.basicConfig(level=logging.WARNING, format="[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True)
     for name in ("jaxspec", "uvicorn"):
         logging.getLogger(name).setLevel(level.upper())
-    warnings.showwarning = lambda message, *_arguments, **_options: logger.warning("%s", message)
+    logging.captureWarnings(True)
 
 
 class DecodeLog:
