@@ -167,9 +167,9 @@ class EngineConfig:
     page_size: int = 16
     """Tokens per cache page."""
     num_pages: int | None = None
-    """Pages of the cache. None: on a GPU what mem_fraction leaves, on a CPU enough for every running request at full length."""
+    """Pages of the cache. None: enough for every running request at full length, or as many as fit."""
     mem_fraction: float = 0.85
-    """Share of a GPU's memory for weights and cache together; the rest is for temporaries."""
+    """Share of the GPU memory that JAX manages for weights and cache together; the rest is for temporaries."""
     prefill_chunk: int = 256
     """Prompt tokens computed per prefill step, at most."""
     overlap: bool = True
@@ -181,6 +181,8 @@ class EngineConfig:
         for name in ("max_running_requests", "page_size", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_pages is not None and self.num_pages < 1:
+            raise ValueError(f"num_pages must be at least 1, got {self.num_pages}")
         if self.context_length is not None and self.context_length < 2:
             raise ValueError(f"context_length must be at least 2, got {self.context_length}")
         if not 0 < self.mem_fraction <= 1:

@@ -1,6 +1,7 @@
 """`LLM`: what users call from Python."""
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 
 import jax
@@ -31,7 +32,8 @@ class LLM:
         draft: a directory with an EAGLE-3 head for it; None: the built-in head with the built-in model, else no speculation.
         spec: the draft tree; None: 5/4/8 if there is a head. SpecConfig(num_steps=0) is plain decoding.
         dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, 16 bits on a GPU.
-        progress: show progress bars while weights load, programs compile and prompts are generated.
+        progress: show progress bars while weights load and prompts are generated.
+            (Programs compile when they are first needed; `llm.engine.warm_up(progress=True)` compiles all of them.)
         options: the fields of EngineConfig, by name.
 
     Raises:
@@ -85,7 +87,10 @@ class LLM:
         return [output for output in outputs if output is not None]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Update]:
-        """Completes one prompt, handing out text and tokens as they come; the last update carries the whole output."""
+        """Completes one prompt, handing out text and tokens as they come; the last update carries the whole output.
+
+        Raises ValueError at the first `next` if the prompt can't be served.
+        """
         yield from self._run(self._add([prompt], params))
 
     def _add(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None) -> list[str]:
@@ -134,11 +139,11 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    tokens = [prompt for prompt in prompts if isinstance(prompt, int)]
-    others = [prompt for prompt in prompts if not isinstance(prompt, int)]
+    tokens = [prompt for prompt in prompts if isinstance(prompt, Integral)]
+    others = [prompt for prompt in prompts if not isinstance(prompt, Integral)]
     if tokens and others:
         raise ValueError("prompts mixes token ids with prompts: give one list of token ids, or a list of prompts")
-    return [tokens] if tokens else others
+    return [[int(token) for token in tokens]] if tokens else others
 
 
 def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:

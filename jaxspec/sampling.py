@@ -1,6 +1,6 @@
 """Choosing the target's own token: argmax, or argmax of logits / T + noise, with noise keyed by (seed, position, token id).
 
-The key knows nothing of trees or batches, so one seed gives one text, whatever the tree (design.md, idea 4).
+The key knows nothing of trees or batches, so one seed gives one text, whatever the tree (docs/structure.md, idea 4).
 """
 
 from enum import Enum

@@ -1,7 +1,7 @@
 """Shape annotations: every dimension letter used in the project, listed once.
 
     b  sequences in a batch            w  window rows being computed now      s  window keys a row may see
-    n  nodes of a draft tree (D)       k  drafted tokens per row (topk)       j  rows of one extend (num_steps + 1)
+    n  nodes of a draft tree           k  drafted tokens per row (topk)       j  rows of one extend (num_steps + 1)
     v  vocabulary                      h  hidden size                         f  feature size (3h for EAGLE-3)
     p  pages of one sequence           r  rows of the engine's state          c  candidates of a draft
 

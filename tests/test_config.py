@@ -82,6 +82,8 @@ def test_engine_config_refuses_nonsense_and_unknown_options():
         EngineConfig(page_size=0)
     with pytest.raises(ValueError, match="mem_fraction must be in"):
         EngineConfig(mem_fraction=1.5)
+    with pytest.raises(ValueError, match="num_pages must be at least 1, got 0"):
+        EngineConfig(num_pages=0)
     with pytest.raises(TypeError, match="paeg_size"):
         EngineConfig(paeg_size=16)
 

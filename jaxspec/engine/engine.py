@@ -14,6 +14,7 @@ from jaxspec.engine.scheduler import Scheduler
 from jaxspec.engine.stats import EngineStats
 from jaxspec.models.loading import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.state import MAX_STOP_TOKENS
 from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
 
 
@@ -57,13 +58,17 @@ class Engine:
         if self.scheduler.find(request_id):
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
         drawn = self._seeds.getrandbits(64)  # drawn for every request, so that one with a seed does not shift the others
-        stop = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.eos_token_ids)
+        stop = tuple(dict.fromkeys(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids)))
+        if len(stop) > MAX_STOP_TOKENS:
+            raise ValueError(
+                f"stop_token_ids and the model's end-of-sequence tokens are {len(stop)}; at most {MAX_STOP_TOKENS} fit"
+            )
         request = Request(
             id=request_id,
             prompt=prompt,
             params=params,
             seed=drawn if params.seed is None else params.seed % 2**64,
-            stop_token_ids=tuple(dict.fromkeys(stop)),
+            stop_token_ids=stop,
             detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens),
         )
         self.scheduler.add(request)

@@ -7,6 +7,7 @@ class PageAllocator:
     def __init__(self, num_pages: int, page_size: int):
         self.num_pages, self.page_size = num_pages, page_size
         self._free = list(range(num_pages - 1, -1, -1))
+        self._is_free = [True] * num_pages
 
     @property
     def free(self) -> int:
@@ -27,13 +28,16 @@ class PageAllocator:
             return None
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
+        for page in taken:
+            self._is_free[page] = False
         return taken
 
     def release(self, pages: list[int]) -> None:
         """Takes pages back. Raises RuntimeError if one is free already."""
-        twice = set(pages) & set(self._free)
-        if twice or len(set(pages)) != len(pages):
-            raise RuntimeError(f"pages released twice: {sorted(twice) or sorted(pages)}; this is a bug")
+        for page in pages:
+            if self._is_free[page]:
+                raise RuntimeError(f"page {page} is released twice; this is a bug")
+            self._is_free[page] = True
         self._free.extend(pages)
 
     def check_idle(self) -> None:

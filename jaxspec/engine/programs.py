@@ -19,17 +19,8 @@ from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, Sequences
 
 logger = logging.getLogger(__name__)
 
-SMALL_BATCHES = (1, 2, 4, 8)
 SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
-
-
-CPU_OPTIONS = {
-    # XLA's newer matrix products are slower than Eigen's for the few rows of a draft tree: cycles took 10-15% longer with
-    # them (two-core AVX-512 CPU, jax 0.12.0.1, November 2026).
-    "xla_cpu_experimental_ynn_fusion_type": "",
-}
-"""XLA options for programs that run on a CPU."""
 
 
 class CycleProgram(NamedTuple):
@@ -72,7 +63,7 @@ class Buckets(NamedTuple):
         Out: batches (1, 2, 4, 8, 12), chunks (16, 64, 256), pages (16, 64)
         """
         most = config.max_running_requests
-        batches = {size for size in (*SMALL_BATCHES, *range(16, most, 8)) if size < most} | {most}
+        batches = {size for size in (2**power for power in range(most.bit_length())) if size < most} | {most}
         chunks = {max(1, config.prefill_chunk // 4**i) for i in range(3)}
         narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
         pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
@@ -118,8 +109,7 @@ class Programs:
     def _compile(self, program: Program) -> jax.stages.Compiled:
         function, arguments = self._cycle(program) if isinstance(program, CycleProgram) else self._prefill(program)
         jitted = jax.jit(function, donate_argnums=(1, 2))  # caches and state are updated in place
-        lowered = jitted.lower(self._params, self._caches, self._sequences, *arguments)
-        return lowered.compile(compiler_options=CPU_OPTIONS if jax.default_backend() == "cpu" else None)
+        return jitted.lower(self._params, self._caches, self._sequences, *arguments).compile()
 
     def _cycle(self, program: CycleProgram) -> tuple[Callable[..., Step], tuple]:
         """The function to compile, and the shapes of what it takes beside weights, caches and state."""

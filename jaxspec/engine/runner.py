@@ -43,7 +43,7 @@ class Runner:
     """Owns everything on the device. Arrays that a launch donates are replaced by its results at once."""
 
     def __init__(self, target: LoadedTarget, head: LoadedHead | None, spec: SpecConfig, config: EngineConfig, context_length: int):
-        self.spec = spec
+        self.spec, self._page_size = spec, config.page_size
         capture = eagle3_layers(target.config.num_layers) if head else ()
         self.params = {"target": target.params, "head": head.params if head else {}}
         dtype = target.params["embed_tokens"].dtype
@@ -82,7 +82,7 @@ class Runner:
         request = step.request
         width = smallest(self.buckets.chunks, step.size)
         tokens = request.prompt[step.first_slot : step.first_slot + step.size]
-        page_table = self._page_table([request], 1)
+        page_table = self._page_table([request], [step.first_slot + step.size + 1], 1)
         fields: dict[str, Any] = {
             "row": np.array([request.row], np.int32),
             "page_table": page_table,
@@ -103,15 +103,18 @@ class Runner:
         sampled = any(request.params.temperature > 0 for request in requests)
         rows = np.full(batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
-        page_table = self._page_table(requests, batch)
+        emitted = self.spec.num_steps + 1  # by one cycle, at most
+        lengths = [len(each.prompt) + len(each.output) + (each.in_flight + 1) * emitted for each in requests]
+        page_table = self._page_table(requests, lengths, batch)
         kind = SamplingKind.TEMPERATURE if sampled else SamplingKind.GREEDY
         return self._launch(CycleProgram(batch, page_table.shape[1], self.spec, kind), requests, rows, page_table)
 
-    def _page_table(self, requests: list[Request], batch: int) -> np.ndarray:
-        """[batch, pages] int32 in the narrowest bucket that holds every request; unused entries are page 0."""
-        table = np.zeros((batch, smallest(self.buckets.pages, max(len(request.pages) for request in requests))), np.int32)
-        for row, request in zip(table, requests, strict=False):
-            row[: len(request.pages)] = request.pages
+    def _page_table(self, requests: list[Request], lengths: list[int], batch: int) -> np.ndarray:
+        """[batch, pages] int32, wide enough for the slots that the launch may reach (`lengths`); unused entries are page 0."""
+        needed = [request.pages[: -(-length // self._page_size)] for request, length in zip(requests, lengths, strict=True)]
+        table = np.zeros((batch, smallest(self.buckets.pages, max(map(len, needed)))), np.int32)
+        for row, pages in zip(table, needed, strict=False):
+            row[: len(pages)] = pages
         return table
 
     def _launch(self, program: Program, requests: list[Request], *arguments) -> Launched:
@@ -163,7 +166,8 @@ def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int
         pages = min(wanted, CPU_CACHE_BYTES // page_bytes)
     else:
         weights = sum(array.nbytes for array in jax.tree.leaves(params))
-        pages = (int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights) // page_bytes
+        room = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
+        pages = min(wanted, room // page_bytes)
     if pages < pages_per_sequence:
         raise ValueError(
             f"the cache has room for {max(pages, 0) * config.page_size} tokens, but one sequence may have "

@@ -34,6 +34,7 @@ class Scheduler:
         self.pages, self.prefill_chunk = pages, prefill_chunk
         self.waiting: deque[Request] = deque()
         self.admitted: list[Request] = []
+        self._unfinished: dict[str, Request] = {}
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
 
     @property
@@ -42,10 +43,11 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
+        self._unfinished[request.id] = request
 
     def find(self, request_id: str) -> Request | None:
         """The unfinished request with this id."""
-        return next((request for request in (*self.admitted, *self.waiting) if request.id == request_id), None)
+        return self._unfinished.get(request_id)
 
     def plan(self) -> Plan:
         """What to launch now. Requests that become RUNNING with this prefill join the next plan's cycle."""
@@ -79,6 +81,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Takes a request out, wherever it is; its row and pages are free for the next launch."""
+        del self._unfinished[request.id]
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         else:

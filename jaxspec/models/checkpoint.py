@@ -13,13 +13,25 @@ def read_config(directory: Path) -> dict:
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ValueError(f"{directory} is not a model directory: it has no config.json")
+    return read_object(path)
+
+
+def read_end_of_sequence(directory: Path) -> dict:
+    """The `eos_token_id` of generation_config.json, where chat models list their end-of-turn tokens; {} if it has none."""
+    path = Path(directory) / "generation_config.json"
+    found = read_object(path).get("eos_token_id") if path.is_file() else None
+    return {} if found is None else {"eos_token_id": found}
+
+
+def read_object(path: Path) -> dict:
+    """A JSON object from a file. Raises ValueError if it holds anything else."""
     try:
-        config = json.loads(path.read_text())
+        parsed = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}, a JSON object was expected")
-    return config
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{path} holds a {type(parsed).__name__}, a JSON object was expected")
+    return parsed
 
 
 class Checkpoint:

@@ -24,7 +24,7 @@ class TargetOutput(NamedTuple):
 
 
 class Llama(nnx.Module):
-    """Llama 2 / 3 decoder. Weights stay separate arrays per layer: XLA copies slices of stacked ones (design.md, section 5)."""
+    """Llama 2 / 3 decoder. Weights stay separate arrays per layer: XLA copies slices of stacked ones."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import Eagle3Config, ModelConfig
-from jaxspec.models.checkpoint import Checkpoint, read_config
+from jaxspec.models.checkpoint import Checkpoint, read_config, read_end_of_sequence
 from jaxspec.models.eagle3 import Eagle3
 from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
@@ -45,7 +45,7 @@ def take_apart(model: nnx.Module, config: ModelConfig | Eagle3Config) -> LoadedM
 
 def load_llama(directory: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedTarget:
     """A Hugging Face Llama directory. Raises ValueError naming what is missing, unknown, misshapen or unsupported."""
-    config = ModelConfig.from_hf(read_config(directory))
+    config = ModelConfig.from_hf(read_config(directory) | read_end_of_sequence(directory))
     tensors = Checkpoint(directory, progress=progress)
     read = _Reader(tensors, dtype)
     params = {

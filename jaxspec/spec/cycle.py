@@ -1,7 +1,7 @@
 """One cycle of speculative decoding: draft a tree, verify it, commit what the target agrees with, extend the head.
 
 This is the whole algorithm. Plain decoding is the same cycle with an empty tree (num_steps = 0). Sizes are static, so
-a cycle is one compiled program; see design notes in docs/structure.md.
+a cycle is one compiled program; docs/structure.md follows one token through it.
 """
 
 from typing import NamedTuple

@@ -71,7 +71,8 @@ def best_children(
     """The k likeliest tokens (target ids) below each row, with the head's log probabilities at temperature 1."""
     logits = head.logits(hidden, target)
     best, ids = jax.lax.top_k(logits, k)
-    return head.target_ids(ids), best - jax.nn.logsumexp(logits, -1, keepdims=True)
+    log_probs = best - jax.nn.logsumexp(logits, -1, keepdims=True)
+    return head.target_ids(ids), jnp.minimum(log_probs, 0.0)  # rounding must not put a child above its parent
 
 
 def grow(

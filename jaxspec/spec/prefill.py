@@ -53,7 +53,8 @@ def prefill(models: Models, caches: Caches, sequences: Sequences, chunk: Chunk, 
     draft_cache, draft_hidden = caches.draft, before.draft_hidden
     if models.head is not None:
         # Pair j of the chunk is (feature of the position before, token): the feature carried over, then the chunk's own.
-        features = jnp.concatenate([before.feature[:, None], out.features], 1)
+        carried = jnp.where(chunk.first_slot[:, None] == 0, 0, before.feature)  # a first chunk finds the row's last user's
+        features = jnp.concatenate([carried[:, None], out.features], 1)
         at_root = jnp.arange(width + 1) == chunk.size[:, None]
         tokens = jnp.where(at_root, root, jnp.pad(chunk.tokens, ((0, 0), (0, 1))))
         write = jnp.pad(in_prompt, ((0, 0), (0, 1))) | (at_root & chunk.is_last[:, None])

@@ -67,7 +67,7 @@ def accept(tree: Tree, wanted: Int[Array, "b n"], sequences: Sequences, num_step
     parent = jnp.maximum(tree.parents, 0)
     matches = (tree.tokens == jnp.take_along_axis(wanted, parent, 1)) | (tree.parents < 0)
     on_walk = jnp.all(matches[:, None, :] | ~tree.mask, -1)
-    accepted = jnp.sum(on_walk, -1, dtype=jnp.int32) - 1
+    accepted = jnp.max(jnp.where(on_walk, tree.depth, 0), -1)
     steps = jnp.arange(num_steps + 1)
     path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
     tokens = jnp.take_along_axis(wanted, path, 1)

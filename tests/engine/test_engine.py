@@ -130,6 +130,13 @@ def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, me
     assert not fast.has_work
 
 
+def test_too_many_stop_tokens_are_refused_at_admission():
+    engine = tiny_engine(SpecConfig(num_steps=0), target=tiny_target(eos_token_ids=(1, 2, 3, 4, 5)))
+    with pytest.raises(ValueError, match="end-of-sequence tokens are 17; at most 16 fit"):
+        engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32))))
+    engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)), ignore_eos=True))
+
+
 def test_duplicate_ids_and_missing_heads_are_refused(fast):
     fast.add(PROMPT, SamplingParams(max_tokens=1), request_id="a")
     with pytest.raises(ValueError, match="'a' is in use"):

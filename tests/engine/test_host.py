@@ -79,7 +79,7 @@ def test_pages_refuse_to_be_released_twice_or_lost():
     with pytest.raises(RuntimeError, match=r"free \(1\) \+ held \(0\) != total \(4\)"):
         pages.check_idle()
     pages.release(taken)
-    with pytest.raises(RuntimeError, match="released twice"):
+    with pytest.raises(RuntimeError, match="is released twice"):
         pages.release(taken)
 
 

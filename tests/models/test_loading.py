@@ -110,6 +110,13 @@ def test_an_index_may_name_files_of_its_own_directory_only(tmp_path, file):
         load_llama(tmp_path, FLOAT32)
 
 
+def test_end_of_sequence_tokens_of_chat_models_are_found(tmp_path):
+    directory = write_target(tmp_path / "target", tiny_target())
+    assert load_llama(directory, FLOAT32).config.eos_token_ids == ()
+    (directory / "generation_config.json").write_text('{"eos_token_id": [3, 9]}')
+    assert load_llama(directory, FLOAT32).config.eos_token_ids == (3, 9)
+
+
 def test_a_head_must_fit_its_target(tmp_path):
     with pytest.raises(ValueError, match=r"does not fit the target: its target_hidden_size .* is 64, the target's 32"):
         load_eagle3(HEAD, tiny_target().config, FLOAT32)
