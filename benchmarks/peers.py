@@ -125,8 +125,8 @@ def contenders(bench: Workbench, peer: Peer, prompts: Sequence[Sequence[int]], o
 
 def measure(everybody: dict[str, Contender], rounds: int) -> dict[str, list[Timed]]:
     """Results of every contender, round by round, after an untimed pass."""
-    for contender in (bar := tqdm(everybody, desc="untimed pass", unit="contender")):
-        bar.set_postfix_str(contender)
+    for contender in (untimed := tqdm(everybody, desc="untimed pass", unit="contender")):
+        untimed.set_postfix_str(contender)
         everybody[contender]()
     counter = CompilationCounter()
     results: dict[str, list[Timed]] = {name: [] for name in everybody}

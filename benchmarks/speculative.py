@@ -88,8 +88,8 @@ def measure(
     """Plain decoding against every tree, `rounds` pairs each."""
     params = [SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)] * len(prompts)
     engines = {spec: bench.engine(spec, batch) for spec in (PLAIN, *trees)}
-    for spec, engine in (bar := tqdm(engines.items(), desc=f"batch {batch}: compiling, untimed pass", unit="tree")):
-        bar.set_postfix_str(str(spec))
+    for spec, engine in (untimed := tqdm(engines.items(), desc=f"batch {batch}: compiling, untimed pass", unit="tree")):
+        untimed.set_postfix_str(str(spec))
         run(engine, prompts, params)
     results = {spec: Measured(spec, batch) for spec in trees}
     counter = CompilationCounter()

@@ -139,11 +139,11 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    tokens = [prompt for prompt in prompts if isinstance(prompt, Integral)]
-    others = [prompt for prompt in prompts if not isinstance(prompt, Integral)]
+    tokens = [int(prompt) for prompt in prompts if isinstance(prompt, Integral)]
+    others = [prompt for prompt in prompts if not isinstance(prompt, int | Integral)]
     if tokens and others:
         raise ValueError("prompts mixes token ids with prompts: give one list of token ids, or a list of prompts")
-    return [[int(token) for token in tokens]] if tokens else others
+    return [tokens] if tokens else others
 
 
 def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:

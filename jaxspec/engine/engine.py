@@ -58,7 +58,7 @@ class Engine:
         if self.scheduler.find(request_id):
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
         drawn = self._seeds.getrandbits(64)  # drawn for every request, so that one with a seed does not shift the others
-        stop = tuple(dict.fromkeys(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids)))
+        stop = tuple(dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))))
         if len(stop) > MAX_STOP_TOKENS:
             raise ValueError(
                 f"stop_token_ids and the model's end-of-sequence tokens are {len(stop)}; at most {MAX_STOP_TOKENS} fit"
