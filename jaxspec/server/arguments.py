@@ -104,7 +104,7 @@ def _make_parser() -> _Parser:
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="of weights and cache; auto: float32 on a CPU, the checkpoint's own on a GPU",
+        help="of weights and cache; auto: float32 on a CPU, float16 on a GPU if the checkpoint is, else bfloat16",
     )
     group.add_argument("--context-length", type=int, metavar="N", help="longest prompt and output together (default: the model's)")
 
