@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
-
-from jaxspec.config import Eagle3Config, ModelConfig
 from jaxspec.models.checkpoint import read_config
 from jaxspec.models.loading import load_eagle3
+
+from jaxspec.config import Eagle3Config, ModelConfig
 
 MAX_HEADER_BYTES = 100 << 20  # the limit of the safetensors format
 

@@ -1,4 +1,4 @@
-"""What a model is (ModelConfig, Eagle3Config), how it speculates (SpecConfig) and how the engine runs it (EngineConfig).
+"""What a model is (ModelConfig), how it speculates (SpecConfig) and how the engine runs it (EngineConfig).
 
 All are frozen; a wrong value raises ValueError at construction, saying what was got, what was expected and what to do.
 """
@@ -11,15 +11,15 @@ from jaxspec.models.rope import RopeConfig
 # Attributes of a Hugging Face config that would change the computation, with the only value that is supported.
 _ONLY_SUPPORTED = {
     "hidden_act": "silu",
-    "attention_bias": False,
     "mlp_bias": False,
     "pretraining_tp": 1,
     "partial_rotary_factor": 1.0,
-    "sliding_window": None,
     "use_sliding_window": False,
+    "use_mrope": False,
     "quantization_config": None,
-    "qkv_bias": False,
-    "bias": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "clip_qkv": None,
 }
 
 
@@ -40,6 +40,10 @@ class ModelConfig:
     """The longest sequence (prompt and output) the model was made for, in tokens."""
     tie_word_embeddings: bool = False
     """True: the transposed embedding is the output projection, and the checkpoint has no lm_head."""
+    qkv_bias: bool = False
+    """The query, key and value projections have biases (Qwen2, MiMo)."""
+    qk_norm: bool = False
+    """Queries and keys are normed per head before the rotation (Qwen3)."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The dtype that the checkpoint was saved in; the engine may choose another."""
@@ -53,8 +57,12 @@ class ModelConfig:
             raise ValueError(f"head_dim must be even for RoPE, got {self.head_dim}")
 
     @classmethod
-    def from_hf(cls, config: dict) -> "ModelConfig":
-        """From the parsed config.json of a Llama-family checkpoint. Raises ValueError naming a missing or unsupported attribute."""
+    def from_hf(cls, config: dict, *, qkv_bias: bool = False, qk_norm: bool = False) -> "ModelConfig":
+        """The sizes in a parsed config.json; which biases and norms there are, the family or the file says, not the config.
+
+        Raises:
+            ValueError: an attribute is missing or has a value that is not supported; the message names it.
+        """
         refuse_unsupported(config)
         heads = require(config, "num_attention_heads")
         eos = config.get("eos_token_id")
@@ -69,41 +77,12 @@ class ModelConfig:
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_hf(config),
             max_position_embeddings=config.get("max_position_embeddings", 2048),
-            tie_word_embeddings=config.get("tie_word_embeddings", False),
+            tie_word_embeddings=config.get("tie_word_embeddings") or False,
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
             dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
         )
-
-
-@dataclass(frozen=True)
-class Eagle3Config:
-    """An EAGLE-3 draft head: one decoder layer over [embedding, fused target features] (EAGLE-3 paper, section 3.1)."""
-
-    layer: ModelConfig
-    """Sizes of the head's own layer; its rope is the head's own too and never the target's."""
-    target_hidden_size: int
-    num_features: int = 3
-    """How many residual streams of the target are concatenated as the feature."""
-    draft_vocab_size: int | None = None
-    """Size of the head's own output vocabulary; None: the head uses the target's lm_head."""
-
-    @classmethod
-    def from_hf(cls, config: dict) -> "Eagle3Config":
-        """From the config.json of a SafeAILab / SGLang EAGLE-3 checkpoint. Variants that are not supported are refused by name."""
-        # `bias` in SafeAILab's EAGLE-3 configs is a left-over of EAGLE-1 that its EAGLE-3 code does not read.
-        layer = ModelConfig.from_hf({key: value for key, value in config.items() if key != "bias"})
-        for name in ("fc_norm", "use_aux_norm", "norm_before_fc", "norm_before_residual", "norm_output"):
-            if config.get(name) or config.get("eagle_config", {}).get(name):
-                raise ValueError(f"this EAGLE-3 head sets {name}=true, which is not supported yet: use a head without it")
-        if layer.num_layers != 1:
-            raise ValueError(f"an EAGLE-3 head with num_hidden_layers=1 was expected, got {layer.num_layers}")
-        if "eagle_aux_hidden_state_layer_ids" in {**config, **config.get("eagle_config", {})}:
-            raise ValueError(
-                "this EAGLE-3 head names its own eagle_aux_hidden_state_layer_ids, which is not supported yet: "
-                "use a head trained on the default layers (2, N/2, N-3)"
-            )
-        target_hidden_size = config.get("target_hidden_size") or layer.hidden_size
-        return cls(layer, target_hidden_size, draft_vocab_size=config.get("draft_vocab_size"))
 
 
 @dataclass(frozen=True, init=False)
@@ -196,8 +175,19 @@ def require(config: dict, name: str):
     return config[name]
 
 
-def refuse_unsupported(config: dict) -> None:
+def refuse(config: dict, only: dict) -> None:
     """Raises ValueError if an attribute that changes the computation has a value other than the supported one."""
-    for name, supported in _ONLY_SUPPORTED.items():
-        if name in config and config[name] not in (supported, None):
+    for name, supported in only.items():
+        if config.get(name, supported) not in (supported, None):
             raise ValueError(f"config.json: {name}={config[name]!r} is not supported (only {supported!r} is)")
+
+
+def refuse_unsupported(config: dict) -> None:
+    """As `refuse`, for the attributes that any model's config may have."""
+    refuse(config, _ONLY_SUPPORTED)
+    # Qwen configs carry a window that use_sliding_window=false turns off; elsewhere the number alone turns it on.
+    if config.get("sliding_window") is not None and "use_sliding_window" not in config:
+        raise ValueError(f"config.json: sliding_window={config['sliding_window']!r} is not supported (only None is)")
+    others = sorted({kind for kind in config.get("layer_types") or () if kind != "full_attention"})
+    if others:
+        raise ValueError(f"config.json: layer_types has {', '.join(others)}; only full_attention is supported")

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
+from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.loading import find_head, load_head, load_target
 from jaxspec.compilation_cache import enable_compilation_cache
-from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
+from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.models.checkpoint import read_config
-from jaxspec.models.loading import LoadedHead, load_eagle3, load_llama
+from jaxspec.models.loaded import LoadedHead
+from jaxspec.models.registry import target_config
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
@@ -28,9 +30,12 @@ class LLM:
     """A target model, its draft head and an engine.
 
     Args:
-        model: a Hugging Face model directory; None: the built-in model.
-        draft: a directory with an EAGLE-3 head for it; None: the built-in head with the built-in model, else no speculation.
-        spec: the draft tree; None: 5/4/8 if there is a head. SpecConfig(num_steps=0) is plain decoding.
+        model: a model directory, Hugging Face's or a converted one; None: the built-in model.
+        draft: a directory or file with a draft head for it (EAGLE, EAGLE-3 or MTP, in any dialect of docs/checkpoints.md);
+            None: the head that comes with the model (MiMo's MTP layer, the built-in model's head), if there is one.
+        spec: the draft tree; None: 5/4/8 with an EAGLE head, 1/1/2 with MTP. SpecConfig(num_steps=0) is plain decoding.
+        token_map: FR-Spec's list of the tokens worth drafting (.pt, .json, .npy or .safetensors), for heads that use the
+            target's lm_head.
         dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, 16 bits on a GPU.
         progress: show progress bars while weights load and prompts are generated.
             (Programs compile when they are first needed; `llm.engine.warm_up(progress=True)` compiles all of them.)
@@ -46,6 +51,7 @@ class LLM:
         draft: str | Path | None = None,
         spec: SpecConfig | None = None,
         *,
+        token_map: str | Path | None = None,
         dtype: str = "auto",
         progress: bool = False,
         **options,
@@ -53,20 +59,21 @@ class LLM:
         config = EngineConfig(**options)
         enable_compilation_cache()
         plain = spec is not None and spec.num_steps == 0
-        if model is None and draft is None and not plain:
-            draft = DEMO / "eagle3"
         self.model_name = DEMO_NAME if model is None else Path(model).resolve().name
         directory = DEMO / "target" if model is None else Path(model)
         self.progress = progress
-        self.target = load_llama(directory, choose_dtype(dtype, directory), progress=progress)
-        self.head = self._load_head(draft, progress) if draft is not None and not plain else None
+        where = None if plain else Path(draft) if draft is not None else find_own_head(directory)
+        if where is None and spec is not None and not plain:
+            raise ValueError(f"the draft tree {spec} needs a draft head, and {directory.name} comes with none: give draft")
+        if where is None and token_map is not None:
+            raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
+        self.target = load_target(directory, choose_dtype(dtype, directory), progress=progress)
+        tokens = None if token_map is None else Path(token_map)
+        self.head = None if where is None else load_head(where, self.target, token_map=tokens, progress=progress)
         if spec is None:
-            spec = SpecConfig() if self.head else SpecConfig(num_steps=0)
+            spec = default_tree(self.head)
         self.tokenizer: Tokenizer | None = load_tokenizer(directory)
         self.engine = Engine(self.target, self.head, self.tokenizer, spec, config)
-
-    def _load_head(self, draft: str | Path, progress: bool) -> LoadedHead:
-        return load_eagle3(Path(draft), self.target.config, self.target.params["embed_tokens"].dtype, progress=progress)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -146,6 +153,20 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [tokens] if tokens else others
 
 
+def find_own_head(directory: Path) -> Path | None:
+    """Where the head that comes with a model is; None if it has none."""
+    if directory == DEMO / "target":
+        return DEMO / "eagle3"
+    return directory if find_head(directory) else None
+
+
+def default_tree(head: LoadedHead | None) -> SpecConfig:
+    """The tree for a head, if the user gives none. One MTP layer is trained for one step; deeper ones reuse it."""
+    if head is None:
+        return SpecConfig(num_steps=0)
+    return SpecConfig(1, 1, 2) if head.config.algorithm == "MTP" else SpecConfig()
+
+
 def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
     """The dtype for weights and cache.
 
@@ -155,7 +176,7 @@ def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
     if dtype == "auto":
         if jax.default_backend() == "cpu":
             return jnp.dtype(jnp.float32)
-        dtype = "float16" if ModelConfig.from_hf(read_config(directory)).dtype == "float16" else "bfloat16"
+        dtype = "float16" if target_config(read_config(directory)).dtype == "float16" else "bfloat16"
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
     return jnp.dtype(DTYPES[dtype])

@@ -4,11 +4,13 @@ import logging
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from jaxspec.server.arguments import ServerArguments, parse_arguments
+from jaxspec.server.arguments import ALGORITHMS, ServerArguments, parse_arguments
 from jaxspec.server.logs import DecodeLog, configure_logging
 
 if TYPE_CHECKING:
@@ -48,16 +50,37 @@ def load(arguments: ServerArguments) -> "LLM":
     """The model with every program compiled. Raises ValueError or OSError, saying what is wrong with the settings or files."""
     from jaxspec.llm import LLM  # loads JAX
 
+    check_algorithm(arguments)
     progress = arguments.log_level in ("debug", "info")
-    llm = LLM(arguments.model, arguments.draft, arguments.spec, dtype=arguments.dtype, progress=progress, **arguments.engine)
+    options = dict(token_map=arguments.token_map, dtype=arguments.dtype, progress=progress, **arguments.engine)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        llm = LLM(arguments.model, arguments.draft, arguments.spec, **options)
+    for warning in caught:
+        logger.warning("%s", warning.message)
     engine, stats = llm.engine, llm.engine.stats()
-    tree = str(engine.spec) if engine.spec.num_steps else "none (plain decoding)"
-    logger.info("model %s, context length %d tokens, draft tree %s", llm.model_name, engine.context_length, tree)
+    tree = f"{llm.head.config.algorithm} draft tree {engine.spec}" if llm.head else "plain decoding"
+    logger.info("model %s, context length %d tokens, %s", llm.model_name, engine.context_length, tree)
     tokens = stats.total_pages * stats.page_size
     logger.info("cache %d pages of %d tokens, %d tokens in all", stats.total_pages, stats.page_size, tokens)
     seconds = engine.warm_up(progress=progress)
     logger.info("every program is compiled (%.1f s)", seconds)
     return llm
+
+
+def check_algorithm(arguments: ServerArguments) -> None:
+    """Raises ValueError unless the head is what --speculative-algorithm says: elsewhere a wrong name costs all speed silently."""
+    from jaxspec.checkpoints.loading import find_head
+    from jaxspec.llm import DEMO, find_own_head
+
+    if arguments.algorithm in (None, "NONE"):
+        return
+    model = DEMO / "target" if arguments.model is None else Path(arguments.model)
+    head = find_own_head(model) if arguments.draft is None else Path(arguments.draft)
+    found = None if head is None else find_head(head)
+    if found not in ALGORITHMS[arguments.algorithm]:
+        what = f"{head} holds an {found} head" if found else f"{head or model} holds no head: give --speculative-draft-model-path"
+        raise ValueError(f"--speculative-algorithm {arguments.algorithm} was given, but {what}")
 
 
 def serve(llm: "LLM", name: str, listener: socket.socket) -> None:

@@ -5,18 +5,23 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
-from jaxspec.config import Eagle3Config, EngineConfig, ModelConfig, SpecConfig
+from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
+from jaxspec.checkpoints.mtp_layout import mtp_layout
+from jaxspec.checkpoints.targets import target_layout
+from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
+from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
 from jaxspec.engine.engine import Engine
-from jaxspec.models.eagle3 import Eagle3
-from jaxspec.models.head import DraftHead, HeadOutput
+from jaxspec.models.eagle import Eagle, EagleConfig
+from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
+from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput
 from jaxspec.models.layers import Rows
 from jaxspec.models.llama import Llama
-from jaxspec.models.loading import LoadedHead, LoadedModel, LoadedTarget, take_apart
-from jaxspec.models.saving import eagle3_tensors, llama_tensors, token_map_tensors, write_checkpoint
-from jaxspec.typing import Array, Float, Int, KeysValues
+from jaxspec.models.loaded import LoadedHead, LoadedModel, LoadedTarget, take_apart
+from jaxspec.models.mtp import MTP, MTPConfig
+from jaxspec.typing import Array, Float, KeysValues
 
 
 def tiny_config(**changes) -> ModelConfig:
@@ -31,18 +36,45 @@ def tiny_target(seed: int = 0, **changes) -> LoadedTarget:
     return scaled_up(take_apart(Llama(config, rngs=nnx.Rngs(seed)), config))
 
 
-def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64) -> LoadedHead:
-    """An EAGLE-3 head that knows nothing; its draft vocabulary is every other token of the target's."""
-    layer = tiny_config(
-        vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_layers=1,
-        num_heads=target.num_heads, num_kv_heads=target.num_kv_heads, head_dim=target.head_dim,
-    )  # fmt: skip
-    config = Eagle3Config(layer, target.hidden_size, draft_vocab_size=draft_vocab_size)
+def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64, **switches) -> LoadedHead:
+    """An EAGLE-3 head that knows nothing; its draft vocabulary is every other token of the target's.
+
+    `switches` are fields of Eagle3Config or, for `layer`, of ModelConfig.
+    """
+    layer = head_layer(target, **switches.pop("layer", {}))
+    config = Eagle3Config(
+        **{
+            "layer": layer,
+            "target_hidden_size": target.hidden_size,
+            "captured_layers": default_captured_layers(target.num_layers),
+            "draft_vocab_size": draft_vocab_size,
+            "own_embedding": layer.hidden_size != target.hidden_size,
+            **switches,
+        }
+    )
     head = scaled_up(take_apart(Eagle3(config, rngs=nnx.Rngs(seed)), config))
     if draft_vocab_size is not None:
         stride = target.vocab_size // draft_vocab_size
         head.params["draft_to_target"] = jnp.arange(draft_vocab_size, dtype=jnp.int32) * stride
     return head
+
+
+def random_eagle(target: ModelConfig, seed: int = 1, fc_bias: bool = True, **layer) -> LoadedHead:
+    """An EAGLE-1/2 head that knows nothing. `layer` are fields of ModelConfig."""
+    config = EagleConfig(layer=head_layer(target, **layer), target_hidden_size=target.hidden_size, fc_bias=fc_bias)
+    return scaled_up(take_apart(Eagle(config, rngs=nnx.Rngs(seed)), config))
+
+
+def random_mtp(target: ModelConfig, seed: int = 1) -> LoadedHead:
+    """An MTP layer that knows nothing."""
+    config = MTPConfig(layer=head_layer(target, qkv_bias=target.qkv_bias), target_hidden_size=target.hidden_size)
+    return scaled_up(take_apart(MTP(config, rngs=nnx.Rngs(seed)), config))
+
+
+def head_layer(target: ModelConfig, **changes) -> ModelConfig:
+    """One layer with the target's sizes."""
+    sizes = {name: getattr(target, name) for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim")}
+    return tiny_config(**{**sizes, "num_layers": 1, **changes})
 
 
 def scaled_up[Model: LoadedModel](model: Model, factor: float = 12.0) -> Model:
@@ -56,12 +88,9 @@ class OracleHead(DraftHead):
     It is fully accepted exactly if every slot, position and feedback in drafting is right.
     """
 
-    def __init__(self, config: Eagle3Config, text: list[int]):
+    def __init__(self, config: HeadConfig, text: list[int]):
         self.config = config
         self.text = nnx.Variable(jnp.asarray(text, jnp.int32))
-
-    def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
-        return features[..., : features.shape[-1] // 3]
 
     def __call__(
         self,
@@ -80,13 +109,10 @@ class OracleHead(DraftHead):
         slots = jnp.minimum(hidden[..., 0].astype(jnp.int32) + 1, self.text.shape[0] - 1)
         return 10.0 * jax.nn.one_hot(self.text[...][slots], self.config.layer.vocab_size)
 
-    def target_ids(self, draft_ids: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
-        return draft_ids
-
 
 def oracle_head(target: ModelConfig, text: list[int]) -> LoadedHead:
     """A perfect head for the one sequence `text` (prompt and continuation)."""
-    config = Eagle3Config(tiny_config(vocab_size=target.vocab_size, num_layers=1), target.hidden_size)
+    config = EagleConfig(layer=tiny_config(vocab_size=target.vocab_size, num_layers=1), target_hidden_size=target.hidden_size)
     return take_apart(OracleHead(config, text), config)
 
 
@@ -117,30 +143,20 @@ def tiny_engine(
     return Engine(target, head, tokenizer or TinyTokenizer(), spec, config)
 
 
-def write_target(directory: Path, model: LoadedTarget, dtype: str = "float32") -> Path:
-    """Writes a tiny target as a Hugging Face directory (config.json, model.safetensors); returns it."""
-    write_checkpoint(directory, hf_config(model.config), llama_tensors(model.merge(model.params)), dtype)
+def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.float32, *, head: LoadedHead | None = None) -> Path:
+    """Writes a tiny target as a Hugging Face directory, with an MTP head inside if one is given; returns it."""
+    tensors = dict(tensors_of(target_layout(model.config), model.params))
+    config = hf_config(model.config)
+    if head is not None:
+        assert isinstance(head.config, MTPConfig)
+        tensors |= tensors_of(mtp_layout(head.config), head.params)
+        config |= {"model_type": "mimo", "num_nextn_predict_layers": 1}
+    write_checkpoint(directory, config, tensors.items(), dtype=dtype)
     return directory
 
 
-def write_head(directory: Path, model: LoadedHead, dtype: str = "float32") -> Path:
-    """Writes a tiny EAGLE-3 head in SafeAILab's layout; returns the directory."""
-    module, config = model.merge(model.params), model.config
-    assert isinstance(module, Eagle3)
-    tensors: dict = eagle3_tensors(module)
-    if config.draft_vocab_size is not None:
-        tensors |= token_map_tensors(np.asarray(model.params["draft_to_target"]), config.layer.vocab_size)
-    sizes = {"draft_vocab_size": config.draft_vocab_size, "target_hidden_size": config.target_hidden_size}
-    write_checkpoint(directory, hf_config(config.layer) | sizes, tensors, dtype)
+def write_head(directory: Path, model: LoadedHead, dtype: DTypeLike = jnp.float32) -> Path:
+    """Writes a tiny EAGLE or EAGLE-3 head in SafeAILab's layout; returns the directory."""
+    exported = head_checkpoint(model.config, "safeailab")
+    write_checkpoint(directory, exported.config, tensors_of(exported.layout, model.params), dtype=dtype)
     return directory
-
-
-def hf_config(config: ModelConfig) -> dict:
-    """The contents of a config.json."""
-    return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-        "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads, "head_dim": config.head_dim,
-        "num_key_value_heads": config.num_kv_heads, "rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rope.theta,
-        "max_position_embeddings": config.max_position_embeddings, "tie_word_embeddings": config.tie_word_embeddings,
-    }  # fmt: skip

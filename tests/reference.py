@@ -6,26 +6,29 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxspec.models.loading import LoadedModel, load_eagle3, load_llama
+from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.models.loaded import LoadedModel
 
 FIXTURES = Path(__file__).parent / "fixtures"
-TARGET = FIXTURES / "eagle_ref/ckpt/target"
-HEAD = FIXTURES / "eagle_ref/ckpt/eagle3_trained_dv128_safetensors"
+CHECKPOINTS = FIXTURES / "eagle_ref/ckpt"
+TARGET = CHECKPOINTS / "target"
+HEAD = CHECKPOINTS / "eagle3_trained_dv128_safetensors"
+MIMO = CHECKPOINTS / "mimo_tiny"
 
 
 @cache
 def target() -> LoadedModel:
-    return load_llama(TARGET, jnp.dtype(jnp.float32))
+    return load_target(TARGET, jnp.dtype(jnp.float32))
 
 
 @cache
-def head() -> LoadedModel:
-    return load_eagle3(HEAD, target().config, jnp.dtype(jnp.float32))
+def head(name: str = HEAD.name) -> LoadedModel:
+    return load_head(CHECKPOINTS / name, target())
 
 
 @cache
-def trace() -> dict:
-    return json.loads((FIXTURES / "eagle_ref/out/e3_trained_sgl3_4_16_t0.json").read_text())
+def trace(case: str = "e3_trained_sgl3_4_16_t0") -> dict:
+    return json.loads((FIXTURES / f"eagle_ref/out/{case}.json").read_text())
 
 
 @cache

@@ -92,7 +92,7 @@ def test_impossible_combinations_are_refused(tmp_path):
         LLM(model, spec=SpecConfig())
     with pytest.raises(ValueError, match="dtype must be auto"):
         LLM(model, dtype="int8")
-    with pytest.raises(ValueError, match="not a model directory"):
+    with pytest.raises(ValueError, match="does not exist: a local directory"):
         LLM(tmp_path / "nothing")
     with pytest.raises(TypeError, match="paeg_size"):
         LLM(model, paeg_size=3)

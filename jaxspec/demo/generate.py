@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from jaxspec.models.layers import Rows, causal_rows
 from jaxspec.models.llama import Llama
-from jaxspec.models.loading import LoadedModel
+from jaxspec.models.loaded import LoadedModel
 from jaxspec.typing import Array, Int, KeysValues
 
 GROWTH = 64

@@ -21,17 +21,20 @@ from flax import nnx
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from jaxspec.config import Eagle3Config
+from jaxspec.checkpoints.eagle3_layout import SAFEAILAB, eagle3_layout
+from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
+from jaxspec.config import ModelConfig
 from jaxspec.demo import corpus
 from jaxspec.demo.generate import regenerate
 from jaxspec.demo.optimizer import Schedule, batches, muon
 from jaxspec.demo.tokenizer import load_tokenizer
 from jaxspec.demo.ttt import accuracies, lesson, unroll
-from jaxspec.models.checkpoint import read_config
-from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
+from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
-from jaxspec.models.loading import load_eagle3, load_llama, take_apart
-from jaxspec.models.saving import eagle3_tensors, token_map_tensors, write_checkpoint
+from jaxspec.models.loaded import take_apart
 
 DRAFT_VOCAB_SIZE = 1536
 INTERMEDIATE_SIZE = 448
@@ -95,7 +98,7 @@ def main() -> None:
     work = arguments.work
     work.mkdir(parents=True, exist_ok=True)
 
-    target = load_llama(arguments.target, jnp.float32)
+    target = load_target(arguments.target, jnp.float32)
     tokenizer = load_tokenizer(arguments.target)
     stream = corpus.token_stream(tokenizer, [document.text for document in corpus.documents(heldout=False)])
     heldout = corpus.token_stream(tokenizer, [document.text for document in corpus.documents(heldout=True)])
@@ -110,16 +113,21 @@ def main() -> None:
     }
 
     settings = head_config(read_config(arguments.target))
-    config = Eagle3Config.from_hf(settings)
+    config = Eagle3Config(
+        layer=ModelConfig.from_hf(settings),
+        target_hidden_size=target.config.hidden_size,
+        captured_layers=default_captured_layers(target.config.num_layers),
+        draft_vocab_size=DRAFT_VOCAB_SIZE,
+    )
     if arguments.resume:
-        loaded = load_eagle3(arguments.resume, target.config, jnp.float32)
+        loaded = load_head(arguments.resume, target)
     else:
         loaded = take_apart(new_head(config, target.merge(target.params), target_ids), config)
     parameters = dict(loaded.params)
     token_map = parameters.pop("draft_to_target")
     print(f"{sum(array.size for array in jax.tree.leaves(parameters)):,} parameters in the head", flush=True)
 
-    def restore(parameters) -> Eagle3:
+    def restore(parameters) -> DraftHead:
         return loaded.merge({**parameters, "draft_to_target": token_map})
 
     optimizer = muon(arguments.matrix_rate, arguments.other_rate)
@@ -140,8 +148,9 @@ def main() -> None:
     evaluate = jax.jit(unrolled, static_argnames="depth")
 
     def save(directory: Path) -> None:
-        tensors = {**eagle3_tensors(restore(parameters)), **token_map_tensors(target_ids, target.config.vocab_size)}
-        write_checkpoint(directory, settings, tensors)
+        layout = eagle3_layout(config, SAFEAILAB, has_token_map=True, has_members=True)
+        tensors = tensors_of(layout, {**parameters, "draft_to_target": token_map})
+        write_checkpoint(directory, settings, tensors, dtype=jnp.bfloat16)
 
     def own_batches() -> Iterator[NDArray[np.int32]]:
         generator, rows = np.random.default_rng(0), TOKENS_PER_STEP // SHORT

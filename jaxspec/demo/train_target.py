@@ -15,14 +15,16 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
-from jaxspec.config import ModelConfig
+from jaxspec.checkpoints.loading import load_target
+from jaxspec.checkpoints.targets import target_layout
+from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.demo import corpus
 from jaxspec.demo.optimizer import Schedule, batches, muon
 from jaxspec.demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from jaxspec.models.layers import causal_rows
 from jaxspec.models.llama import Llama
-from jaxspec.models.loading import load_llama, take_apart
-from jaxspec.models.saving import llama_tensors, write_checkpoint
+from jaxspec.models.loaded import take_apart
+from jaxspec.models.registry import target_config
 
 HF_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -83,9 +85,9 @@ def main() -> None:
     checks = {length: next(batches(heldout, length, 2 * TOKENS_PER_STEP)) for length in (SHORT, LONG)}
 
     if arguments.resume:
-        loaded = load_llama(arguments.resume, jnp.float32)
+        loaded = load_target(arguments.resume, jnp.float32)
     else:
-        config = ModelConfig.from_hf(HF_CONFIG)
+        config = target_config(HF_CONFIG)
         loaded = take_apart(Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), config)
     parameters = loaded.params
     print(f"{len(stream):,} tokens, {sum(array.size for array in jax.tree.leaves(parameters)):,} parameters", flush=True)
@@ -105,7 +107,8 @@ def main() -> None:
 
     def save(directory: Path) -> None:
         extra = (work / "tokenizer.json", work / "tokenizer_config.json")
-        write_checkpoint(directory, HF_CONFIG, llama_tensors(loaded.merge(parameters)), copy=extra)
+        tensors = tensors_of(target_layout(loaded.config), parameters)
+        write_checkpoint(directory, HF_CONFIG, tensors, dtype=jnp.bfloat16, copy=extra)
 
     schedule = Schedule(arguments.steps, arguments.minutes, arguments.first_step)
     source = {length: batches(stream, length, TOKENS_PER_STEP, seed=length) for length in (SHORT, LONG)}

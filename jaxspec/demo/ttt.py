@@ -5,9 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.eagle3 import default_captured_layers
+from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import Rows
-from jaxspec.models.llama import Llama, eagle3_layers
+from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int
 
 DECAY = 0.8
@@ -37,7 +38,7 @@ class Unrolled(NamedTuple):
 def lesson(target: Llama, target_ids: Int[Array, " v"], tokens: Int[Array, "b n"]) -> Lesson:
     """Runs the target over whole rows of text; `target_ids` lists the draft vocabulary."""
     rows = unrolled_rows(tokens.shape[0], tokens.shape[1], step=0)
-    out = target(tokens, rows, capture=eagle3_layers(target.config.num_layers))
+    out = target(tokens, rows, capture=default_captured_layers(target.config.num_layers))
     logits = target.logits(out.hidden)
     choice = jnp.argmax(logits, -1)
     members = jnp.zeros(logits.shape[-1], bool).at[target_ids].set(True)
@@ -65,7 +66,7 @@ def unrolled_rows(batch: int, width: int, step: int) -> Rows:
     )
 
 
-def unroll(head: Eagle3, target: Llama, taught: Lesson, steps: int) -> Unrolled:
+def unroll(head: DraftHead, target: Llama, taught: Lesson, steps: int) -> Unrolled:
     """Drafts `steps` tokens from every position of the text.
 
     Pair t of step i reads the embedding of token t + 1 + i and, at step 0, the feature of position t, later its own output

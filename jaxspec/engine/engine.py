@@ -12,7 +12,7 @@ from jaxspec.engine.request import Request, Status, Update
 from jaxspec.engine.runner import Emitted, Launched, Runner
 from jaxspec.engine.scheduler import Scheduler
 from jaxspec.engine.stats import EngineStats
-from jaxspec.models.loading import LoadedHead, LoadedTarget
+from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.state import MAX_STOP_TOKENS
 from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED

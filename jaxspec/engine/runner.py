@@ -11,8 +11,7 @@ from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
 from jaxspec.engine.programs import Buckets, CycleProgram, PrefillProgram, Program, Programs, smallest
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import PrefillStep
-from jaxspec.models.llama import eagle3_layers
-from jaxspec.models.loading import LoadedHead, LoadedTarget
+from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling import SamplingKind
 from jaxspec.spec.cycle import REPORT_HEADER, Models
 from jaxspec.spec.prefill import Chunk
@@ -44,7 +43,7 @@ class Runner:
 
     def __init__(self, target: LoadedTarget, head: LoadedHead | None, spec: SpecConfig, config: EngineConfig, context_length: int):
         self.spec, self._page_size = spec, config.page_size
-        capture = eagle3_layers(target.config.num_layers) if head else ()
+        capture = head.config.captured_layers if head else ()
         self.params = {"target": target.params, "head": head.params if head else {}}
         dtype = target.params["embed_tokens"].dtype
 
@@ -59,10 +58,11 @@ class Runner:
             empty_cache(target.config, self.num_pages, config.page_size, dtype),
             empty_cache(head.config.layer, self.num_pages, config.page_size, dtype) if head else (),
         )
-        size = target.config.hidden_size
+        hidden_size = head.config.layer.hidden_size if head else target.config.hidden_size
+        feature_size = head.config.feature_size if head else target.config.hidden_size
         # One row more than requests: the padding of a batch lives there, for ever done.
         self._padding_row = config.max_running_requests
-        self._sequences = empty_sequences(self._padding_row + 1, size, size * max(1, len(capture)), dtype)
+        self._sequences = empty_sequences(self._padding_row + 1, hidden_size, feature_size, dtype)
         self.buckets = Buckets.of(config, pages_per_sequence, narrow_tables=True)
         self.programs = Programs(merge, self.params, self._caches, self._sequences)
 

@@ -1,34 +1,79 @@
-"""The EAGLE-3 draft head (EAGLE-3 paper, section 3.1; checkpoint layout of SafeAILab and SGLang)."""
+"""The EAGLE-3 draft head (EAGLE-3 paper, section 3.1) and the switches that later trainers added to it."""
+
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import Eagle3Config
-from jaxspec.models.head import DraftHead, HeadOutput
-from jaxspec.models.layers import MLP, Attention, RMSNorm, Rows, linear, rotation
+from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput, layer_of
+from jaxspec.models.layers import MLP, Attention, DecoderLayer, RMSNorm, Rows, linear, rotation
 from jaxspec.models.llama import Llama
-from jaxspec.typing import Array, Float, Int, KeysValues
+from jaxspec.typing import Array, Float, KeysValues
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(HeadConfig):
+    """An EAGLE-3 head. Its feature is the concatenation of several residual streams of the target (`captured_layers`)."""
+
+    algorithm = "EAGLE3"
+
+    fc_bias: bool = False
+    """The projection of the features has a bias."""
+    fc_norm: bool = False
+    """Each residual stream is normed by itself before the projection (EAGLE-3.1)."""
+    norm_before_fc: bool = False
+    """The concatenated streams are normed as one before the projection."""
+    norm_before_residual: bool = False
+    """The first layer's residual is the normed hidden instead of the hidden itself."""
+    norm_output: bool = False
+    """What is fed back is the output after the final norm instead of before it (SGLang's and speculators' meaning)."""
+
+    def __post_init__(self):
+        if not self.captured_layers or list(self.captured_layers) != sorted(set(self.captured_layers)):
+            raise ValueError(f"an EAGLE-3 head needs ascending, distinct layers of the target, got {list(self.captured_layers)}")
+        if self.fc_norm and self.norm_before_fc:
+            raise ValueError("fc_norm and norm_before_fc exclude each other: the head sets both")
+
+
+def default_captured_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose input EAGLE-3 reads unless the head names others: a low, a middle and a high one.
+
+    In: 32  Out: (2, 16, 29)
+    """
+    layers = (2, num_layers // 2, num_layers - 3)
+    if not 2 < layers[1] < layers[2]:
+        raise ValueError(f"EAGLE-3 reads layers 2, N/2 and N-3 of the target and needs N >= 7 layers, got {num_layers}")
+    return layers
 
 
 class Eagle3(DraftHead):
-    """One decoder layer that reads [embedding of this token, fused features of the previous position]."""
+    """Llama layers; the first reads [embedding of this token, fused features of the previous position], twice as wide."""
+
+    config: Eagle3Config
 
     def __init__(self, config: Eagle3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        layer, size = config.layer, config.layer.hidden_size
-        self.config = config
-        self.fc = linear(config.num_features * config.target_hidden_size, size, dtype, rngs)
-        self.input_layernorm = RMSNorm(size, layer.rms_norm_eps, dtype)
-        self.hidden_norm = RMSNorm(size, layer.rms_norm_eps, dtype)
+        super().__init__(config, dtype, rngs)
+        layer, size, eps = config.layer, config.layer.hidden_size, config.layer.rms_norm_eps
+        if config.fc_norm:
+            self.fc_norm = nnx.List([RMSNorm(config.target_hidden_size, eps, dtype) for _ in config.captured_layers])
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.feature_size, eps, dtype)
+        self.fc = linear(config.feature_size, size, dtype, rngs, bias=config.fc_bias)
+        self.input_layernorm = RMSNorm(size, eps, dtype)
+        self.hidden_norm = RMSNorm(size, eps, dtype)
         self.self_attn = Attention(layer, 2 * size, dtype, rngs)
-        self.post_attention_layernorm = RMSNorm(size, layer.rms_norm_eps, dtype)
+        self.post_attention_layernorm = RMSNorm(size, eps, dtype)
         self.mlp = MLP(layer, dtype, rngs)
-        self.norm = RMSNorm(size, layer.rms_norm_eps, dtype)
-        if config.draft_vocab_size is not None:
-            self.lm_head = linear(size, config.draft_vocab_size, dtype, rngs)
-            self.draft_to_target = nnx.Variable(jnp.arange(config.draft_vocab_size, dtype=jnp.int32))
+        self.later_layers = nnx.List([DecoderLayer(layer, dtype, rngs) for _ in range(layer.num_layers - 1)])
+        self.norm = RMSNorm(size, eps, dtype)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
+        if self.config.fc_norm:
+            streams = jnp.split(features, len(self.config.captured_layers), -1)
+            features = jnp.concatenate([norm(stream) for norm, stream in zip(self.fc_norm, streams, strict=True)], -1)
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
         return self.fc(features)
 
     def __call__(
@@ -40,17 +85,16 @@ class Eagle3(DraftHead):
         window: tuple[KeysValues, ...] | None = None,
     ) -> HeadOutput:
         by = rotation(self.config.layer.rope, self.config.layer.head_dim, rows.positions)
-        x = jnp.concatenate([self.input_layernorm(embeddings), self.hidden_norm(hidden)], -1)
-        attended, keys_values = self.self_attn(x, by, rows, cache[0] if cache else None, window[0] if window else None)
-        x = hidden + attended
-        return HeadOutput(x + self.mlp(self.post_attention_layernorm(x)), (keys_values,))
+        normed = self.hidden_norm(hidden)
+        x = jnp.concatenate([self.input_layernorm(embeddings), normed], -1)
+        attended, keys_values = self.self_attn(x, by, rows, layer_of(cache, 0), layer_of(window, 0))
+        x = attended + (normed if self.config.norm_before_residual else hidden)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        grown = [keys_values]
+        for index, layer in enumerate(self.later_layers, 1):
+            x, keys_values = layer(x, by, rows, layer_of(cache, index), layer_of(window, index))
+            grown.append(keys_values)
+        return HeadOutput(self.norm(x) if self.config.norm_output else x, tuple(grown))
 
     def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
-        if self.config.draft_vocab_size is None:
-            return target.logits(self.norm(hidden))  # the head has no lm_head of its own
-        return self.lm_head(self.norm(hidden)).astype(jnp.float32)
-
-    def target_ids(self, draft_ids: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
-        if self.config.draft_vocab_size is None:
-            return draft_ids
-        return self.draft_to_target[...][draft_ids]
+        return super().logits(hidden if self.config.norm_output else self.norm(hidden), target)

@@ -56,10 +56,10 @@ class RMSNorm(nnx.Module):
         return wide.astype(x.dtype) * self.weight[...]
 
 
-def linear(inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
-    """A projection without bias; its kernel is [inputs, outputs], the transpose of the checkpoint's."""
+def linear(inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias: bool = False) -> nnx.Linear:
+    """A projection; its kernel is [inputs, outputs], the transpose of the checkpoint's."""
     init = nnx.initializers.normal(0.02)
-    return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, param_dtype=dtype, kernel_init=init, rngs=rngs)
+    return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, kernel_init=init, rngs=rngs)
 
 
 class Rotation(NamedTuple):
@@ -86,8 +86,12 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv_proj = linear(input_size, (self.heads + 2 * self.kv_heads) * self.head_dim, dtype, rngs)
+        self.qkv_proj = linear(input_size, (self.heads + 2 * self.kv_heads) * self.head_dim, dtype, rngs, bias=config.qkv_bias)
         self.o_proj = linear(self.heads * self.head_dim, config.hidden_size, dtype, rngs)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype)
 
     def __call__(
         self, x: Float[Array, "b w _"], by: Rotation, rows: Rows, cache: KeysValues | None, window: KeysValues | None
@@ -95,6 +99,8 @@ class Attention(nnx.Module):
         batch, width = x.shape[:2]
         qkv = self.qkv_proj(x).reshape(batch, width, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = jnp.split(qkv, [self.heads, self.heads + self.kv_heads], 2)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, by), rotate(k, by)
         if window is not None:
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
@@ -128,8 +134,8 @@ class DecoderLayer(nnx.Module):
         self.mlp = MLP(config, dtype, rngs)
 
     def __call__(
-        self, x: Float[Array, "b w h"], by: Rotation, rows: Rows, cache: KeysValues | None
+        self, x: Float[Array, "b w h"], by: Rotation, rows: Rows, cache: KeysValues | None, window: KeysValues | None = None
     ) -> tuple[Float[Array, "b w h"], KeysValues]:
-        attended, window = self.self_attn(self.input_layernorm(x), by, rows, cache, None)
+        attended, keys_values = self.self_attn(self.input_layernorm(x), by, rows, cache, window)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), window
+        return x + self.mlp(self.post_attention_layernorm(x)), keys_values

@@ -1,4 +1,4 @@
-"""The Llama target: a window of rows over a paged cache, returning what draft heads read."""
+"""The target, Llama's decoder and its relatives (registry.py): rows over a paged cache, returning what draft heads read."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class TargetOutput(NamedTuple):
 
 
 class Llama(nnx.Module):
-    """Llama 2 / 3 decoder. Weights stay separate arrays per layer: XLA copies slices of stacked ones."""
+    """The decoder of Llama, Qwen2, Qwen3 and MiMo. Weights stay separate arrays per layer: XLA copies slices of stacked ones."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config
@@ -44,7 +44,10 @@ class Llama(nnx.Module):
         cache: tuple[KeysValues, ...] | None = None,
         capture: tuple[int, ...] = (),
     ) -> TargetOutput:
-        """Runs the rows; `capture` lists the layers whose input residual stream becomes the feature."""
+        """Runs the rows; `capture` lists the layers whose input residual stream becomes the feature.
+
+        Layer number num_layers, one past the last, stands for the stream that leaves the last layer.
+        """
         x = self.embed(tokens)
         by = rotation(self.config.rope, self.config.head_dim, rows.positions)
         features, window = [], []
@@ -54,6 +57,8 @@ class Llama(nnx.Module):
             with jax.named_scope(f"layer_{index}"):
                 x, keys_values = layer(x, by, rows, None if cache is None else cache[index])
             window.append(keys_values)
+        if len(self.layers) in capture:
+            features.append(x)
         hidden = self.norm(x)
         return TargetOutput(hidden, jnp.concatenate(features, -1) if capture else hidden, tuple(window))
 
@@ -62,14 +67,3 @@ class Llama(nnx.Module):
         if self.config.tie_word_embeddings:
             return jnp.einsum("...h,vh->...v", hidden, self.embed_tokens[...], preferred_element_type=jnp.float32)
         return self.lm_head(hidden).astype(jnp.float32)
-
-
-def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers whose input EAGLE-3 reads by default: a low, a middle and a high one.
-
-    In: 32  Out: (2, 16, 29)
-    """
-    layers = (2, num_layers // 2, num_layers - 3)
-    if not 2 < layers[1] < layers[2]:
-        raise ValueError(f"EAGLE-3 reads layers 2, N/2 and N-3 of the target and needs N >= 7 layers, got {num_layers}")
-    return layers

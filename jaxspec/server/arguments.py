@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 from jaxspec.config import EngineConfig, SpecConfig
 
-ALGORITHMS = ("EAGLE3", "NONE")
-NOT_YET = ("EAGLE", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
+ALGORITHMS = {"EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",), "NONE": ()}
+"""SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
+NOT_YET = ("STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
 _FLAGS = {
     "context_length": "context_length",
     "page_size": "page_size",
@@ -29,6 +30,10 @@ class ServerArguments:
     model: str | None
     """None: the built-in model."""
     draft: str | None
+    """None: the head that comes with the model, if there is one."""
+    algorithm: str | None
+    """One of ALGORITHMS, which the head must be; None: whatever it is."""
+    token_map: str | None
     spec: SpecConfig | None
     """None: the default of the model and head."""
     dtype: str
@@ -58,26 +63,24 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerArguments:
     given = {name: value for name, value in vars(options).items() if value != parser.get_default(name)}
     algorithm = _algorithm(parser, options.speculative_algorithm)
     tree = (options.speculative_num_steps, options.speculative_eagle_topk, options.speculative_num_draft_tokens)
-    has_head = options.speculative_draft_model_path is not None or options.model_path is None
-    if algorithm == "EAGLE3" and not has_head:
-        parser.error("--speculative-algorithm EAGLE3 needs --speculative-draft-model-path, a directory with a head for the model")
-    if algorithm == "NONE" and options.speculative_draft_model_path is not None:
-        parser.error("--speculative-draft-model-path has no use with --speculative-algorithm NONE: leave one of them out")
-    speculates = has_head if algorithm is None else algorithm == "EAGLE3"
-    if not speculates and any(number is not None for number in tree):
-        reason = "--speculative-algorithm NONE" if algorithm == "NONE" else "a model without --speculative-draft-model-path"
-        parser.error(f"{reason} decodes without a tree: leave out --speculative-num-steps, -eagle-topk and -num-draft-tokens")
+    if algorithm == "NONE":
+        for name in ("draft_model_path", "token_map", "num_steps", "eagle_topk", "num_draft_tokens"):
+            if getattr(options, f"speculative_{name}") is not None:
+                flag = name.replace("_", "-")
+                parser.error(f"--speculative-{flag} has no use with --speculative-algorithm NONE: leave one of them out")
     engine = {field: value for field, flag in _FLAGS.items() if (value := getattr(options, flag)) is not None}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             EngineConfig(**engine)
-            spec = _spec(tree) if speculates else SpecConfig(num_steps=0)
+            spec = SpecConfig(num_steps=0) if algorithm == "NONE" else _spec(tree)
         except ValueError as error:
             parser.error(_with_flag_name(str(error)))
     return ServerArguments(
         model=options.model_path,
         draft=options.speculative_draft_model_path,
+        algorithm=algorithm,
+        token_map=options.speculative_token_map,
         spec=spec,
         dtype=options.dtype,
         engine=engine,
@@ -94,7 +97,7 @@ def _make_parser() -> _Parser:
     engine = EngineConfig()
     parser = _Parser(
         prog="python -m jaxspec.serve",
-        description="Serve a model with EAGLE-3 speculative decoding. Without --model-path: the built-in model and its head.",
+        description="Serve a model with EAGLE, EAGLE-3 or MTP speculative decoding. Without --model-path: the built-in model and its head.",
         allow_abbrev=False,
     )
     group = parser.add_argument_group("model")
@@ -112,13 +115,25 @@ def _make_parser() -> _Parser:
     group.add_argument(
         "--speculative-algorithm",
         metavar="NAME",
-        help="EAGLE3, or NONE for plain decoding (default: EAGLE3 if there is a head)",
+        help="EAGLE, EAGLE3, NEXTN, or NONE for plain decoding (default: what the head is, NONE without one)",
     )
-    group.add_argument("--speculative-draft-model-path", metavar="DIR", help="the head's directory")
-    group.add_argument("--speculative-num-steps", type=int, metavar="N", help="levels drafted (default: 5)")
-    group.add_argument("--speculative-eagle-topk", type=int, metavar="N", help="children kept per drafted token (default: 4)")
     group.add_argument(
-        "--speculative-num-draft-tokens", type=int, metavar="N", help="nodes verified at once, root included (default: 8)"
+        "--speculative-draft-model-path",
+        "--speculative-draft-model",
+        metavar="DIR",
+        help="the head's directory (default: the head that comes with the model, such as MiMo's)",
+    )
+    group.add_argument("--speculative-num-steps", type=int, metavar="N", help="levels drafted (default: 5; MTP: 1)")
+    group.add_argument(
+        "--speculative-eagle-topk", type=int, metavar="N", help="children kept per drafted token (default: 4; MTP: 1)"
+    )
+    group.add_argument(
+        "--speculative-num-draft-tokens", type=int, metavar="N", help="nodes verified at once, root included (default: 8; MTP: 2)"
+    )
+    group.add_argument(
+        "--speculative-token-map",
+        metavar="FILE",
+        help="FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",
     )
 
     group = parser.add_argument_group("engine")

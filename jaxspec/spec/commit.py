@@ -47,6 +47,6 @@ def extend(
     # Slot 0 has no pair. A row for it (the first of a prompt) is computed but neither seen nor written.
     mask = mask & ((slots > 0)[:, None, :] | jnp.eye(width, dtype=bool))
     rows = Rows(slots - 1, page_table, jnp.ones_like(first_slot), first_slot, mask)
-    out = head(target.embed(tokens), head.project(features), rows, cache)
+    out = head(head.embed(tokens, target), head.project(features), rows, cache)
     path = jnp.broadcast_to(steps, tokens.shape)
     return commit(cache, out.window, page_table, path, slots, write & (slots > 0)), out.hidden

@@ -58,7 +58,7 @@ def draft(
         # A pair's position is its slot - 1: the row at depth `level` stands for slot length + level.
         positions = jnp.broadcast_to((length + level - 1)[:, None], (batch, k))
         rows = Rows(positions, page_table, jnp.ones_like(length), length + 1, mask)
-        out = head(target.embed(beam.tokens), beam.hidden, rows, cache, window)
+        out = head(head.embed(beam.tokens, target), beam.hidden, rows, cache, window)
         window = out.window
         children, beam = grow(head, target, beam, out.hidden, mask, first_flat=k + (level - 1) * k * k)
         levels.append(children)

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.config import Eagle3Config, ModelConfig
+from jaxspec.checkpoints.eagle3_layout import SAFEAILAB, eagle3_layout
+from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.checkpoints.targets import target_layout
+from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
+from jaxspec.config import ModelConfig
 from jaxspec.demo.generate import regenerate
 from jaxspec.demo.optimizer import Schedule, batches, muon
 from jaxspec.demo.train_head import draft_vocabulary
 from jaxspec.demo.ttt import DECAY, accuracies, lesson, unroll, unrolled_rows
-from jaxspec.models.eagle3 import Eagle3
+from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.layers import Rows, causal_rows
 from jaxspec.models.llama import Llama
-from jaxspec.models.loading import load_eagle3, load_llama, take_apart
-from jaxspec.models.saving import eagle3_tensors, llama_tensors, token_map_tensors, write_checkpoint
+from jaxspec.models.loaded import take_apart
 
 TARGET = {
     "model_type": "llama",
@@ -31,6 +34,12 @@ TARGET = {
     "tie_word_embeddings": True,
 }
 HEAD = {**TARGET, "num_hidden_layers": 1, "tie_word_embeddings": False, "draft_vocab_size": 12}
+HEAD_CONFIG = Eagle3Config(
+    layer=ModelConfig.from_hf({**HEAD, "num_hidden_layers": 1}),
+    target_hidden_size=16,
+    captured_layers=default_captured_layers(7),
+    draft_vocab_size=12,
+)
 IDS = np.arange(1, 37, 3)
 
 
@@ -41,7 +50,7 @@ def models():
         return nnx.merge(graph, jax.tree.map(lambda array: 12.0 * array if array.ndim == 2 else array, params), rest)
 
     target = scaled(Llama(ModelConfig.from_hf(TARGET), rngs=nnx.Rngs(0)))
-    head = scaled(Eagle3(Eagle3Config.from_hf(HEAD), rngs=nnx.Rngs(1)))
+    head = scaled(Eagle3(HEAD_CONFIG, rngs=nnx.Rngs(1)))
     head.draft_to_target[...] = jnp.asarray(IDS, jnp.int32)
     return target, head
 
@@ -97,13 +106,13 @@ def test_accuracies_count_leading_right_drafts():
 
 def test_checkpoints_load_again(models, tmp_path):
     target, head = models
-    write_checkpoint(tmp_path / "target", TARGET, llama_tensors(target), jnp.float32)
-    write_checkpoint(tmp_path / "target", TARGET, llama_tensors(target), jnp.float32)  # replaces the first
-    write_checkpoint(tmp_path / "head", HEAD, {**eagle3_tensors(head), **token_map_tensors(IDS, 40)}, jnp.float32)
-    for model, loaded in (
-        (target, load_llama(tmp_path / "target", jnp.float32)),
-        (head, load_eagle3(tmp_path / "head", target.config, jnp.float32)),
-    ):
+    for _ in range(2):  # the second replaces the first
+        tensors = tensors_of(target_layout(target.config), take_apart(target, target.config).params)
+        write_checkpoint(tmp_path / "target", TARGET, tensors, dtype=jnp.float32)
+    layout = eagle3_layout(HEAD_CONFIG, SAFEAILAB, has_token_map=True, has_members=True)
+    write_checkpoint(tmp_path / "head", HEAD, tensors_of(layout, take_apart(head, HEAD_CONFIG).params), dtype=jnp.float32)
+    loaded_target = load_target(tmp_path / "target", jnp.float32)
+    for model, loaded in ((target, loaded_target), (head, load_head(tmp_path / "head", loaded_target))):
         jax.tree.map(np.testing.assert_array_equal, take_apart(model, loaded.config).params, loaded.params)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
 

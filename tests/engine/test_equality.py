@@ -5,7 +5,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+from jaxspec.testing import oracle_head, random_eagle, random_head, random_mtp, tiny_engine, tiny_target
 
 PLAIN = SpecConfig(num_steps=0)
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 3], [7] * 16, [64, 2]]
@@ -52,6 +52,28 @@ def test_texts_are_worth_comparing(expected):
 )
 def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
     assert run(tiny_engine(spec, **options), PROMPTS, mixed_params(len(PROMPTS))) == expected
+
+
+TINY = tiny_target().config
+HEADS = {
+    "EAGLE": random_eagle(TINY),
+    "EAGLE, two layers, no bias": random_eagle(TINY, fc_bias=False, num_layers=2),
+    "EAGLE-3, narrower than its target": random_head(TINY, layer={"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1}),
+    "EAGLE-3, the target's lm_head": random_head(TINY, draft_vocab_size=None),
+    "EAGLE-3, all switches": random_head(TINY, fc_norm=True, norm_before_residual=True, norm_output=True, fc_bias=True),
+    "EAGLE-3, two layers, five streams": random_head(
+        TINY, captured_layers=(0, 2, 5, 7, 8), layer={"num_layers": 2, "qk_norm": True}
+    ),
+    "MTP": random_mtp(TINY),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), [("MTP", SpecConfig(1, 1, 2)), ("MTP", SpecConfig(3, 1, 4)), *((name, SpecConfig(3, 3, 7)) for name in HEADS)]
+)
+def test_tokens_do_not_depend_on_the_head(expected, name, spec):
+    engine = tiny_engine(spec, head=HEADS[name], max_running_requests=1, page_size=64)  # few programs to compile
+    assert run(engine, PROMPTS, mixed_params(len(PROMPTS))) == expected
 
 
 def test_requests_join_and_leave_between_cycles(expected):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SpecConfig
+from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.layers import Rows, causal_rows, rotate, rotation
-from jaxspec.models.llama import eagle3_layers
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.spec.draft import draft
 from jaxspec.testing import tiny_target
@@ -18,9 +18,9 @@ def test_target_forward_equals_the_reference():
     golden = np.load(FIXTURES / "eagle_ref/out/target_forward.npz")
     ids = golden["ids"].reshape(1, -1)
     module = target().merge(target().params)
-    out = module(jnp.asarray(ids, jnp.int32), causal_rows(*ids.shape), capture=eagle3_layers(8))
+    out = module(jnp.asarray(ids, jnp.int32), causal_rows(*ids.shape), capture=default_captured_layers(8))
     streams = np.split(np.asarray(out.features), 3, -1)
-    for layer, stream in zip(eagle3_layers(8), streams, strict=True):
+    for layer, stream in zip(default_captured_layers(8), streams, strict=True):
         np.testing.assert_allclose(stream.ravel(), golden[f"aux{layer}"].ravel(), atol=2e-5)
     np.testing.assert_allclose(np.asarray(out.hidden).ravel(), golden["last"].ravel(), atol=5e-5)
     np.testing.assert_allclose(np.asarray(module.logits(out.hidden)).ravel(), golden["logits"].ravel(), atol=2e-4)
@@ -32,7 +32,7 @@ def test_features_and_candidate_scores_equal_the_reference():
     run = trace()["runs"][1]
     prompt, width = run["prompt"], len(run["prompt"])
     module, draft_head = target().merge(target().params), head().merge(head().params)
-    features = module(jnp.array([prompt]), causal_rows(1, width), capture=eagle3_layers(8)).features
+    features = module(jnp.array([prompt]), causal_rows(1, width), capture=default_captured_layers(8)).features
     np.testing.assert_allclose(features[0], golden["p1_s0_hidden_in"], atol=5e-5)
 
     pairs = jnp.array([[*prompt[1:], run["steps"][0]["draft_tokens"][0]]])
@@ -57,11 +57,11 @@ def test_a_window_over_no_cache_equals_token_by_token_windows():
     np.testing.assert_allclose(module(tokens[:, order], shuffled).hidden, whole[:, order], atol=2e-4, rtol=1e-4)
 
 
-def test_eagle3_layers():
-    assert eagle3_layers(32) == (2, 16, 29)
-    assert eagle3_layers(8) == (2, 4, 5)
+def test_default_captured_layers():
+    assert default_captured_layers(32) == (2, 16, 29)
+    assert default_captured_layers(8) == (2, 4, 5)
     with pytest.raises(ValueError, match="needs N >= 7 layers, got 6"):
-        eagle3_layers(6)
+        default_captured_layers(6)
 
 
 def test_rotation_depends_on_distance_only():

@@ -20,9 +20,10 @@ def test_every_flag_arrives():
     command = """--model-path m --speculative-algorithm eagle3 --speculative-draft-model-path d --speculative-num-steps 3
         --speculative-eagle-topk 2 --speculative-num-draft-tokens 6 --host 0.0.0.0 --port 8000 --dtype bfloat16
         --context-length 512 --page-size 8 --chunked-prefill-size 64 --max-running-requests 3 --mem-fraction-static 0.5
-        --random-seed 9 --log-level WARNING --served-model-name name"""
+        --random-seed 9 --log-level WARNING --served-model-name name --speculative-token-map freq.pt"""
     arguments = parse_arguments(command.split())
     assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
+    assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
     assert (arguments.host, arguments.port, arguments.dtype, arguments.log_level) == ("0.0.0.0", 8000, "bfloat16", "warning")
     assert arguments.served_model_name == "name"
     assert arguments.engine == {
@@ -33,13 +34,13 @@ def test_every_flag_arrives():
         "mem_fraction": 0.5,
         "random_seed": 9,
     }
-    assert len(arguments.given) == 17
+    assert len(arguments.given) == 18
 
 
 @pytest.mark.parametrize(
     ("command", "spec"),
     [
-        ("--model m", SpecConfig(num_steps=0)),
+        ("--model m", None),  # what the model comes with decides
         ("--model m --speculative-algorithm none", SpecConfig(num_steps=0)),
         ("--speculative-algorithm NONE", SpecConfig(num_steps=0)),
         ("--speculative-algorithm EAGLE3", None),
@@ -65,13 +66,11 @@ def test_a_changed_tree_is_told():
     [
         ("--nope", "--nope"),
         ("--model-pat x", "--model-pat"),  # no abbreviations: they would change meaning when flags are added
-        ("--speculative-algorithm EAGLE --model m", "EAGLE is not there yet"),
-        ("--speculative-algorithm nextn", "NEXTN is not there yet"),
+        ("--speculative-algorithm ngram", "NGRAM is not there yet"),
         ("--speculative-algorithm banana", "'banana'"),
-        ("--speculative-algorithm EAGLE3 --model m", "--speculative-draft-model-path"),
         ("--speculative-algorithm NONE --speculative-draft-model-path d", "--speculative-draft-model-path"),
         ("--speculative-algorithm NONE --speculative-num-steps 3", "--speculative-num-steps"),
-        ("--model m --speculative-eagle-topk 3", "--speculative-draft-model-path"),
+        ("--speculative-algorithm NONE --speculative-token-map f.pt", "--speculative-token-map"),
         ("--speculative-num-steps 3", "missing: topk, num_draft_tokens"),
         ("--speculative-num-steps 2 --speculative-eagle-topk 2 --speculative-num-draft-tokens 99", "num_draft_tokens=99"),
         ("--page-size 0", "--page-size must be at least 1"),

@@ -8,9 +8,10 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.config import SpecConfig
+from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.layers import causal_rows
-from jaxspec.models.llama import Llama, eagle3_layers
-from jaxspec.models.loading import LoadedModel, take_apart
+from jaxspec.models.llama import Llama
+from jaxspec.models.loaded import LoadedModel, take_apart
 from jaxspec.sampling import SamplingKind
 from jaxspec.spec.cycle import REPORT_HEADER, Models, cycle
 from jaxspec.spec.prefill import Chunk, prefill
@@ -34,7 +35,7 @@ def draw(target: LoadedModel, head: LoadedModel) -> tuple[np.ndarray, float]:
     """BATCH * ROUNDS continuations of three tokens [draws, 3], and the mean number of tokens per cycle."""
 
     def models(params):
-        return Models(target.merge(params[0]), head.merge(params[1]), eagle3_layers(8))
+        return Models(target.merge(params[0]), head.merge(params[1]), default_captured_layers(8))
 
     @jax.jit
     def continuations(params, seeds):

@@ -1,0 +1,136 @@
+"""A checkpoint: a directory or one file of named tensors, of which every one is accounted for before any value is read."""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.tensor_file import SafetensorsFile, TensorFile, TensorInfo
+from jaxspec.checkpoints.torch_file import TorchFile
+
+FORMATS: dict[str, Callable[[Path], TensorFile]] = {".safetensors": SafetensorsFile, ".bin": TorchFile, ".pt": TorchFile}
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+MAX_LISTED = 8
+"""Problems that an error message lists."""
+
+
+class Needed(NamedTuple):
+    """What a model expects of a tensor."""
+
+    shape: tuple[int, ...]
+    floating: bool = True
+    """Floating-point values; False: integers or booleans."""
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by name.
+
+    Takes the first of: an index with its shards (safetensors, then .bin), model.safetensors, pytorch_model.bin, the only
+    file of a supported format. A path to one file takes that file.
+
+    Raises:
+        ValueError: no such files, a shard that is missing, twice or not listed, a file that is damaged or refused.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._files: dict[str, TensorFile] = {}
+        self.file_of: dict[str, str] = {}
+        """Tensor name -> file name."""
+        self.infos: dict[str, TensorInfo] = {}
+        """Tensor name -> dtype and shape."""
+        directory = path if path.is_dir() else path.parent
+        listed, index = _find_files(path)
+        for file in listed:
+            opened = self._files[file] = FORMATS[Path(file).suffix](directory / file)
+            for name, info in opened.infos.items():
+                if name in self.infos:
+                    raise ValueError(f"{directory}: tensor {name!r} is in {self.file_of[name]} and again in {file}")
+                self.infos[name], self.file_of[name] = info, file
+        if index is not None:
+            self._compare_with(index)
+
+    def _compare_with(self, index: dict[str, str]) -> None:
+        """Raises ValueError unless the shards hold what the index says, each tensor in its file."""
+        for name in sorted({*index, *self.file_of}):
+            if index.get(name) != self.file_of.get(name):
+                listed, found = index.get(name, "no file"), self.file_of.get(name, "no file")
+                raise ValueError(f"{self.path}: the index lists tensor {name!r} in {listed}, but it is in {found}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.infos
+
+    def check(self, needed: Mapping[str, Needed], ignored: Collection[str] = ()) -> None:
+        """Raises ValueError naming every tensor that is missing, has another shape or kind, or has no place in the model."""
+        problems = []
+        for name, (shape, floating) in needed.items():
+            if name not in self.infos:
+                problems.append(f"tensor {name!r} is missing (expected with shape {shape})")
+                continue
+            info, file = self.infos[name], self.file_of[name]
+            if info.shape != shape:
+                problems.append(f"tensor {name!r} in {file} has shape {info.shape}, {shape} was expected from config.json")
+            elif floating != bool(jnp.issubdtype(info.dtype, jnp.floating)):
+                kind = "floating-point values" if floating else "integers"
+                problems.append(f"tensor {name!r} in {file} has dtype {info.dtype}, {kind} were expected")
+        unknown = sorted(self.infos.keys() - needed.keys() - set(ignored))
+        problems += [f"tensor {name!r} in {self.file_of[name]} is unknown: the model has no place for it" for name in unknown]
+        if problems:
+            more = [f"and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
+            raise ValueError(f"{self.path} does not fit: " + "; ".join(problems[:MAX_LISTED] + more))
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor's values. Raises ValueError naming tensor and file if they can't be read."""
+        return self._files[self.file_of[name]].read(name)
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
+    """Names of the files to read, and the index's name -> file if there is one."""
+    if path.is_file():
+        if path.suffix not in FORMATS:
+            raise ValueError(f"{path} is not a tensor file: {', '.join(FORMATS)} are supported")
+        return [path.name], None
+    if not path.is_dir():
+        raise ValueError(
+            f"{path} does not exist: a local directory or file was expected (get a model from the Hub with `hf download` first)"
+        )
+    for name in INDEXES:
+        if (path / name).is_file():
+            index = _read_index(path / name)
+            return sorted(set(index.values())), index
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (path / name).is_file():
+            return [name], None
+    found = sorted(file.name for file in path.iterdir())
+    candidates = [name for name in found if Path(name).suffix in FORMATS]
+    if len(candidates) != 1:
+        listed = ", ".join(found) or "nothing"
+        raise ValueError(f"{path}: model.safetensors, pytorch_model.bin or an index of shards was expected, found {listed}")
+    return candidates, None
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor name -> file name. Raises ValueError for anything but existing files of the same directory."""
+    index = read_object(path).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+        raise ValueError(f"{path} has no weight_map from tensor names to file names")
+    for file in sorted(set(index.values())):
+        if Path(file).name != file or Path(file).suffix not in FORMATS:
+            raise ValueError(f"{path} names {file!r}: a tensor file in the same directory was expected")
+        if not (path.parent / file).is_file():
+            raise ValueError(f"{path} names {file}, which is missing")
+    return index

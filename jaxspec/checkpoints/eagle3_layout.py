@@ -1,0 +1,155 @@
+"""EAGLE-3 heads: SafeAILab's, SGLang's and SpecForge's layout (`midlayer.*`), and that of speculators and vLLM (`layers.0.*`)."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from jaxspec.checkpoints.draft_vocabulary import DraftVocabulary
+from jaxspec.checkpoints.layout import Layout, decoder_layer, linear, norm, table, under
+from jaxspec.checkpoints.plan import Plan
+from jaxspec.config import ModelConfig, refuse
+from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+class Eagle3Names(NamedTuple):
+    """What differs between the producers' names."""
+
+    first_layer: str = "midlayer."
+    later_norm: str = "hidden_norm"
+    """The norm before attention in layers after the first: SGLang's class calls it so, speculators and vLLM input_layernorm."""
+    legacy_stream_norms: bool = False
+    """The norms of three streams are called aux_norm_low, _mid and _high instead of fc_norm.0, .1 and .2."""
+
+    def stream_norm(self, index: int) -> str:
+        """The name of one stream's norm."""
+        return ("aux_norm_low", "aux_norm_mid", "aux_norm_high")[index] if self.legacy_stream_norms else f"fc_norm.{index}"
+
+
+SAFEAILAB = Eagle3Names()
+SPECULATORS = Eagle3Names("layers.0.", "input_layernorm")
+
+
+def is_eagle3(names: Collection[str]) -> bool:
+    """An EAGLE-3 head norms the hidden in front of its first layer."""
+    return "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names
+
+
+def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> Plan[Eagle3Config]:
+    """The plan for an EAGLE-3 head. Raises ValueError for settings that are not supported or contradict each other."""
+    from_speculators = "speculators_model_type" in config
+    sizes = {"dtype": config.get("dtype") or config.get("torch_dtype")} | (config.get("transformer_layer_config") or {})
+    sizes = sizes if from_speculators else config
+    settings = {**config, **(config.get("eagle_config") or {})}
+    refuse(settings, {"speculators_model_type": "eagle3", "use_aux_hidden_state": True, "parallel_drafting": False})
+    spelling = names_in(names)
+    prefix = spelling.first_layer
+    if prefix == "midlayer.":  # there is one midlayer; some configs repeat the target's number of layers here
+        sizes = sizes | {"num_hidden_layers": sum(name.endswith(".mlp.up_proj.weight") for name in names)}
+    layer = ModelConfig.from_hf(
+        sizes,
+        qkv_bias=prefix + "self_attn.q_proj.bias" in names,
+        qk_norm=prefix + "self_attn.q_norm.weight" in names,
+    )
+    head = Eagle3Config(
+        layer=ModelConfig(**{**vars(layer), "tie_word_embeddings": False}),
+        target_hidden_size=settings.get("target_hidden_size") or layer.hidden_size,
+        captured_layers=captured_layers(config, target.num_layers),
+        draft_vocab_size=own_vocabulary(settings, layer, target, names),
+        own_embedding="embed_tokens.weight" in names,
+        fc_bias="fc.bias" in names,
+        fc_norm=switch(settings, ("fc_norm", "use_aux_norm"), spelling.stream_norm(0) + ".weight" in names),
+        norm_before_fc=switch(settings, ("norm_before_fc",), "input_norm.weight" in names),
+        norm_before_residual=switch(settings, ("norm_before_residual",), False),
+        norm_output=switch(settings, ("norm_output",), False),
+    )
+    unused = {f"layers.{i}.input_layernorm.weight" for i in range(1, layer.num_layers) if spelling.later_norm == "hidden_norm"}
+    dialect = "speculators" if from_speculators else "SafeAILab, SGLang and SpecForge"
+    has_token_map = "d2t" in names or head.draft_vocab_size not in (None, layer.vocab_size)
+    layout = eagle3_layout(head, spelling, has_token_map=has_token_map, has_members="t2d" in names)
+    return Plan(f"EAGLE-3, {dialect}", head, layout, frozenset(unused))
+
+
+def names_in(names: Collection[str]) -> Eagle3Names:
+    """Which spelling a file uses."""
+    return Eagle3Names(
+        first_layer="midlayer." if "midlayer.hidden_norm.weight" in names else "layers.0.",
+        later_norm="hidden_norm" if "layers.1.hidden_norm.weight" in names else "input_layernorm",
+        legacy_stream_norms="aux_norm_low.weight" in names,
+    )
+
+
+def switch(settings: dict, names: tuple[str, ...], default: bool) -> bool:
+    """The first of the settings that the config makes; what the file's tensors say if it makes none."""
+    return next((bool(settings[name]) for name in names if settings.get(name) is not None), default)
+
+
+def captured_layers(config: dict, num_layers: int) -> tuple[int, ...]:
+    """The target's layers whose *input* the head reads.
+
+    Configs name them in two ways. SGLang, SpecForge and NVIDIA (inside `eagle_config`) name the layer whose output is taken,
+    one less; speculators and vLLM (at the top level of a speculators config) name the layer whose input is taken.
+
+    In:  {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, 32
+    Out: (2, 16, 29), as for {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [2, 16, 29]}
+    """
+    outputs, inputs = (config.get("eagle_config") or {}).get(LAYER_IDS), config.get(LAYER_IDS)
+    if inputs is not None and "speculators_model_type" not in config:
+        raise ValueError(
+            f"config.json has {LAYER_IDS} at its top level, which does not say whether it names layers by their output or their "
+            "input: move it into eagle_config (SGLang's meaning: output), or give speculators_model_type (input)"
+        )
+    layers = tuple(inputs) if inputs is not None else tuple(1 + layer for layer in outputs) if outputs is not None else None
+    count = config.get("num_aux_hidden_states") or (len(layers) if layers else 3)
+    if layers is None and count == 3:
+        return default_captured_layers(num_layers)
+    if layers is None or len(layers) != count:
+        raise ValueError(f"config.json: num_aux_hidden_states is {count}, but {LAYER_IDS} names {len(layers or ())} layers")
+    if not all(0 <= layer <= num_layers for layer in layers):
+        raise ValueError(f"config.json: {LAYER_IDS} names layers that a target of {num_layers} layers does not have")
+    return layers
+
+
+def own_vocabulary(settings: dict, layer: ModelConfig, target: ModelConfig, names: Collection[str]) -> int | None:
+    """Size of the head's own output vocabulary; None if it uses the target's lm_head.
+
+    An lm_head in the file is the head's own. Without one, only a head that names no draft vocabulary may use the target's:
+    engines that put in a random matrix instead lost all speed without a word.
+    """
+    size = settings.get("draft_vocab_size")
+    if "lm_head.weight" in names:
+        return size or layer.vocab_size
+    if size is not None:
+        raise ValueError(
+            f"tensor 'lm_head.weight' is missing (expected with shape {(size, layer.hidden_size)}): the head has its own"
+        )
+    if layer.hidden_size != target.hidden_size:
+        raise ValueError(f"the head has no lm_head, and is {layer.hidden_size} wide: the target's takes {target.hidden_size}")
+    if layer.tie_word_embeddings and not target.tie_word_embeddings:
+        raise ValueError(
+            "config.json: tie_word_embeddings=True without lm_head is supported only if the target's embeddings are tied"
+        )
+    return None
+
+
+def eagle3_layout(config: Eagle3Config, spelling: Eagle3Names, *, has_token_map: bool, has_members: bool) -> Layout:
+    """The layout in a producer's spelling. `has_token_map`: the file has d2t; `has_members`: it has t2d."""
+    layer, size = config.layer, config.layer.hidden_size
+    layout = under("fc", layout=linear(config.feature_size, ("fc", size), bias=config.fc_bias))
+    layout |= under("norm", layout=norm("norm", size))
+    layout |= under("hidden_norm", layout=norm(spelling.first_layer + "hidden_norm", size))
+    layout |= decoder_layer(spelling.first_layer, layer, input_size=2 * size)
+    for index in range(1, layer.num_layers):
+        later = decoder_layer(f"layers.{index}.", layer, input_norm=spelling.later_norm)
+        layout |= under("later_layers", index - 1, layout=later)
+    if config.fc_norm:
+        for index in range(len(config.captured_layers)):
+            layout |= under("fc_norm", index, layout=norm(spelling.stream_norm(index), config.target_hidden_size))
+    if config.norm_before_fc:
+        layout |= under("input_norm", layout=norm("input_norm", config.feature_size))
+    if config.own_embedding:
+        layout["embed_tokens",] = table("embed_tokens.weight", layer.vocab_size, size)
+    if config.draft_vocab_size is not None:
+        layout |= under("lm_head", layout=linear(size, ("lm_head", config.draft_vocab_size)))
+        layout["draft_to_target",] = DraftVocabulary(config.draft_vocab_size, layer.vocab_size, has_token_map, has_members)
+    return layout

@@ -1,0 +1,128 @@
+"""The other way round: what config.json and which tensor names a model has in each producer's dialect."""
+
+import warnings
+from typing import Any, NamedTuple
+
+from jaxspec.checkpoints.eagle3_layout import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout
+from jaxspec.checkpoints.eagle_layout import eagle_layout
+from jaxspec.checkpoints.layout import Layout
+from jaxspec.config import ModelConfig
+from jaxspec.models.eagle import EagleConfig
+from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.models.head import HeadConfig
+from jaxspec.models.rope import RopeConfig
+
+DIALECTS = ("safeailab", "sglang", "speculators")
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+
+
+class Exported(NamedTuple):
+    """A head in a dialect."""
+
+    config: dict
+    """The contents of config.json, without a dtype."""
+    layout: Layout
+
+
+def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
+    """The head's config.json and layout in a dialect.
+
+    Warns if a setting is written that the dialect's own engine does not read. Raises ValueError for a dialect that is
+    unknown or can't hold this head.
+    """
+    if dialect not in DIALECTS:
+        raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")
+    if isinstance(config, EagleConfig) and dialect != "speculators":
+        return _eagle(config, dialect)
+    if isinstance(config, Eagle3Config):
+        return _speculators(config) if dialect == "speculators" else _eagle3(config, dialect)
+    raise ValueError(f"an {config.algorithm} head can't be written in the {dialect} dialect")
+
+
+def _eagle(config: EagleConfig, dialect: str) -> Exported:
+    architecture = "LlamaForCausalLMEagle" if dialect == "sglang" else "LlamaForCausalLM"
+    extra = {"architectures": [architecture], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
+    return Exported(hf_config(config.layer) | extra, eagle_layout(config))
+
+
+def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
+    if config.norm_before_residual:
+        warnings.warn("norm_before_residual=true is written, but SGLang 0.5.23 and SafeAILab's code don't read it", stacklevel=4)
+    if 0 in config.captured_layers:
+        raise ValueError(f"the head reads the input of layer 0, which the {dialect} dialect can't name: it names layers by output")
+    settings: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3" if dialect == "sglang" else "LlamaForCausalLM"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "num_aux_hidden_states": len(config.captured_layers),
+        "bias": config.fc_bias,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "norm_before_residual": config.norm_before_residual,
+        "eagle_config": {
+            LAYER_IDS: [layer - 1 for layer in config.captured_layers],
+            "use_aux_hidden_state": True,
+            "norm_before_fc": config.norm_before_fc,
+        },
+    }
+    return Exported(hf_config(config.layer) | settings, eagle3_layout(config, SAFEAILAB, **_has_map(config)))
+
+
+def _speculators(config: Eagle3Config) -> Exported:
+    if config.draft_vocab_size is None:
+        raise ValueError("the head uses the target's lm_head, and the speculators dialect has no way to say so")
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 5, "accept_tolerance": 0.0, "verifier_accept_k": 1}
+    settings: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        LAYER_IDS: list(config.captured_layers),
+        "fc_norm": config.fc_norm,
+        "norm_before_fc": config.norm_before_fc,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": hf_config(config.layer),
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": None, "architectures": []},
+        },
+    }
+    return Exported(settings, eagle3_layout(config, SPECULATORS, **_has_map(config)))
+
+
+def _has_map(config: Eagle3Config) -> dict[str, bool]:
+    """A head over the whole vocabulary has neither d2t nor t2d."""
+    has_map = config.draft_vocab_size not in (None, config.layer.vocab_size)
+    return {"has_token_map": has_map, "has_members": has_map}
+
+
+def hf_config(config: ModelConfig) -> dict:
+    """The contents of a config.json with these sizes, without a dtype."""
+    model_type = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias else "llama"
+    return {
+        "architectures": [ARCHITECTURES[model_type]], "model_type": model_type, "hidden_act": "silu",
+        "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads, "head_dim": config.head_dim,
+        "num_key_value_heads": config.num_kv_heads, "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings, "tie_word_embeddings": config.tie_word_embeddings,
+        **rope_settings(config.rope),
+        **({"eos_token_id": list(config.eos_token_ids)} if config.eos_token_ids else {}),
+    }  # fmt: skip
+
+
+def rope_settings(rope: RopeConfig) -> dict[str, Any]:
+    """rope_theta and, if the angles are scaled, rope_scaling."""
+    if rope.kind == "default":
+        return {"rope_theta": rope.theta}
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        scaling |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            "original_max_position_embeddings": rope.original_max_position,
+        }
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}

@@ -1,0 +1,101 @@
+"""Draft heads: which kind a checkpoint holds, told by its tensors, and what becomes of it beside its target."""
+
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.eagle3_layout import eagle3_plan, is_eagle3
+from jaxspec.checkpoints.eagle_layout import eagle_plan, is_eagle
+from jaxspec.checkpoints.mtp_layout import is_mtp_tensor, mtp_plan
+from jaxspec.checkpoints.plan import Plan
+from jaxspec.checkpoints.targets import is_target
+from jaxspec.checkpoints.token_map import read_token_map
+from jaxspec.config import ModelConfig
+from jaxspec.models.head import HeadConfig
+from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
+
+ROUNDING = 2.0**-24
+"""Two copies of an embedding may differ by this: bfloat16 values too small for float16 are rounded to its smallest steps."""
+
+
+PLANS: dict[str, Callable[[dict, Collection[str], ModelConfig], Plan]] = {
+    "EAGLE": eagle_plan, "EAGLE3": eagle3_plan, "MTP": mtp_plan,
+}  # fmt: skip
+
+
+def algorithm_of(names: Collection[str]) -> str | None:
+    """Which kind of draft head the tensors are, as HeadConfig.algorithm says it; None: there is none."""
+    if is_eagle3(names):
+        return "EAGLE3"
+    if is_eagle(names):
+        return "EAGLE"
+    return "MTP" if any(map(is_mtp_tensor, names)) else None
+
+
+def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Plan:
+    """The plan for a head beside this target. Raises ValueError if it is no head, does not fit or is not supported.
+
+    The tensors decide, never `architectures`: the same files are around under several names.
+    """
+    names = checkpoint.infos
+    algorithm = algorithm_of(names)
+    if algorithm is None and is_target(names):
+        raise ValueError("this is a whole model without an MTP layer, not a draft head")
+    if algorithm is None:
+        raise ValueError(
+            "this is no draft head: EAGLE-3 (midlayer.hidden_norm or layers.0.hidden_norm), EAGLE-1/2 (fc and layers.0 without "
+            f"input_layernorm) or MTP (model.mtp_layers.0) was expected, found {', '.join(sorted(names)[:6])}, ..."
+        )
+    plan = PLANS[algorithm](config, names, target)
+    head = plan.config
+    for name, found, expected in (
+        ("target_hidden_size (or hidden_size)", head.target_hidden_size, target.hidden_size),
+        ("vocab_size", head.layer.vocab_size, target.vocab_size),
+    ):
+        if found != expected:
+            raise ValueError(f"the draft head does not fit the target: its {name} is {found}, the target's {expected}")
+    if not head.own_embedding and head.layer.hidden_size != target.hidden_size:
+        shape = (head.layer.vocab_size, head.layer.hidden_size)
+        raise ValueError(
+            f"tensor 'embed_tokens.weight' is missing (expected with shape {shape}): the head is {shape[1]} wide, so the target's "
+            f"embedding, {target.hidden_size} wide, can't stand in for it"
+        )
+    return plan
+
+
+def settle(config: HeadConfig, params: dict, target: LoadedTarget, token_map: Path | None) -> LoadedHead:
+    """The head beside its target: an embedding that repeats the target's is dropped, and a token map applied."""
+    if config.own_embedding and repeats(params["embed_tokens"], target.params["embed_tokens"]):
+        params.pop("embed_tokens")
+        config = replace(config, own_embedding=False)
+    if token_map is not None and config.draft_vocab_size is not None:
+        message = f"the token map {token_map} is not used: this {config.algorithm} head has a draft vocabulary of its own"
+        warnings.warn(message, stacklevel=3)
+    elif token_map is not None:
+        ids = read_token_map(token_map, target.config.vocab_size)
+        params |= {"lm_head": {"kernel": output_rows(target, ids)}, "draft_to_target": jnp.asarray(ids)}
+        config = replace(config, draft_vocab_size=len(ids))
+    return assemble(config, params)
+
+
+def repeats(own: jax.Array, targets: jax.Array) -> bool:
+    """Whether a head's embedding is the target's. Heads are trained with it frozen, and most carry a copy."""
+    return own.shape == targets.shape and bool(_largest_difference(own, targets) <= ROUNDING)
+
+
+@jax.jit  # one pass without copies in float32
+def _largest_difference(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.max(jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32)))
+
+
+def output_rows(target: LoadedTarget, ids: np.ndarray) -> jax.Array:
+    """The target's output projection for these tokens only, [h, ids] (FR-Spec, section 3.2)."""
+    if target.config.tie_word_embeddings:
+        return target.params["embed_tokens"][ids].T
+    return target.params["lm_head"]["kernel"][:, ids]

@@ -1,0 +1,120 @@
+"""Layouts: which tensors of a checkpoint become which parameter. One table serves reading, checking and writing back.
+
+Checkpoints store projections as [out, in] and q, k, v (gate, up) apart; the modules hold [in, out], fused.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from jaxspec.checkpoints.checkpoint import Needed
+from jaxspec.config import ModelConfig
+
+ReadTensor = Callable[[str], np.ndarray]
+
+
+class Source(Protocol):
+    """Where one parameter comes from."""
+
+    def needed(self) -> dict[str, Needed]:
+        """The tensors it is made of."""
+
+    def join(self, read: ReadTensor) -> np.ndarray:
+        """The parameter, from its tensors."""
+
+    def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
+        """The tensors, from the parameter: the inverse of `join`."""
+
+
+Path = tuple[str | int, ...]
+Layout = dict[Path, Source]
+"""A model's parameters by their path in the nested dict, such as ("layers", 0, "mlp", "down_proj", "kernel")."""
+
+
+class Stack(NamedTuple):
+    """A parameter made of tensors [rows, *columns], stacked along their rows; a kernel is the transpose of the stack.
+
+    In:  tensors (("q_proj.weight", 8), ("k_proj.weight", 4)), columns (6,), is_kernel True
+    Out: a parameter [6, 12]
+    """
+
+    tensors: tuple[tuple[str, int], ...]
+    """Name and rows of each."""
+    columns: tuple[int, ...] = ()
+    is_kernel: bool = False
+
+    def needed(self) -> dict[str, Needed]:
+        return {name: Needed((rows, *self.columns)) for name, rows in self.tensors}
+
+    def join(self, read: ReadTensor) -> np.ndarray:
+        parts = [read(name) for name, _ in self.tensors]
+        if len({part.dtype for part in parts}) > 1:
+            names = ", ".join(f"{name} is {part.dtype}" for (name, _), part in zip(self.tensors, parts, strict=True))
+            raise ValueError(f"tensors that become one parameter must have one dtype, but {names}")
+        stack = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return stack.T if self.is_kernel else stack
+
+    def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
+        ends = np.cumsum([rows for _, rows in self.tensors])[:-1]
+        stack = parameter.T if self.is_kernel else parameter
+        return {name: part for (name, _), part in zip(self.tensors, np.split(stack, ends), strict=True)}
+
+
+def vector(name: str, size: int) -> Stack:
+    """A vector, such as a norm's weight."""
+    return Stack(((name, size),))
+
+
+def table(name: str, rows: int, columns: int) -> Stack:
+    """A matrix that keeps its orientation, such as an embedding."""
+    return Stack(((name, rows),), (columns,))
+
+
+def linear(inputs: int, *outputs: tuple[str, int], bias: bool = False) -> Layout:
+    """A projection fused of several; each is given by its name (without `.weight`) and its output size."""
+    kernel = Stack(tuple((f"{name}.weight", size) for name, size in outputs), (inputs,), is_kernel=True)
+    layout: Layout = {("kernel",): kernel}
+    if bias:
+        layout["bias",] = Stack(tuple((f"{name}.bias", size) for name, size in outputs))
+    return layout
+
+
+def norm(name: str, size: int) -> Layout:
+    """An RMSNorm, given by its name without `.weight`."""
+    return {("weight",): vector(f"{name}.weight", size)}
+
+
+def under(*path: str | int, layout: Layout) -> Layout:
+    """The layout one level deeper."""
+    return {(*path, *inner): source for inner, source in layout.items()}
+
+
+def decoder_layer(
+    prefix: str, config: ModelConfig, *, input_size: int | None = None, input_norm: str | None = "input_layernorm"
+) -> Layout:
+    """A decoder layer's layout.
+
+    Args:
+        prefix: of its tensors' names, up to the dot.
+        config: its sizes, biases and norms.
+        input_size: width of what its attention reads; None: the hidden size.
+        input_norm: the name of the norm before attention; None: it has none.
+    """
+    size, wide, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    qkv = ((attention + "q_proj", q), (attention + "k_proj", kv), (attention + "v_proj", kv))
+    layout: Layout = {
+        **under("self_attn", "qkv_proj", layout=linear(input_size or size, *qkv, bias=config.qkv_bias)),
+        **under("self_attn", "o_proj", layout=linear(q, (attention + "o_proj", size))),
+        **under("post_attention_layernorm", layout=norm(prefix + "post_attention_layernorm", size)),
+        **under("mlp", "gate_up_proj", layout=linear(size, (mlp + "gate_proj", wide), (mlp + "up_proj", wide))),
+        **under("mlp", "down_proj", layout=linear(wide, (mlp + "down_proj", size))),
+    }
+    if input_norm:
+        layout |= under("input_layernorm", layout=norm(prefix + input_norm, size))
+    if config.qk_norm:
+        layout |= under("self_attn", "q_norm", layout=norm(attention + "q_norm", head_dim))
+        layout |= under("self_attn", "k_norm", layout=norm(attention + "k_norm", head_dim))
+    return layout

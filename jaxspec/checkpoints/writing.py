@@ -1,0 +1,127 @@
+"""Writes checkpoints in Hugging Face's file format, all at once: readers see a whole directory or none."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from safetensors.numpy import save_file
+
+from jaxspec.checkpoints.layout import Layout
+
+SHARD_BYTES = 1 << 30
+"""A shard is in memory while it is written."""
+
+
+def tensors_of(layout: Layout, params: dict) -> Iterator[tuple[str, np.ndarray]]:
+    """The model's tensors under the layout's names, one parameter after the other."""
+    for path, source in layout.items():
+        value = params
+        for key in path:
+            value = value[key]
+        for name, part in source.split(np.asarray(value)).items():
+            yield name, part if part.flags.c_contiguous else np.asarray(jnp.asarray(part))  # XLA is fast at transposing views
+
+
+def write_checkpoint(
+    directory: Path,
+    config: dict,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    *,
+    dtype: DTypeLike | None = None,
+    copy: tuple[Path, ...] = (),
+    replace: bool = True,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes tensors, config.json and copies of other files.
+
+    Args:
+        directory: where to; with `replace` it may exist.
+        config: the contents of config.json; `torch_dtype` is filled in if `dtype` is given.
+        tensors: names and values, taken one by one.
+        dtype: floating-point tensors are cast to it; None: they stay as they are.
+        copy: further files, such as the tokenizer's.
+        replace: whether an existing directory may be replaced; raises ValueError otherwise.
+        shard_bytes: a file holds as many tensors as fit in this, and at least one.
+    """
+    settings = config if dtype is None else {**config, "torch_dtype": jnp.dtype(dtype).name}
+    with fresh_directory(directory, replace=replace) as fresh:
+        _write_shards(fresh, _cast(tensors, dtype), shard_bytes)
+        for file in copy:
+            shutil.copy(file, fresh / file.name)
+        (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+@contextmanager
+def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A new directory that becomes `final` when the block ends well; otherwise it is removed.
+
+    What a killed process leaves behind is called `<final>.incomplete` and is overwritten by the next try.
+
+    Raises:
+        ValueError: `final` exists and may not be replaced.
+    """
+    if final.exists() and not replace:
+        raise ValueError(f"{final} exists already: choose another place, or remove it first")
+    fresh = final.with_name(final.name + ".incomplete")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        synchronize(fresh)
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(fresh, final)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def synchronize(directory: Path) -> None:
+    """Waits until the directory's files are on the disk, so that the rename can't come first."""
+    for path in [*directory.rglob("*"), directory]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _cast(tensors: Iterable[tuple[str, np.ndarray]], dtype: DTypeLike | None) -> Iterator[tuple[str, np.ndarray]]:
+    for name, tensor in tensors:
+        floating = dtype is not None and jnp.issubdtype(tensor.dtype, jnp.floating)
+        yield name, np.ascontiguousarray(tensor.astype(jnp.dtype(dtype)) if floating else tensor)
+
+
+def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int) -> None:
+    """One model.safetensors, or several files and their index."""
+    files: list[list[str]] = []
+    shard: dict[str, np.ndarray] = {}
+
+    def end_shard() -> None:
+        path = directory / f"{len(files)}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # save_file makes it private
+        files.append(list(shard))
+        shard.clear()
+
+    total = 0
+    for name, tensor in tensors:
+        if shard and sum(part.nbytes for part in shard.values()) + tensor.nbytes > shard_bytes:
+            end_shard()
+        shard[name] = tensor
+        total += tensor.nbytes
+    end_shard()
+    if len(files) == 1:
+        (directory / "0.safetensors").rename(directory / "model.safetensors")
+        return
+    index: dict[str, str] = {}
+    for number, names in enumerate(files):
+        file = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
+        (directory / f"{number}.safetensors").rename(directory / file)
+        index |= dict.fromkeys(names, file)
+    contents = {"metadata": {"total_size": total}, "weight_map": index}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(contents, indent=2) + "\n")

@@ -1,0 +1,246 @@
+"""Draft heads: what is recognised, what is refused and why, and what becomes of embeddings and token maps."""
+
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints.eagle3_layout import captured_layers
+from jaxspec.checkpoints.exporting import DIALECTS, head_checkpoint
+from jaxspec.checkpoints.loading import find_head, load_head, load_target
+from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
+from jaxspec.models.eagle3 import default_captured_layers
+from jaxspec.models.mtp import MTPConfig
+from jaxspec.testing import random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
+from tests.checkpoints.real_heads import HIDDEN, VOCAB, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
+from tests.checkpoints.test_targets import same
+from tests.reference import CHECKPOINTS, HEAD, target
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize("draft_vocab_size", [64, 128, None])
+def test_head_round_trip(tmp_path, draft_vocab_size):
+    model = tiny_target()
+    head = random_head(model.config, draft_vocab_size=draft_vocab_size)
+    loaded = load_head(write_head(tmp_path / "head", head), model)
+    assert same(loaded.params, head.params)
+
+
+def test_bin_and_safetensors_hold_the_same_head():
+    by_bin, by_safetensors = (load_head(CHECKPOINTS / name, target()) for name in ("eagle3_trained_dv128", HEAD.name))
+    assert by_bin.config == by_safetensors.config
+    assert same(by_bin.params, by_safetensors.params)
+    assert same(load_head(CHECKPOINTS / "eagle3_trained_dv128/pytorch_model.bin", target()).params, by_bin.params)
+
+
+@pytest.mark.parametrize(
+    ("head", "algorithm"),
+    [
+        (eagle_llama2(), "EAGLE"),
+        (eagle_llama3(), "EAGLE"),
+        (eagle_qwen2(), "EAGLE"),
+        (eagle3_llama31(), "EAGLE3"),
+        (speculators(), "EAGLE3"),
+    ],
+)
+def test_the_tensors_tell_what_a_head_is(tmp_path, head, algorithm):
+    directory = head.write(tmp_path / "head", "float16")
+    assert find_head(directory) == algorithm
+    assert load_head(directory, tiny_target()).config.algorithm == algorithm
+
+
+def test_a_head_has_its_own_rope():
+    """SafeAILab's EAGLE-3 config has no rope_theta: that is 10000, whatever the target's is."""
+    model = target()
+    assert load_head(HEAD, model).config.layer.rope.theta == 10000.0
+    assert "rope_theta" not in json.loads((HEAD / "config.json").read_text())
+
+
+REFUSED = {
+    "no lm_head": (eagle3_llama31().but("lm_head.weight"), r"'lm_head.weight' is missing \(expected with shape \(64, 32\)\)"),
+    "narrow and no lm_head": (
+        eagle3_llama31(hidden=16, target=HIDDEN).but(
+            "lm_head.weight", "d2t", "t2d",
+            config={"draft_vocab_size": None, "target_hidden_size": HIDDEN}, embed_tokens__weight=(VOCAB, 16),
+        ),
+        "has no lm_head, and is 16 wide: the target's takes 32",
+    ),
+    "tied to an embedding": (
+        eagle3_llama31().but("lm_head.weight", "d2t", "t2d", config={"draft_vocab_size": None, "tie_word_embeddings": True}),
+        "tie_word_embeddings=True without lm_head",
+    ),
+    "no map": (eagle3_llama31().but("d2t", "t2d"), r"'d2t' is missing \(expected with shape \(64,\)\)"),
+    "no embedding": (
+        eagle3_llama31(hidden=16, target=HIDDEN).but(config={"target_hidden_size": HIDDEN}), "'embed_tokens.weight' is missing",
+    ),
+    "unknown tensor": (eagle3_llama31().but(mask_hidden=(1, 1, 96)), "tensor 'mask_hidden' in model.safetensors is unknown"),
+    "stray norm": (
+        eagle3_llama31().but(config={"eagle_config": {"norm_before_fc": False}}, input_norm__weight=(96,)),
+        "'input_norm.weight' in .* is unknown",
+    ),
+    "switch without its tensors": (eagle3_llama31().but(config={"fc_norm": True}), "'fc_norm.0.weight' is missing"),
+    "two norms": (
+        eagle3_llama31().but(config={"fc_norm": True, "norm_before_fc": True}), "fc_norm and norm_before_fc exclude each other",
+    ),
+    "no features": (eagle3_llama31().but(config={"eagle_config": {"use_aux_hidden_state": False}}), "use_aux_hidden_state=False"),
+    "parallel drafting": (speculators(parallel_drafting=True), "parallel_drafting=True is not supported"),
+    "another speculator": (speculators(speculators_model_type="dflash"), "speculators_model_type='dflash'"),
+    "layers by which end?": (eagle3_llama31().but(config={IDS: [2, 4, 5]}), "does not say whether it names layers by their output"),
+    "descending layers": (
+        eagle3_llama31().but(config={"eagle_config": {IDS: [4, 1, 3]}}), r"ascending, distinct layers.*\[5, 2, 4\]",
+    ),
+    "layers beyond the target": (speculators(**{IDS: [2, 4, 9]}), "names layers that a target of 8 layers does not have"),
+    "another number of streams": (
+        eagle3_llama31().but(config={"num_aux_hidden_states": 4}), "num_aux_hidden_states is 4.* names 0 layers",
+    ),
+    "another width": (eagle3_llama31(hidden=16, target=16), "its target_hidden_size .* is 16, the target's 32"),
+    "another vocabulary": (eagle3_llama31().but(config={"vocab_size": 256}), "its vocab_size is 256, the target's 128"),
+    "scaled rope": (eagle3_llama31().but(config={"rope_scaling": {"type": "dynamic", "factor": 2.0}}), "rope type 'dynamic'"),
+    "EAGLE of another width": (eagle_llama2().but(config={"hidden_size": 64}), r"as wide as its target \(32\)"),
+    "EAGLE with lm_head": (eagle_llama2().but(lm_head__weight=(VOCAB, HIDDEN)), "'lm_head.weight' in model.safetensors is unknown"),
+    "HASS norms": (eagle_llama2().but(config={"layernorms": True}), "layernorms=True is not supported"),
+    "half the biases": (eagle_qwen2().but("layers.0.self_attn.k_proj.bias"), "'layers.0.self_attn.k_proj.bias' is missing"),
+    "no head": (Head(eagle_llama2().config, {"weight": np.zeros(3, np.float32)}), "this is no draft head: EAGLE-3 .* found weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(tmp_path, name):
+    head, message = REFUSED[name]
+    directory = head.write(tmp_path / "some_head")
+    with pytest.raises(ValueError, match=message) as error:
+        load_head(directory, tiny_target())
+    assert "some_head" in str(error.value)
+
+
+def test_a_target_is_no_head(tmp_path):
+    directory = write_target(tmp_path / "target", tiny_target())
+    with pytest.raises(ValueError, match="a whole model without an MTP layer, not a draft head"):
+        load_head(directory, tiny_target())
+    with pytest.raises(ValueError, match="this is no target"):
+        load_target(eagle_llama2().write(tmp_path / "head"), jnp.float32)
+
+
+def test_several_mtp_layers_are_refused(tmp_path):
+    model = tiny_target(qkv_bias=True)
+    directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
+    tensors = load_file(directory / "model.safetensors")
+    second = {name.replace("mtp_layers.0", "mtp_layers.1"): tensor for name, tensor in tensors.items() if "mtp_layers" in name}
+    save_file(tensors | second, directory / "model.safetensors")
+    with pytest.raises(ValueError, match=r"one MTP layer, model\.mtp_layers\.0, was expected; this checkpoint has 0, 1"):
+        load_head(directory, model)
+
+
+def test_a_token_map_must_map_to_distinct_tokens(tmp_path):
+    head = eagle3_llama31()
+    with pytest.raises(ValueError, match="distinct target ids"):
+        load_head(Head(head.config, head.tensors | {"d2t": -np.arange(64)}).write(tmp_path / "repeats"), tiny_target())
+    with pytest.raises(ValueError, match="d2t and t2d disagree"):
+        load_head(Head(head.config, head.tensors | {"t2d": np.ones(128, np.bool_)}).write(tmp_path / "disagrees"), tiny_target())
+
+
+def test_captured_layers_by_output_and_by_input():
+    """One set of layers in both conventions, and gpt-oss's, whose ids are not the default ones."""
+    by_output = {"eagle_config": {IDS: [1, 15, 28]}}
+    by_input = {"speculators_model_type": "eagle3", IDS: [2, 16, 29]}
+    assert captured_layers(by_output, 32) == captured_layers(by_input, 32) == default_captured_layers(32) == captured_layers({}, 32)
+    assert captured_layers({"eagle_config": {IDS: [1, 17, 33]}}, 36) == (2, 18, 34)
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16")])
+def test_a_copy_of_the_targets_embedding_is_shared(tmp_path, dtype, stored):
+    """Also if the copy went through another dtype, which flattens the smallest values."""
+    model = tiny_target()
+    rounded = model.params["embed_tokens"].astype(stored if stored == "bfloat16" else jnp.bfloat16)
+    model = type(model)(
+        model.config, model.graph, jax.tree.map(lambda a: a.astype(dtype), model.params | {"embed_tokens": rounded})
+    )
+    tensors = eagle_llama2().tensors | {"embed_tokens.weight": np.asarray(rounded.astype(jnp.float32))}
+    head = load_head(Head(eagle_llama2().config, tensors).write(tmp_path / "copy", stored), model)
+    assert "embed_tokens" not in head.params and not head.config.own_embedding
+
+
+def test_an_embedding_of_its_own_is_kept(tmp_path):
+    head = load_head(eagle_llama2().write(tmp_path / "head"), tiny_target())
+    assert head.config.own_embedding
+    np.testing.assert_array_equal(head.params["embed_tokens"], eagle_llama2().tensors["embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_token_map_keeps_the_rows_of_frequent_tokens(tmp_path, tied):
+    model = tiny_target(tie_word_embeddings=tied)
+    ids = [5, 99, 0, 42]  # by frequency, not by number
+    (tmp_path / "map.json").write_text(json.dumps(ids))
+    directory = eagle_llama3().write(tmp_path / "head")
+    whole, hot = load_head(directory, model), load_head(directory, model, token_map=tmp_path / "map.json")
+    assert hot.config.draft_vocab_size == 4
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, HIDDEN)), jnp.float32)
+    module, full, short = model.merge(model.params), whole.merge(whole.params), hot.merge(hot.params)
+    np.testing.assert_allclose(short.logits(hidden, module), full.logits(hidden, module)[..., jnp.array(ids)], rtol=1e-5)
+    assert short.target_ids(jnp.arange(4)).tolist() == ids
+
+
+def test_a_token_map_for_a_head_with_its_own_warns(tmp_path):
+    (tmp_path / "map.json").write_text("[1, 2]")
+    head = random_head(tiny_config())
+    directory = write_head(tmp_path / "head", head)
+    with pytest.warns(UserWarning, match=r"map\.json is not used: this EAGLE3 head has a draft vocabulary of its own"):
+        loaded = load_head(directory, tiny_target(), token_map=tmp_path / "map.json")
+    assert same(loaded.params, head.params)
+
+
+EXPORTED = {
+    "EAGLE": eagle_llama2(),
+    "EAGLE, q/k/v bias": eagle_qwen2(),
+    "EAGLE-3": eagle3_llama31(),
+    "EAGLE-3, full vocabulary": eagle3_llama31(VOCAB).but("d2t", "t2d"),
+    "EAGLE-3, the target's lm_head": eagle3_llama31().but("d2t", "t2d", "lm_head.weight", config={"draft_vocab_size": None}),
+    "EAGLE-3.1": eagle3_llama31().but(
+        config={"norm_output": True, "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        **{f"fc_norm__{i}__weight": (HIDDEN,) for i in range(3)},
+    ),
+    "speculators": speculators(norm_before_residual=False, **{IDS: [1, 3, 8]}),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_head_written_in_each_dialect_is_the_same_head(tmp_path, name):
+    """So it drafts the same trees: its configuration and every parameter are equal."""
+    model = tiny_target()
+    head = load_head(EXPORTED[name].write(tmp_path / "original", "bfloat16"), model)
+    written = 0
+    for dialect in DIALECTS:
+        try:
+            exported = head_checkpoint(head.config, dialect)
+        except ValueError as error:
+            assert "speculators" in str(error) and (name.startswith("EAGLE,") or name in ("EAGLE", "EAGLE-3, the target's lm_head"))
+            continue
+        write_checkpoint(tmp_path / dialect, exported.config, tensors_of(exported.layout, head.params), dtype="bfloat16")
+        again = load_head(tmp_path / dialect, model)
+        assert again.config == head.config
+        assert same(again.params, head.params)
+        written += 1
+    assert written >= 2
+
+
+def test_what_a_dialect_cannot_say(tmp_path):
+    normed = load_head(speculators().write(tmp_path / "normed"), tiny_target())
+    with pytest.warns(UserWarning, match="norm_before_residual=true is written, but SGLang"):
+        head_checkpoint(normed.config, "sglang")
+    first = load_head(speculators(norm_before_residual=False, **{IDS: [0, 3, 8]}).write(tmp_path / "first"), tiny_target())
+    with pytest.raises(ValueError, match="reads the input of layer 0, which the sglang dialect can't name"):
+        head_checkpoint(first.config, "sglang")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        head_checkpoint(first.config, "speculators")
+    with pytest.raises(ValueError, match="dialect must be one of safeailab, sglang, speculators; got 'gguf'"):
+        head_checkpoint(first.config, "gguf")
+    mtp = random_mtp(tiny_config())
+    assert isinstance(mtp.config, MTPConfig)
+    with pytest.raises(ValueError, match="an MTP head can't be written in the sglang dialect"):
+        head_checkpoint(mtp.config, "sglang")

@@ -1,0 +1,196 @@
+"""Targets: every tensor is accounted for, and what does not fit is named."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.loading import find_head, load_target
+from jaxspec.models.registry import target_config
+from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, write_target
+from tests.reference import TARGET
+
+FLOAT32 = jnp.dtype(jnp.float32)
+
+
+def same(a: dict, b: dict) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.array_equal(x, y)), a, b))
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"qkv_bias": True}, {"qk_norm": True, "head_dim": 16}])
+def test_target_round_trip(tmp_path, changes):
+    model = tiny_target(**changes)
+    loaded = load_target(write_target(tmp_path / "target", model), FLOAT32)
+    assert loaded.config == model.config
+    assert same(loaded.params, model.params)
+
+
+def test_one_file_and_shards_hold_the_same(tmp_path):
+    model = load_target(TARGET, FLOAT32)
+    whole = load_target(write_target(tmp_path / "one", model), FLOAT32)
+    assert same(whole.params, model.params)
+    assert load_target(tmp_path / "one/model.safetensors", FLOAT32).config == model.config
+
+
+def test_bfloat16_files_and_bfloat16_models(tmp_path):
+    directory = write_target(tmp_path / "target", tiny_target(), "bfloat16")
+    wide, narrow = load_target(directory, FLOAT32), load_target(directory, jnp.dtype(jnp.bfloat16))
+    assert wide.config.dtype == "bfloat16"
+    assert {array.dtype.name for array in jax.tree.leaves(wide.params)} == {"float32"}
+    assert {array.dtype.name for array in jax.tree.leaves(narrow.params)} == {"bfloat16"}
+    assert same(jax.tree.map(lambda array: array.astype(jnp.bfloat16), wide.params), narrow.params)
+
+
+def changed(directory, change):
+    """The checkpoint with its tensors changed by `change(tensors)`."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.pop("model.layers.3.mlp.up_proj.weight"),
+            r"target does not fit: tensor 'model.layers.3.mlp.up_proj.weight' is missing \(expected with shape \(48, 32\)",
+        ),
+        (lambda tensors: tensors.update(extra=np.zeros(3)), r"tensor 'extra' in model.safetensors is unknown"),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": np.zeros((9, 32))}),
+            r"'lm_head.weight' in model.safetensors has shape \(9, 32\), \(128, 32\) was expected",
+        ),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": np.zeros((128, 32), np.int8)}),
+            r"'lm_head.weight' in model.safetensors has dtype int8, floating-point values were expected",
+        ),
+        (
+            lambda tensors: [tensors.pop(name) for name in list(tensors) if "mlp" in name],
+            r"'model.layers.0.mlp.gate_proj.weight' is missing.*; and 16 more$",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {"model.layers.0.self_attn.k_proj.weight": tensors["model.layers.0.self_attn.k_proj.weight"].astype(np.float16)}
+            ),
+            r"must have one dtype, but .*q_proj.weight is float32, .*k_proj.weight is float16",
+        ),
+    ],
+)
+def test_wrong_tensors_are_named(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        load_target(changed(write_target(tmp_path / "target", tiny_target()), change), FLOAT32)
+
+
+def test_what_llama_2_files_carry_beside_the_model_is_left_out(tmp_path):
+    extra = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.zeros(4) for i in range(8)}
+    directory = changed(write_target(tmp_path / "target", tiny_target()), lambda tensors: tensors.update(extra))
+    assert same(load_target(directory, FLOAT32).params, tiny_target().params)
+
+
+def test_broken_files_are_named(tmp_path):
+    directory = write_target(tmp_path / "target", tiny_target())
+    whole = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors can't be read"):
+        load_target(directory, FLOAT32)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin or an index of shards was expected, found config\.json"):
+        load_target(directory, FLOAT32)
+    (directory / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        read_config(directory)
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        read_config(tmp_path)
+    with pytest.raises(ValueError, match="does not exist"):
+        load_target(tmp_path / "nothing", FLOAT32)
+
+
+def copied(tmp_path, change):
+    """The sharded reference target with its index changed."""
+    for path in TARGET.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    change(index["weight_map"])
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+@pytest.mark.parametrize("file", ["missing.safetensors", "../model-00001-of-00002.safetensors", "config.json"])
+def test_an_index_may_name_files_of_its_own_directory_only(tmp_path, file):
+    directory = copied(tmp_path, lambda index: index.update({"lm_head.weight": file}))
+    with pytest.raises(ValueError, match=r"which is missing|in the same directory"):
+        load_target(directory, FLOAT32)
+
+
+def test_shards_must_hold_what_the_index_says(tmp_path):
+    directory = copied(tmp_path, lambda index: index.pop("model.norm.weight"))
+    with pytest.raises(ValueError, match=r"the index lists tensor 'model.norm.weight' in no file, but it is in model-"):
+        load_target(directory, FLOAT32)
+    directory = copied(tmp_path, lambda index: index.update({"phantom": "model-00001-of-00002.safetensors"}))
+    with pytest.raises(ValueError, match=r"lists tensor 'phantom' in model-00001-of-00002.safetensors, but it is in no file"):
+        load_target(directory, FLOAT32)
+    directory = copied(tmp_path, lambda index: None)
+    second = load_file(directory / "model-00002-of-00002.safetensors")
+    second["model.embed_tokens.weight"] = np.zeros((256, 64), np.float32)
+    save_file(second, directory / "model-00002-of-00002.safetensors")
+    with pytest.raises(ValueError, match=r"'model.embed_tokens.weight' is in model-00001-.* and again in model-00002-"):
+        load_target(directory, FLOAT32)
+
+
+def test_end_of_sequence_tokens_of_chat_models_are_found(tmp_path):
+    directory = write_target(tmp_path / "target", tiny_target())
+    assert load_target(directory, FLOAT32).config.eos_token_ids == ()
+    (directory / "generation_config.json").write_text('{"eos_token_id": [3, 9]}')
+    assert load_target(directory, FLOAT32).config.eos_token_ids == (3, 9)
+
+
+def test_the_mtp_layer_inside_a_target_is_left_to_the_head(tmp_path):
+    model = tiny_target(qkv_bias=True)
+    directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
+    assert same(load_target(directory, FLOAT32).params, model.params)
+    assert find_head(directory) == "MTP"
+    assert find_head(TARGET) is None
+
+
+def test_the_registry_lists_what_is_supported():
+    with pytest.raises(
+        ValueError, match=r"model_type 'gemma2' is not supported; supported are:\n  llama: .*\n  qwen2: .*\n  qwen3: .*\n  mimo: "
+    ):
+        target_config({"model_type": "gemma2"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "message"),
+    [
+        ("llama", {"attention_bias": True}, "attention_bias=True is not supported for llama"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True is not supported for qwen3"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window=True"),
+        ("llama", {"sliding_window": 4096}, "sliding_window=4096"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("mimo", {"use_mrope": True}, "use_mrope=True"),
+    ],
+)
+def test_settings_that_change_the_computation_are_refused_by_name(model_type, settings, message):
+    with pytest.raises(ValueError, match=message):
+        target_config(hf_config(tiny_config()) | {"model_type": model_type} | settings)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "expected"),
+    [
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 28}, (True, False)),
+        ("qwen3", {"use_sliding_window": False, "sliding_window": None, "attention_bias": False}, (False, True)),
+        ("mimo", {"attention_bias": True, "num_nextn_predict_layers": 1, "use_mrope": False}, (True, False)),
+        ("llama", {"pretraining_tp": 1, "attention_bias": False, "mlp_bias": False}, (False, False)),
+    ],
+)
+def test_what_real_configs_say_is_understood(model_type, settings, expected):
+    config = target_config(hf_config(tiny_config()) | {"model_type": model_type} | settings)
+    assert (config.qkv_bias, config.qk_norm) == expected
