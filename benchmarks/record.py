@@ -46,13 +46,13 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def write(benchmark: str, arguments: argparse.Namespace, prompts: PromptSet, results: object) -> None:
+def write(benchmark: str, arguments: argparse.Namespace, prompts: PromptSet | None, results: object) -> None:
     """Writes the record of a run as JSON to arguments.out and says so."""
     record = {
         "benchmark": benchmark,
         "environment": environment(),
         "flags": {name: _plain(value) for name, value in vars(arguments).items()},
-        "prompts": prompts.describe(),
+        **({} if prompts is None else {"prompts": prompts.describe()}),
         "results": results,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

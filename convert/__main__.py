@@ -1,30 +1,124 @@
-"""Command line of `python -m convert`."""
+"""Command line of `python -m convert` and `jaxspec-convert`."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from convert.inspect import describe, fits
+DTYPES = ("float32", "bfloat16", "float16")
+EXAMPLES = """examples:
+  python -m convert Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
+  python -m convert MiMo-7B-RL converted/mimo                      (its MTP layer comes along)
+  python -m convert EAGLE-head converted/head --target Llama-3.1-8B-Instruct
+  python -m convert EAGLE-LLaMA3-8B head --target Meta-Llama-3-8B-Instruct --token-map freq_32768.pt
+  python -m convert converted/head exported --export speculators
+  python -m convert --inspect EAGLE3-head --target Llama-3.1-8B-Instruct
+  python -m convert --verify converted/llama"""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Prints what a checkpoint is. Exit status 2: it can't be read, or the head does not fit the target."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. The exit status is 0, 1 if a check fails, 2 if the command or a file is wrong."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    _refuse_combinations(parser, options)
+    try:
+        return run(options)
+    except (ValueError, OSError) as error:
+        print(f"python -m convert: error: {error}", file=sys.stderr)
+        return 2
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Its help loads nothing, so it is instant."""
     parser = argparse.ArgumentParser(
         prog="python -m convert",
-        description="Says what a checkpoint directory is: target or head, sizes, layout, parameters, tensors.",
-        epilog="example: python -m convert --inspect heads/eagle3 --target models/llama",
+        description="Convert models and draft heads to checkpoints that load faster; look into them; export them again.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--inspect", type=Path, metavar="DIR", required=True, help="the checkpoint to describe")
-    parser.add_argument("--target", type=Path, metavar="DIR", help="for a head: does it fit this target?")
-    options = parser.parse_args(arguments)
-    try:
-        print(describe(options.inspect))
-        if options.target:
-            print(fits(options.inspect, options.target))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    parser.add_argument("source", type=Path, nargs="?", help="a model directory, a head's directory, or one of its tensor files")
+    parser.add_argument("output", type=Path, nargs="?", help="the new directory; it must not exist")
+    group = parser.add_argument_group("converting")
+    group.add_argument("--draft", type=Path, metavar="HEAD", help="convert this draft head too, into OUTPUT/draft")
+    group.add_argument("--target", type=Path, metavar="DIR", help="when SOURCE is a head: the target that it is for")
+    group.add_argument("--token-map", type=Path, metavar="FILE", help="FR-Spec token map that the head shall use")
+    group.add_argument("--dtype", choices=DTYPES, help="cast the weights (default: as they are)")
+    group.add_argument("--check", action="store_true", help="load original and result, compare logits on random tokens")
+    group = parser.add_argument_group("other commands")
+    group.add_argument(
+        "--export",
+        choices=("huggingface", "safeailab", "sglang", "speculators"),
+        help="write SOURCE in this dialect instead (targets: huggingface, heads: the others)",
+    )
+    group.add_argument("--inspect", type=Path, metavar="PATH", help="say what a checkpoint is and, with --target, whether it fits")
+    group.add_argument("--verify", type=Path, metavar="DIR", help="compare a converted checkpoint with its hashes")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    alone = options.inspect or options.verify
+    if (alone and options.source) or (options.inspect and options.verify):
+        parser.error("--inspect and --verify stand alone: leave out SOURCE, OUTPUT and the other command")
+    if not alone and options.output is None:
+        parser.error("give SOURCE and OUTPUT, or --inspect PATH, or --verify DIR")
+    if options.export and (options.dtype or options.check or options.draft or options.token_map):
+        parser.error("--export writes what is there: leave out --dtype, --check, --draft and --token-map")
+    if options.draft and options.target:
+        parser.error("--draft is for a SOURCE that is a target, --target for a SOURCE that is a head: give one of them")
+
+
+def run(options: argparse.Namespace) -> int:
+    """One command, its modules loaded. Raises ValueError or OSError saying what is wrong."""
+    from convert import check, inspect
+
+    if options.inspect:
+        print(inspect.describe(options.inspect, options.target))
+        return 0
+    if options.verify:
+        wrong = check.verify(options.verify, progress=not options.quiet)
+        print("\n".join(wrong) or f"{options.verify} is whole: every file and parameter has its hash")
+        return 1 if wrong else 0
+    if options.export:
+        return _export(options)
+    return _convert(options)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from convert.export import export_head, export_target
+
+    if options.export == "huggingface":
+        export_target(options.source, options.output, progress=not options.quiet)
+    else:
+        said = export_head(options.source, options.output, options.export, target=options.target, progress=not options.quiet)
+        for line in said:
+            print(f"warning: {line}", file=sys.stderr)
+    print(f"wrote {options.output} ({options.export})")
     return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from convert import check
+    from convert.converting import Options, convert_head, convert_target
+
+    how = Options(options.dtype, progress=not options.quiet)
+    if options.target:
+        convert_head(options.source, options.output, options.target, how, token_map=options.token_map)
+    else:
+        convert_target(options.source, options.output, how, draft=options.draft, token_map=options.token_map)
+    print(f"wrote {options.output}")
+    if not options.check:
+        return 0
+    differences = {}
+    if not options.target:
+        differences["target"] = check.compare_targets(options.source, options.output)
+    head = options.source if options.target or options.draft is None else options.draft
+    if check.has_head(head):
+        differences["draft head"] = check.compare_heads(head, options.output, options.target or options.output)
+    for name, difference in differences.items():
+        print(f"{name}: {difference}")
+    return 1 if options.dtype is None and any(difference.largest for difference in differences.values()) else 0
 
 
 if __name__ == "__main__":

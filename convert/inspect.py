@@ -1,84 +1,121 @@
-"""What a checkpoint directory holds, without loading its weights."""
+"""What a checkpoint is, told from names, shapes and config alone: nothing is loaded."""
 
-import json
 import math
-import struct
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
-import jax.numpy as jnp
-from jaxspec.models.checkpoint import read_config
-from jaxspec.models.loading import load_eagle3
+from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.eagle3_layout import LAYER_IDS
+from jaxspec.checkpoints.heads import algorithm_of, head_plan
+from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.loading import naming, planned_target, target_model_config
+from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, read_manifest
+from jaxspec.checkpoints.parameter_store import stored_parameters
+from jaxspec.checkpoints.plan import Plan
+from jaxspec.checkpoints.targets import is_target
+from jaxspec.config import ModelConfig
+from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.models.head import HeadConfig
 
-from jaxspec.config import Eagle3Config, ModelConfig
-
-MAX_HEADER_BYTES = 100 << 20  # the limit of the safetensors format
-
-
-class Tensor(NamedTuple):
-    """One entry of a safetensors header."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def tensors(directory: Path) -> list[Tensor]:
-    """All tensors of the directory's safetensors files. Raises ValueError naming a file that can't be read."""
-    found = [tensor for file in sorted(directory.glob("*.safetensors")) for tensor in read_header(file)]
-    if not found:
-        raise ValueError(f"{directory} has no .safetensors files")
-    return found
+LAYERS_OF_STAND_IN = 10_000
+"""A head inspected without its target is planned for one that has every layer it may name."""
 
 
-def read_header(file: Path) -> list[Tensor]:
-    """The entries of one file's header: 8 bytes of length, then JSON (the safetensors format)."""
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 0 < size <= MAX_HEADER_BYTES or size > file.stat().st_size:
-            raise ValueError(f"{file} is not a safetensors file: its header says {size} bytes")
-        try:
-            header = json.loads(stream.read(size))
-            return [Tensor(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{file} is not a safetensors file: its header can't be parsed") from None
+def describe(path: Path, target: Path | None = None) -> str:
+    """A few lines: what it is, its sizes and parameters and, for a head, whether it fits the target.
+
+    Raises:
+        ValueError: it can't be read, is not supported, or does not fit; the message says why.
+    """
+    if is_converted(path):
+        return _describe_converted(path, target)
+    with Checkpoint(path) as checkpoint, naming(path):
+        if is_target(checkpoint.infos):
+            plan: Plan = planned_target(path, checkpoint)
+        else:
+            config = read_config(path)
+            plan = head_plan(checkpoint, config, _stand_in(config) if target is None else target_model_config(target))
+        plan.check(checkpoint)
+        dtypes = Counter[str]()
+        for info in checkpoint.infos.values():
+            dtypes[str(info.dtype)] += math.prod(info.shape)
+        lines = {"what": f"{_kind(plan.config)} ({plan.dialect})", **_sizes(plan.config)}
+        files = len(set(checkpoint.file_of.values()))
+        lines["parameters"] = f"{dtypes.total():,} in {len(checkpoint.infos)} tensors, {files} file{'s' * (files > 1)}"
+        lines |= {"dtypes": ", ".join(f"{dtype} {count:,}" for dtype, count in dtypes.most_common())}
+        if isinstance(plan.config, ModelConfig) and algorithm_of(checkpoint.infos):
+            lines["draft head"] = f"comes with an {algorithm_of(checkpoint.infos)} layer"
+        if target is not None:
+            lines["fits"] = _fits(plan.config, target)
+        return _table(lines)
 
 
-def describe(directory: Path) -> str:
-    """A few lines: kind and layout, sizes from config.json, parameters and bytes, the tensors' dtypes."""
-    config, found = read_config(directory), tensors(directory)
-    names = {tensor.name for tensor in found}
-    parameters = Counter[str]()
-    for tensor in found:
-        parameters[tensor.dtype] += math.prod(tensor.shape)
-    is_head = "fc.weight" in names
-    sizes = Eagle3Config.from_hf(config).layer if is_head else ModelConfig.from_hf(config)
+def _describe_converted(path: Path, target: Path | None) -> str:
+    manifest = read_manifest(path)
+    stored = stored_parameters(path / PARAMETERS)
+    dtypes = Counter[str]()
+    for leaf in stored.values():
+        dtypes[str(leaf.dtype)] += math.prod(leaf.shape)
+    lines = {"what": f"{_kind(manifest.config)} (converted from {manifest.dialect})", **_sizes(manifest.config)}
+    lines |= {"parameters": f"{dtypes.total():,} in {len(stored)} arrays"}
+    lines |= {"dtypes": ", ".join(f"{dtype} {count:,}" for dtype, count in dtypes.most_common())}
+    if is_converted(path / DRAFT):
+        lines["draft head"] = f"comes with an {read_manifest(path / DRAFT).kind} head"
+    if manifest.token_map is not None:
+        lines["token map"] = f"{len(manifest.token_map)} tokens"
+    if target is not None:
+        _check_made_for(manifest, target)
+        lines["fits"] = _fits(manifest.config, target)
+    return _table(lines)
+
+
+def _check_made_for(manifest: Manifest, target: Path) -> None:
+    from jaxspec.checkpoints.converted import check_fit
+
+    check_fit(manifest, target_model_config(target))
+
+
+def _fits(config: ModelConfig | HeadConfig, target: Path) -> str:
+    if isinstance(config, ModelConfig):
+        raise ValueError("--target is for draft heads; this is a target itself")
+    return f"yes: every tensor of the head has its place beside {target.name}"
+
+
+def _kind(config: ModelConfig | HeadConfig) -> str:
+    return "target" if isinstance(config, ModelConfig) else f"{config.algorithm} draft head"
+
+
+def _sizes(config: ModelConfig | HeadConfig) -> dict[str, str]:
+    """What the config says, for people."""
+    layer = config if isinstance(config, ModelConfig) else config.layer
+    extras = [name for name, has in (("q/k/v biases", layer.qkv_bias), ("q/k norms", layer.qk_norm)) if has]
     lines = {
-        "kind": kind(names),
-        "layers": f"{sizes.num_layers} x hidden {sizes.hidden_size}, intermediate {sizes.intermediate_size}",
-        "attention": f"{sizes.num_heads} heads, {sizes.num_kv_heads} KV heads of {sizes.head_dim}",
-        "vocabulary": f"{sizes.vocab_size}" + (f", draft {config.get('draft_vocab_size') or 'shared'}" if is_head else ""),
-        "rope": f"{sizes.rope.kind}, theta {sizes.rope.theta:g}",
-        "parameters": f"{sum(parameters.values()):,} in {len(found)} tensors",
-        "dtypes": ", ".join(f"{dtype} {count:,}" for dtype, count in parameters.most_common()),
+        "layers": f"{layer.num_layers} x hidden {layer.hidden_size}, intermediate {layer.intermediate_size}",
+        "attention": ", ".join([f"{layer.num_heads} heads, {layer.num_kv_heads} KV heads of {layer.head_dim}", *extras]),
+        "vocabulary": f"{layer.vocab_size}",
+        "rope": f"{layer.rope.kind}, theta {layer.rope.theta:g}",
     }
+    if isinstance(config, HeadConfig):
+        lines["vocabulary"] += f", draft {config.draft_vocab_size or 'the same'}"
+        own = [name for name, has in (("embedding", config.own_embedding), ("lm_head", config.draft_vocab_size is not None)) if has]
+        lines["brings"] = " and ".join(own) or "neither embedding nor lm_head: it uses the target's"
+        lines["reads"] = "the target's hidden after its final norm"
+    if isinstance(config, Eagle3Config):
+        default = max(config.captured_layers) >= LAYERS_OF_STAND_IN // 2
+        layers = "2, N/2 and N-3" if default else ", ".join(map(str, config.captured_layers))
+        lines["reads"] = f"the residual stream entering layers {layers} of the target"
+        names = ("fc_bias", "fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
+        lines["switches"] = ", ".join(name for name in names if getattr(config, name)) or "none"
+    return lines
+
+
+def _stand_in(config: dict) -> ModelConfig:
+    """A target that the head asks for: its own sizes where it names no others."""
+    own = config.get("transformer_layer_config") or config
+    size = config.get("target_hidden_size") or own.get("hidden_size")
+    standing = {"num_hidden_layers": LAYERS_OF_STAND_IN, "hidden_size": size, "tie_word_embeddings": True}
+    return ModelConfig.from_hf({key: value for key, value in own.items() if key != LAYER_IDS} | standing)
+
+
+def _table(lines: dict[str, str]) -> str:
     return "\n".join(f"{name:>11}  {value}" for name, value in lines.items())
-
-
-def kind(names: set[str]) -> str:
-    """Target or head, told by the tensors (config.json's `architectures` is not to be trusted)."""
-    if "fc.weight" not in names:
-        return "target (Llama layout)" if "model.embed_tokens.weight" in names else "unknown: no model.embed_tokens, no fc"
-    if "midlayer.hidden_norm.weight" in names:
-        return "EAGLE-3 head, SafeAILab / SGLang layout (midlayer.*)"
-    if "layers.0.hidden_norm.weight" in names:
-        return "EAGLE-3 head, speculators layout (layers.0.*)"
-    return "a head with fc.weight but no hidden_norm: not EAGLE-3, not supported yet"
-
-
-def fits(head: Path, target: Path) -> str:
-    """Loads the head against the target's sizes. Raises ValueError saying what does not fit."""
-    load_eagle3(head, ModelConfig.from_hf(read_config(target)), jnp.float32)
-    return f"{'fits':>11}  yes: every tensor of the head has its place beside {target.name}"

@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.loading import find_head, load_head, load_target
+from jaxspec.checkpoints.loading import find_head, load_head, load_target, target_model_config
 from jaxspec.compilation_cache import enable_compilation_cache
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.models.loaded import LoadedHead
-from jaxspec.models.registry import target_config
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
@@ -176,7 +174,7 @@ def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
     if dtype == "auto":
         if jax.default_backend() == "cpu":
             return jnp.dtype(jnp.float32)
-        dtype = "float16" if target_config(read_config(directory)).dtype == "float16" else "bfloat16"
+        dtype = "float16" if target_model_config(directory).dtype == "float16" else "bfloat16"
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
     return jnp.dtype(DTYPES[dtype])

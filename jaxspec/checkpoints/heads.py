@@ -69,19 +69,26 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Plan
     return plan
 
 
-def settle(config: HeadConfig, params: dict, target: LoadedTarget, token_map: Path | None) -> LoadedHead:
-    """The head beside its target: an embedding that repeats the target's is dropped, and a token map applied."""
+def settle(config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: np.ndarray | None) -> LoadedHead:
+    """The head beside its target: an embedding that repeats the target's is dropped, and a token map (int32 ids) applied."""
     if config.own_embedding and repeats(params["embed_tokens"], target.params["embed_tokens"]):
         params.pop("embed_tokens")
         config = replace(config, own_embedding=False)
-    if token_map is not None and config.draft_vocab_size is not None:
-        message = f"the token map {token_map} is not used: this {config.algorithm} head has a draft vocabulary of its own"
-        warnings.warn(message, stacklevel=3)
-    elif token_map is not None:
-        ids = read_token_map(token_map, target.config.vocab_size)
-        params |= {"lm_head": {"kernel": output_rows(target, ids)}, "draft_to_target": jnp.asarray(ids)}
-        config = replace(config, draft_vocab_size=len(ids))
+    if hot_tokens is not None:
+        params |= {"lm_head": {"kernel": output_rows(target, hot_tokens)}, "draft_to_target": jnp.asarray(hot_tokens)}
+        config = replace(config, draft_vocab_size=len(hot_tokens))
     return assemble(config, params)
+
+
+def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None:
+    """The token map at a path, int32 target ids; None, with a warning, if the head has a draft vocabulary of its own."""
+    if path is None:
+        return None
+    if config.draft_vocab_size is not None:
+        message = f"the token map {path} is not used: this {config.algorithm} head has a draft vocabulary of its own"
+        warnings.warn(message, stacklevel=4)
+        return None
+    return read_token_map(path, config.layer.vocab_size)
 
 
 def repeats(own: jax.Array, targets: jax.Array) -> bool:

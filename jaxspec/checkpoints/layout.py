@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Needed
+from jaxspec.checkpoints.host_arrays import transposed
 from jaxspec.config import ModelConfig
 
 ReadTensor = Callable[[str], np.ndarray]
@@ -21,7 +22,7 @@ class Source(Protocol):
         """The tensors it is made of."""
 
     def join(self, read: ReadTensor) -> np.ndarray:
-        """The parameter, from its tensors."""
+        """The parameter, from its tensors, in C order."""
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         """The tensors, from the parameter: the inverse of `join`."""
@@ -52,13 +53,14 @@ class Stack(NamedTuple):
         if len({part.dtype for part in parts}) > 1:
             names = ", ".join(f"{name} is {part.dtype}" for (name, _), part in zip(self.tensors, parts, strict=True))
             raise ValueError(f"tensors that become one parameter must have one dtype, but {names}")
-        stack = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return stack.T if self.is_kernel else stack
+        if self.is_kernel:
+            return transposed(*parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         ends = np.cumsum([rows for _, rows in self.tensors])[:-1]
-        stack = parameter.T if self.is_kernel else parameter
-        return {name: part for (name, _), part in zip(self.tensors, np.split(stack, ends), strict=True)}
+        parts = [transposed(part) for part in np.split(parameter, ends, 1)] if self.is_kernel else np.split(parameter, ends)
+        return {name: part for (name, _), part in zip(self.tensors, parts, strict=True)}
 
 
 def vector(name: str, size: int) -> Stack:

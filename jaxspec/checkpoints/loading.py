@@ -11,16 +11,25 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.heads import algorithm_of, head_plan, settle
+from jaxspec.checkpoints.converted import check_fit, converted_head, load_converted, mapped_ids
+from jaxspec.checkpoints.heads import algorithm_of, head_plan, settle, usable_token_map
+from jaxspec.checkpoints.host_arrays import owned
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
 from jaxspec.checkpoints.layout import Path as ParameterPath
+from jaxspec.checkpoints.manifest import is_converted, read_manifest
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.targets import is_target, target_plan
+from jaxspec.config import ModelConfig
 from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
+from jaxspec.models.registry import target_config
 
 
 def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedTarget:
     """A target. Raises ValueError naming the path and what is missing, unknown, misshapen, damaged or unsupported."""
+    if is_converted(path):
+        manifest = read_manifest(path)
+        with naming(path):
+            return load_converted(path, manifest.target, dtype, progress=progress)
     with Checkpoint(path) as checkpoint, naming(path):
         plan = planned_target(path, checkpoint)
         plan.check(checkpoint)
@@ -40,14 +49,40 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
         ValueError: the head does not fit the target, or as `load_target`.
     """
     dtype = target.params["embed_tokens"].dtype
+    if is_converted(path):
+        return _load_converted_head(path, target, token_map, dtype, progress=progress)
     with Checkpoint(path) as checkpoint, naming(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
-        return settle(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, token_map)
+        hot_tokens = usable_token_map(plan.config, token_map)
+        return settle(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, hot_tokens)
+
+
+def _load_converted_head(
+    path: Path, target: LoadedTarget, token_map: Path | None, dtype: DTypeLike, *, progress: bool
+) -> LoadedHead:
+    head = converted_head(path)
+    if head is None:
+        raise ValueError(f"{path} is a converted target without a draft head")
+    manifest = read_manifest(head)
+    with naming(path):
+        check_fit(manifest, target.config)
+        chosen = usable_token_map(manifest.head, token_map)
+        loaded = load_converted(head, manifest.head, dtype, progress=progress)
+        return settle(loaded.config, loaded.params, target, mapped_ids(manifest) if chosen is None else chosen)
+
+
+def target_model_config(path: Path) -> ModelConfig:
+    """What a target is, without its weights. Raises ValueError if the path holds no target that is supported."""
+    with naming(path):
+        return read_manifest(path).target if is_converted(path) else target_config(read_config(path))
 
 
 def find_head(path: Path) -> str | None:
     """The kind of draft head in a directory, its own or a target's: EAGLE, EAGLE3 or MTP; None: there is none."""
+    if is_converted(path):
+        head = converted_head(path)
+        return None if head is None else read_manifest(head).kind
     with Checkpoint(path) as checkpoint:
         return algorithm_of(checkpoint.infos)
 
@@ -76,12 +111,12 @@ def read_parameters(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike, *, pro
 
 
 def to_device(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
-    """On the default device; floating-point values in this dtype. XLA transposes views faster than NumPy (4 times on 2 cores)."""
-    placed = jnp.asarray(array)
+    """On the default device; floating-point values in this dtype."""
+    placed = jax.device_put(owned(array))
     return placed.astype(dtype) if jnp.issubdtype(placed.dtype, jnp.floating) else placed
 
 
-def put(params: dict, path: ParameterPath, array: jax.Array) -> None:
+def put(params: dict, path: ParameterPath, array: jax.Array | np.ndarray) -> None:
     """Sets an entry of a nested dict."""
     *outer, last = path
     for key in outer:

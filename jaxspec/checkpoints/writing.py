@@ -24,8 +24,7 @@ def tensors_of(layout: Layout, params: dict) -> Iterator[tuple[str, np.ndarray]]
         value = params
         for key in path:
             value = value[key]
-        for name, part in source.split(np.asarray(value)).items():
-            yield name, part if part.flags.c_contiguous else np.asarray(jnp.asarray(part))  # XLA is fast at transposing views
+        yield from source.split(np.asarray(value)).items()
 
 
 def write_checkpoint(
@@ -36,7 +35,7 @@ def write_checkpoint(
     dtype: DTypeLike | None = None,
     copy: tuple[Path, ...] = (),
     replace: bool = True,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int | None = None,
 ) -> None:
     """Writes tensors, config.json and copies of other files.
 
@@ -47,11 +46,11 @@ def write_checkpoint(
         dtype: floating-point tensors are cast to it; None: they stay as they are.
         copy: further files, such as the tokenizer's.
         replace: whether an existing directory may be replaced; raises ValueError otherwise.
-        shard_bytes: a file holds as many tensors as fit in this, and at least one.
+        shard_bytes: a file holds as many tensors as fit in this, and at least one; None: SHARD_BYTES.
     """
     settings = config if dtype is None else {**config, "torch_dtype": jnp.dtype(dtype).name}
     with fresh_directory(directory, replace=replace) as fresh:
-        _write_shards(fresh, _cast(tensors, dtype), shard_bytes)
+        _write_shards(fresh, _cast(tensors, dtype), shard_bytes or SHARD_BYTES)
         for file in copy:
             shutil.copy(file, fresh / file.name)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -97,7 +97,7 @@ def _make_parser() -> _Parser:
     engine = EngineConfig()
     parser = _Parser(
         prog="python -m jaxspec.serve",
-        description="Serve a model with EAGLE, EAGLE-3 or MTP speculative decoding. Without --model-path: the built-in model and its head.",
+        description="Serve a model with speculative decoding. Without --model-path: the built-in model and its head.",
         allow_abbrev=False,
     )
     group = parser.add_argument_group("model")

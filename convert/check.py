@@ -1,0 +1,92 @@
+"""Is a converted checkpoint what it should be? Its logits against the original's, and its hashes against its bytes."""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from convert.converting import sha256
+from jaxspec.checkpoints.converted import stored_arrays
+from jaxspec.checkpoints.loading import find_head, load_head, load_target, target_model_config
+from jaxspec.checkpoints.manifest import DRAFT, is_converted, read_manifest
+from jaxspec.models.layers import causal_rows
+from jaxspec.models.loaded import LoadedTarget
+
+TOKENS = 64
+
+
+class Difference(NamedTuple):
+    """How far the logits of two checkpoints are apart on the same random tokens."""
+
+    largest: float
+    scale: float
+    """The largest logit."""
+
+    def __str__(self) -> str:
+        return f"largest difference {self.largest:g} on {TOKENS} random tokens (largest logit {self.scale:.3g})"
+
+
+def compare_targets(original: Path, converted: Path) -> Difference:
+    """Loads one after the other, in the converted one's dtype, and runs the same tokens through both."""
+    dtype = target_model_config(converted).dtype
+    before = _target_logits(load_target(original, dtype, progress=True))
+    return _difference(before, _target_logits(load_target(converted, dtype, progress=True)))
+
+
+def compare_heads(original: Path, converted: Path, target: Path) -> Difference:
+    """As `compare_targets`, for a head beside its target."""
+    loaded = load_target(target, target_model_config(target).dtype, progress=True)
+    return _difference(_head_logits(loaded, original), _head_logits(loaded, converted))
+
+
+def has_head(path: Path) -> bool:
+    """Whether there is a head to compare."""
+    return find_head(path) is not None
+
+
+def _tokens(vocab_size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(vocab_size, size=(1, TOKENS), dtype=np.int32)
+
+
+def _target_logits(target: LoadedTarget) -> np.ndarray:
+    model, tokens = target.merge(target.params), jnp.asarray(_tokens(target.config.vocab_size))
+    return np.asarray(model.logits(model(tokens, causal_rows(1, TOKENS)).hidden))
+
+
+def _head_logits(target: LoadedTarget, path: Path) -> np.ndarray:
+    head = load_head(path, target, progress=True)
+    model, module, tokens = target.merge(target.params), head.merge(head.params), jnp.asarray(_tokens(target.config.vocab_size))
+    rows = causal_rows(1, TOKENS)
+    features = model(tokens, rows, capture=head.config.captured_layers).features
+    out = module(module.embed(jnp.roll(tokens, -1, 1), model), module.project(features), rows)
+    return np.asarray(module.logits(out.hidden, model))
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> Difference:
+    return Difference(float(np.abs(a - b).max()), float(np.abs(a).max()))
+
+
+def verify(directory: Path, *, progress: bool = False) -> list[str]:
+    """Compares every file and parameter with the manifest's hash; returns what differs, nothing if all is well.
+
+    Raises ValueError if the directory is no converted checkpoint or can't be read.
+    """
+    if not is_converted(directory):
+        raise ValueError(f"{directory} is no converted checkpoint: it has no jaxspec.json")
+    manifest = read_manifest(directory)
+    wrong = []
+    for name, expected in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            wrong.append(f"file {name} is missing")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+            wrong.append(f"file {name} has changed")
+    for keys, array in stored_arrays(directory, manifest.config, progress=progress):
+        name = ".".join(map(str, keys))
+        if sha256(array) != manifest.hashes.get(name):
+            wrong.append(f"parameter {name} has changed")
+    if is_converted(directory / DRAFT):
+        wrong += [f"{DRAFT}: {line}" for line in verify(directory / DRAFT, progress=progress)]
+    return wrong

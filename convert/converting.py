@@ -1,0 +1,175 @@
+"""Original -> converted checkpoint: streamed, hashed, and in place only when it is whole."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from tqdm import tqdm
+
+from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.heads import algorithm_of, head_plan, usable_token_map
+from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.layout import Path as ParameterPath
+from jaxspec.checkpoints.loading import naming, planned_target, put, target_model_config
+from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted
+from jaxspec.checkpoints.parameter_store import ParameterWriter
+from jaxspec.checkpoints.plan import Plan
+from jaxspec.checkpoints.writing import fresh_directory
+from jaxspec.config import ModelConfig
+from jaxspec.models.head import HeadConfig
+
+GROUP_BYTES = 512 << 20
+"""Parameters are written in groups of about this size; two are in memory: one being written, the next being made."""
+COPIED = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "LICENSE", "LICENSE.txt",
+)  # fmt: skip
+"""Files that a converted checkpoint keeps; code and weights in other formats are left behind."""
+
+
+class Options(NamedTuple):
+    """How to convert."""
+
+    dtype: DTypeLike | None = None
+    """Floating-point parameters are cast to it; None: they stay as they are."""
+    progress: bool = False
+
+
+class Group(NamedTuple):
+    """Some parameters, ready to be written."""
+
+    params: dict
+    hashes: dict[str, str]
+    size: int
+    """Bytes."""
+
+
+def convert_target(
+    source: Path, output: Path, options: Options, *, draft: Path | None = None, token_map: Path | None = None
+) -> None:
+    """Converts a target, and its draft head into `output/draft`: the one given, or the MTP layer that the target holds.
+
+    Raises:
+        ValueError: something can't be read, does not fit, or `output` exists; nothing is left behind then.
+    """
+    with fresh_directory(output) as fresh, Checkpoint(source) as checkpoint, naming(source):
+        plan = planned_target(source, checkpoint)
+        plan.check(checkpoint)
+        if draft is not None:
+            _write_head(draft, fresh / DRAFT, plan.config, options, token_map)
+        elif algorithm_of(checkpoint.infos):
+            _write_head(source, fresh / DRAFT, plan.config, options, token_map)
+        elif token_map is not None:
+            raise ValueError(f"the token map {token_map} needs a draft head: give --draft")
+        _write_model(checkpoint, plan, fresh, options)
+
+
+def convert_head(source: Path, output: Path, target: Path, options: Options, *, token_map: Path | None = None) -> None:
+    """Converts a draft head for a target, whose sizes it must fit. Raises as `convert_target`."""
+    with fresh_directory(output) as fresh:
+        _write_head(source, fresh, target_model_config(target), options, token_map)
+
+
+def _write_head(source: Path, directory: Path, target: ModelConfig, options: Options, token_map: Path | None) -> None:
+    if is_converted(source):
+        raise ValueError(f"{source} is a converted checkpoint already: give the original")
+    directory.mkdir(exist_ok=True)
+    with Checkpoint(source) as checkpoint, naming(source):
+        plan = head_plan(checkpoint, read_config(source), target)
+        plan.check(checkpoint)
+        ids = usable_token_map(plan.config, token_map)
+        made_for = {name: vars(target)[name] for name in ("hidden_size", "num_layers", "vocab_size")}
+        _write_model(checkpoint, plan, directory, options, made_for=made_for, token_map=None if ids is None else ids.tolist())
+
+
+def _write_model(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    directory: Path,
+    options: Options,
+    *,
+    made_for: dict[str, int] | None = None,
+    token_map: list[int] | None = None,
+) -> None:
+    """Parameters, copies of the small files, and last the manifest."""
+    hashes: dict[str, str] = {}
+    total = sum(_size(plan, checkpoint, path) for path in plan.layout)
+    with (
+        ParameterWriter(directory / PARAMETERS) as writer,
+        tqdm(
+            total=total, desc=f"converting {checkpoint.path.name}", unit="B", unit_scale=True, disable=not options.progress
+        ) as bar,
+    ):
+        for group in _ahead(_groups(plan, checkpoint, options.dtype)):
+            writer.add(group.params)
+            hashes |= group.hashes
+            bar.update(group.size)
+    origin = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    files = {name: _copy(origin / name, directory / name) for name in COPIED if (origin / name).is_file()}
+    config = plan.config if options.dtype is None else _with_dtype(plan.config, jnp.dtype(options.dtype).name)
+    Manifest(config, plan.dialect, hashes, files, made_for or {}, token_map).write(directory)
+
+
+def _groups(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iterator[Group]:
+    """The parameters in order, GROUP_BYTES at a time; a larger one is a group of its own."""
+    group = Group({}, {}, 0)
+    for path, source in plan.layout.items():
+        size = _size(plan, checkpoint, path)
+        if group.params and group.size + size > GROUP_BYTES:
+            yield group
+            group = Group({}, {}, 0)
+        array = cast(source.join(checkpoint.read), dtype)
+        put(group.params, path, array)
+        group = Group(group.params, group.hashes | {".".join(map(str, path)): sha256(array)}, group.size + size)
+        del array  # else it stays while the next group is made
+    yield group
+
+
+def cast(array: np.ndarray, dtype: DTypeLike | None) -> np.ndarray:
+    """The array in this dtype, if it is a floating-point one; None: as it is."""
+    if dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(jnp.dtype(dtype), copy=False)
+
+
+def sha256(array: np.ndarray) -> str:
+    """Of the array's bytes in C order."""
+    return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+
+
+def _size(plan: Plan, checkpoint: Checkpoint, path: ParameterPath) -> int:
+    """Bytes of the tensors that a parameter is made of."""
+    infos = [checkpoint.infos[name] for name in plan.layout[path].needed()]
+    return sum(info.dtype.itemsize * int(np.prod(info.shape)) for info in infos)
+
+
+def _ahead(groups: Iterator[Group]) -> Iterator[Group]:
+    """The same groups; each is made while the one before it is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, groups, None)
+        while (group := coming.result()) is not None:
+            coming = pool.submit(next, groups, None)
+            yield group
+
+
+def _copy(file: Path, to: Path) -> str:
+    """Copies a file; returns its SHA-256."""
+    shutil.copyfile(file, to)
+    return hashlib.sha256(to.read_bytes()).hexdigest()
+
+
+def _with_dtype(config: ModelConfig | HeadConfig, dtype: str) -> ModelConfig | HeadConfig:
+    """A target's or a head's config with the dtype that it is stored in."""
+    return (
+        replace(config, dtype=dtype)
+        if isinstance(config, ModelConfig)
+        else replace(config, layer=replace(config.layer, dtype=dtype))
+    )

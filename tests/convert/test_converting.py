@@ -1,0 +1,306 @@
+"""Converting: what comes out loads as the same model, goes back bit for bit, and is never half there."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from convert.check import verify
+from convert.converting import Options, convert_head, convert_target
+from convert.export import export_head, export_target
+from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.converted import stored_arrays
+from jaxspec.checkpoints.loading import find_head, load_head, load_target
+from jaxspec.checkpoints.manifest import read_manifest
+from jaxspec.testing import random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
+from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
+from tests.checkpoints.test_targets import same
+from tests.reference import CHECKPOINTS, MIMO, TARGET
+
+
+def contents(path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Every tensor of a checkpoint: dtype, shape, bytes."""
+    with Checkpoint(path) as checkpoint:
+        tensors = {name: checkpoint.read(name) for name in checkpoint.infos}
+        return {name: (str(tensor.dtype), tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A bfloat16 target with the small files that models have."""
+    directory = write_target(tmp_path_factory.mktemp("original") / "target", tiny_target(), "bfloat16")
+    (directory / "generation_config.json").write_text('{"eos_token_id": [3, 9]}')
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    (directory / "modeling_evil.py").write_text("raise SystemExit")
+    return directory
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_converted_target_is_the_same_model(target, tmp_path, dtype):
+    convert_target(target, tmp_path / "converted", Options())
+    before, after = load_target(target, jnp.dtype(dtype)), load_target(tmp_path / "converted", jnp.dtype(dtype))
+    assert after.config == before.config and after.config.eos_token_ids == (3, 9)
+    assert same(after.params, before.params)
+    assert {array.dtype.name for array in jax.tree.leaves(after.params)} == {dtype}
+
+
+def test_small_files_come_along_and_code_does_not(target, tmp_path):
+    convert_target(target, tmp_path / "converted", Options())
+    names = sorted(path.name for path in (tmp_path / "converted").iterdir())
+    assert names == ["chat_template.jinja", "config.json", "generation_config.json", "jaxspec.json", "parameters"]
+
+
+@pytest.mark.parametrize("directory", [TARGET, MIMO, "tied", "bfloat16"], ids=str)
+def test_a_target_goes_back_bit_for_bit(target, tmp_path, directory):
+    """Shards, an MTP layer inside, tied embeddings, 16 bits."""
+    if directory == "tied":
+        directory = write_target(tmp_path / "tied", tiny_target(tie_word_embeddings=True))
+    source = target if directory == "bfloat16" else directory
+    convert_target(source, tmp_path / "converted", Options())
+    export_target(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(source)
+    before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "back"))
+    assert after == before
+
+
+HEADS = {
+    "EAGLE": (eagle_llama2(), "safeailab"),
+    "EAGLE, SGLang's copy": (eagle_llama3(), "sglang"),
+    "EAGLE, Qwen": (eagle_qwen2(), "safeailab"),
+    "EAGLE-3": (eagle3_llama31(), "safeailab"),
+    "EAGLE-3 over everything": (eagle3_llama31(128).but("d2t", "t2d"), "sglang"),
+    "EAGLE-3.1": (eagle3_llama31().but(**{f"fc_norm__{i}__weight": (HIDDEN,) for i in range(3)}), "sglang"),
+    "speculators": (speculators(), "speculators"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_goes_back_bit_for_bit(target, tmp_path, name):
+    head, dialect = HEADS[name]
+    directory = head.write(tmp_path / "original", "float16")
+    convert_head(directory, tmp_path / "converted", target, Options())
+    said = export_head(tmp_path / "converted", tmp_path / "back", dialect)
+    assert contents(tmp_path / "back") == contents(directory)
+    model = load_target(target, jnp.float32)
+    loaded = [load_head(path, model) for path in (directory, tmp_path / "converted", tmp_path / "back")]
+    assert loaded[0].config == loaded[1].config == loaded[2].config
+    assert same(loaded[0].params, loaded[1].params) and same(loaded[0].params, loaded[2].params)
+    assert not said
+
+
+def test_a_bin_head_becomes_the_same_converted_head(tmp_path):
+    for name in ("eagle3_trained_dv128", "eagle3_trained_dv128_safetensors"):
+        convert_head(CHECKPOINTS / name, tmp_path / name, TARGET, Options())
+    first, second = (read_manifest(tmp_path / name) for name in ("eagle3_trained_dv128", "eagle3_trained_dv128_safetensors"))
+    assert first.hashes == second.hashes and first.config == second.config
+
+
+def test_a_head_may_be_exported_without_converting(target, tmp_path):
+    directory = eagle3_llama31().write(tmp_path / "original", "float16")
+    assert export_head(directory, tmp_path / "other", "speculators", target=target) == []
+    model = load_target(target, jnp.float32)
+    assert same(load_head(directory, model).params, load_head(tmp_path / "other", model).params)
+    with pytest.raises(ValueError, match="was not converted: give --target"):
+        export_head(directory, tmp_path / "another", "sglang")
+
+
+def test_a_warning_is_handed_on(target, tmp_path):
+    convert_head(speculators().write(tmp_path / "original"), tmp_path / "converted", target, Options())
+    (said,) = export_head(tmp_path / "converted", tmp_path / "back", "sglang")
+    assert "norm_before_residual=true is written, but SGLang" in said
+
+
+def test_dtype_casts_floats_only(target, tmp_path):
+    convert_head(eagle3_llama31().write(tmp_path / "head", "float16"), tmp_path / "converted", target, Options("bfloat16"))
+    manifest = read_manifest(tmp_path / "converted")
+    dtypes = {".".join(map(str, keys)): array.dtype.name for keys, array in stored_arrays(tmp_path / "converted", manifest.config)}
+    assert dtypes.pop("draft_to_target") == "int32"
+    assert set(dtypes.values()) == {"bfloat16"} and manifest.head.layer.dtype == "bfloat16"
+    export_head(tmp_path / "converted", tmp_path / "back", "sglang")
+    assert json.loads((tmp_path / "back/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+PROMPTS = [[5, 9, 2], [77, 1, 30, 4]]
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+def tokens(*arguments, **options) -> list[tuple[int, ...]]:
+    """What an LLM says to two prompts."""
+    llm = LLM(*arguments, dtype="float32", max_running_requests=1, page_size=64, prefill_chunk=8, **options)
+    return [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
+
+
+def test_llm_takes_either_kind(target, tmp_path):
+    """Same text from every combination; a target converted with a head brings it along."""
+    head = eagle_llama2().write(tmp_path / "head")
+    convert_target(target, tmp_path / "both", Options(), draft=head)
+    convert_head(head, tmp_path / "alone", target, Options())
+    plain, tree = tokens(target), SpecConfig(2, 2, 5)
+    assert find_head(tmp_path / "both") == "EAGLE"
+    assert tokens(tmp_path / "both", spec=tree) == tokens(target, tmp_path / "alone", spec=tree) == plain
+    assert tokens(target, tmp_path / "both", spec=tree) == plain
+    assert LLM(tmp_path / "both", dtype="float32").engine.spec == SpecConfig()
+
+
+def test_a_mimo_brings_its_mtp_layer(tmp_path):
+    model = tiny_target(qkv_bias=True)
+    directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
+    convert_target(directory, tmp_path / "converted", Options())
+    assert find_head(tmp_path / "converted") == "MTP"
+    plain = tokens(directory, spec=SpecConfig(num_steps=0))
+    assert tokens(directory) == tokens(tmp_path / "converted") == plain
+    assert LLM(tmp_path / "converted", dtype="float32").engine.spec == SpecConfig(1, 1, 2)
+    assert tokens(tmp_path / "converted", spec=SpecConfig(3, 1)) == plain
+
+
+def test_a_token_map_is_kept(target, tmp_path):
+    head = write_head(tmp_path / "head", random_eagle(tiny_config()))
+    np.save(tmp_path / "hot.npy", np.array([9, 2, 77], np.int64))
+    convert_head(head, tmp_path / "converted", target, Options(), token_map=tmp_path / "hot.npy")
+    model = load_target(target, jnp.float32)
+    by_map, kept = load_head(head, model, token_map=tmp_path / "hot.npy"), load_head(tmp_path / "converted", model)
+    assert kept.config == by_map.config and same(kept.params, by_map.params)
+    assert tokens(target, tmp_path / "converted", spec=SpecConfig(2, 2, 5)) == tokens(target)
+    assert tokens(target, head, spec=SpecConfig(2, 2, 5), token_map=tmp_path / "hot.npy") == tokens(target)
+    with pytest.raises(ValueError, match="needs a draft head: give --draft"):
+        convert_target(target, tmp_path / "none", Options(), token_map=tmp_path / "hot.npy")
+
+
+def test_a_converted_head_knows_its_target(target, tmp_path):
+    convert_head(eagle3_llama31().write(tmp_path / "head"), tmp_path / "converted", target, Options())
+    with pytest.raises(ValueError, match="converted for a target whose num_layers is 8, this target's is 9"):
+        load_head(tmp_path / "converted", tiny_target(num_layers=9))
+    with pytest.raises(ValueError, match="this is no target but a converted EAGLE3 head"):
+        load_target(tmp_path / "converted", jnp.float32)
+    convert_target(target, tmp_path / "target", Options())
+    with pytest.raises(ValueError, match="is a converted target without a draft head"):
+        load_head(tmp_path / "target", tiny_target())
+    with pytest.raises(ValueError, match="is a converted checkpoint already"):
+        convert_head(tmp_path / "converted", tmp_path / "again", target, Options())
+
+
+def test_hashes_find_what_has_changed(target, tmp_path):
+    convert_target(target, tmp_path / "converted", Options(), draft=eagle_llama2().write(tmp_path / "head"))
+    assert verify(tmp_path / "converted") == []
+    values = tmp_path / "converted/parameters/state/layers.3.mlp.down_proj.kernel/c/0/0"
+    flipped = bytearray(values.read_bytes())
+    flipped[100] ^= 1
+    values.write_bytes(flipped)
+    (tmp_path / "converted/chat_template.jinja").write_text("another")
+    (tmp_path / "converted/draft/config.json").unlink()
+    assert verify(tmp_path / "converted") == [
+        "file chat_template.jinja has changed",
+        "parameter layers.3.mlp.down_proj.kernel has changed",
+        "draft: file config.json is missing",
+    ]
+    with pytest.raises(ValueError, match=r"is no converted checkpoint: it has no jaxspec\.json"):
+        verify(target)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "is not valid JSON"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "has version 2, 1 was expected: convert the original again"),
+        (lambda text: text.replace('"kind": "target"', '"kind": "gguf"'), "is damaged: KeyError 'gguf'"),
+        (lambda text: text.replace('"num_heads"', '"heads"'), "is damaged: TypeError"),
+        (lambda text: text.replace('"num_layers": 8', '"num_layers": 9'), "lacks 6 parameters: layers.8"),
+        (
+            lambda text: text.replace('"intermediate_size": 48', '"intermediate_size": 40'),
+            r"down_proj.kernel' has shape \(48, 32\), \(40, 32\) was expected",
+        ),
+    ],
+)
+def test_a_damaged_manifest_is_named(target, tmp_path, damage, message):
+    convert_target(target, tmp_path / "converted", Options())
+    path = tmp_path / "converted/jaxspec.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=message):
+        load_target(tmp_path / "converted", jnp.float32)
+
+
+def test_a_failed_conversion_leaves_nothing(target, tmp_path, monkeypatch):
+    head = eagle3_llama31().but("lm_head.weight").write(tmp_path / "head")
+    with pytest.raises(ValueError, match=r"'lm_head\.weight' is missing"):
+        convert_target(target, tmp_path / "converted", Options(), draft=head)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("jaxspec.checkpoints.parameter_store.ParameterWriter.add", full)
+    with pytest.raises(OSError, match="No space left"):
+        convert_target(target, tmp_path / "converted", Options())
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import convert.converting as converting
+
+class Slow(converting.ParameterWriter):
+    def add(self, group):
+        super().add(group)
+        print("a group", flush=True)
+        time.sleep(60)
+
+converting.ParameterWriter = Slow
+converting.convert_target(Path(sys.argv[1]), Path(sys.argv[2]), converting.Options())
+"""
+
+
+def test_a_killed_conversion_leaves_nothing_that_loads(target, tmp_path):
+    output = tmp_path / "converted"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, target, output], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "a group\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["converted.incomplete"]
+    with pytest.raises(ValueError):
+        load_target(tmp_path / "converted.incomplete", jnp.float32)
+    convert_target(target, output, Options())
+    assert [path.name for path in tmp_path.iterdir()] == ["converted"]
+    assert verify(output) == []
+
+
+def test_an_existing_place_is_left_alone(target, tmp_path):
+    (tmp_path / "converted").mkdir()
+    (tmp_path / "converted/mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="exists already: choose another place"):
+        convert_target(target, tmp_path / "converted", Options())
+    assert (tmp_path / "converted/mine.txt").read_text() == "mine"
+
+
+def test_groups_change_nothing(target, tmp_path, monkeypatch):
+    """Small groups: many writes, the same checkpoint."""
+    convert_target(target, tmp_path / "one", Options())
+    monkeypatch.setattr("convert.converting.GROUP_BYTES", 3000)
+    convert_target(target, tmp_path / "many", Options())
+    assert read_manifest(tmp_path / "one") == read_manifest(tmp_path / "many")
+    assert verify(tmp_path / "many") == []
+
+
+def test_exports_are_cut_into_shards(tmp_path, monkeypatch):
+    convert_target(TARGET, tmp_path / "converted", Options())
+    monkeypatch.setattr("jaxspec.checkpoints.writing.SHARD_BYTES", 300_000)
+    export_target(tmp_path / "converted", tmp_path / "back")
+    assert len(list((tmp_path / "back").glob("model-0000?-of-0000?.safetensors"))) >= 4
+    assert contents(tmp_path / "back") == contents(TARGET)
+    with safe_open(next((tmp_path / "back").glob("*.safetensors")), "np") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_heads_of_other_sizes_are_not_converted(target, tmp_path):
+    head = Head(eagle_llama2().config | {"vocab_size": 64}, eagle_llama2().tensors).write(tmp_path / "head")
+    with pytest.raises(ValueError, match="its vocab_size is 64, the target's 128"):
+        convert_head(head, tmp_path / "converted", target, Options())
+    assert not (tmp_path / "converted").exists()
