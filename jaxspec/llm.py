@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.checkpoints.loading import find_head, load_head, load_target, target_model_config
+from jaxspec.checkpoints.loading import check_head, find_head, load_head, load_target, target_model_config
 from jaxspec.compilation_cache import enable_compilation_cache
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
@@ -65,8 +65,10 @@ class LLM:
             raise ValueError(f"the draft tree {spec} needs a draft head, and {directory.name} comes with none: give draft")
         if where is None and token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
-        self.target = load_target(directory, choose_dtype(dtype, directory), progress=progress)
         tokens = None if token_map is None else Path(token_map)
+        if where is not None:
+            check_head(where, target_model_config(directory), tokens)
+        self.target = load_target(directory, choose_dtype(dtype, directory), progress=progress)
         self.head = None if where is None else load_head(where, self.target, token_map=tokens, progress=progress)
         if spec is None:
             spec = default_tree(self.head)

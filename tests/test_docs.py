@@ -2,9 +2,14 @@
 
 import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from jaxspec.checkpoints.exporting import DIALECTS
+from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 STRUCTURE = (ROOT / "docs/structure.md").read_text()
@@ -38,6 +43,12 @@ def test_paths_exist(path):
     assert (ROOT / path).exists()
 
 
+def test_files_that_the_page_on_checkpoints_names_exist():
+    named = (ROOT / "docs/checkpoints.md").read_text().split("## Where it is in the code")[1]
+    files = re.findall(r"`(\w+\.py)`", named)
+    assert len(files) > 15 and all((ROOT / "jaxspec/checkpoints" / file).exists() for file in files)
+
+
 def test_every_function_of_the_life_of_a_token_is_where_it_says():
     found = re.findall(r"`(jaxspec/[\w/]+\.py)`\s+`([A-Z]?\w+(?:\.\w+)?)`", LIFE)
     assert len(found) >= 15
@@ -49,6 +60,14 @@ def test_names_without_a_file_exist_somewhere():
     everywhere = set().union(*(definitions(path) for path in (ROOT / "jaxspec").rglob("*.py")))
     named = set(re.findall(r"`([A-Z]\w+\.\w+|[A-Z]\w+|cut|extend)`", LIFE))
     assert named and not {name for name in named if name not in everywhere}
+
+
+def test_every_family_and_dialect_is_in_the_table():
+    table = (ROOT / "docs/checkpoints.md").read_text()
+    assert all(f"`{model_type}`" in table for model_type in FAMILIES)
+    assert all(f"`{dialect}`" in table for dialect in DIALECTS)
+    switches = [field.name for field in fields(Eagle3Config) if field.type is bool and field.name.startswith(("fc_norm", "norm_"))]
+    assert len(switches) == 4 and all(f"`{name}`" in table for name in switches)
 
 
 def test_ci_runs_the_command_that_the_readme_tells():

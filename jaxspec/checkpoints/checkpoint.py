@@ -12,7 +12,7 @@ from jaxspec.checkpoints.tensor_file import SafetensorsFile, TensorFile, TensorI
 from jaxspec.checkpoints.torch_file import TorchFile
 
 FORMATS: dict[str, Callable[[Path], TensorFile]] = {".safetensors": SafetensorsFile, ".bin": TorchFile, ".pt": TorchFile}
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+PREFERRED = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 MAX_LISTED = 8
 """Problems that an error message lists."""
 
@@ -28,8 +28,7 @@ class Needed(NamedTuple):
 class Checkpoint:
     """The tensors of a checkpoint by name.
 
-    Takes the first of: an index with its shards (safetensors, then .bin), model.safetensors, pytorch_model.bin, the only
-    file of a supported format. A path to one file takes that file.
+    Takes the first of `PREFERRED` that a directory has, or its only file of a supported format. A path to a file takes that file.
 
     Raises:
         ValueError: no such files, a shard that is missing, twice or not listed, a file that is damaged or refused.
@@ -108,11 +107,10 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
         raise ValueError(
             f"{path} does not exist: a local directory or file was expected (get a model from the Hub with `hf download` first)"
         )
-    for name in INDEXES:
-        if (path / name).is_file():
+    for name in PREFERRED:
+        if (path / name).is_file() and name.endswith(".json"):
             index = _read_index(path / name)
             return sorted(set(index.values())), index
-    for name in ("model.safetensors", "pytorch_model.bin"):
         if (path / name).is_file():
             return [name], None
     found = sorted(file.name for file in path.iterdir())

@@ -19,6 +19,7 @@ from jaxspec.checkpoints.layout import Path as ParameterPath
 from jaxspec.checkpoints.manifest import is_converted, read_manifest
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.targets import is_target, target_plan
+from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
 from jaxspec.models.registry import target_config
@@ -58,12 +59,30 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
         return settle(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, hot_tokens)
 
 
-def _load_converted_head(
-    path: Path, target: LoadedTarget, token_map: Path | None, dtype: DTypeLike, *, progress: bool
-) -> LoadedHead:
+def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
+    """Raises what `load_head` would of names, shapes and sizes, without reading a weight: for before a large target is loaded."""
+    if token_map is not None:
+        read_token_map(token_map, target.vocab_size)
+    if is_converted(path):
+        with naming(path):
+            check_fit(read_manifest(_found_head(path)), target)
+        return
+    with Checkpoint(path) as checkpoint, naming(path):
+        head_plan(checkpoint, read_config(path), target).check(checkpoint)
+
+
+def _found_head(path: Path) -> Path:
+    """Where a converted checkpoint's head is. Raises ValueError if it has none."""
     head = converted_head(path)
     if head is None:
         raise ValueError(f"{path} is a converted target without a draft head")
+    return head
+
+
+def _load_converted_head(
+    path: Path, target: LoadedTarget, token_map: Path | None, dtype: DTypeLike, *, progress: bool
+) -> LoadedHead:
+    head = _found_head(path)
     manifest = read_manifest(head)
     with naming(path):
         check_fit(manifest, target.config)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import find_head, load_target
 from jaxspec.models.registry import target_config
 from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, write_target
-from tests.reference import TARGET
+from tests.reference import FIXTURES, TARGET
 
 FLOAT32 = jnp.dtype(jnp.float32)
 
@@ -194,3 +195,20 @@ def test_settings_that_change_the_computation_are_refused_by_name(model_type, se
 def test_what_real_configs_say_is_understood(model_type, settings, expected):
     config = target_config(hf_config(tiny_config()) | {"model_type": model_type} | settings)
     assert (config.qkv_bias, config.qk_norm) == expected
+
+
+def test_shards_may_be_bin_files(tmp_path):
+    """safetensors come first where a directory has both."""
+    index = {}
+    for file in ("dtypes.bin", "module.bin"):
+        (tmp_path / file).write_bytes((FIXTURES / "torch_files" / file).read_bytes())
+        with Checkpoint(tmp_path / file) as one:
+            index |= dict.fromkeys(one.infos, file)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    with Checkpoint(tmp_path) as both:
+        assert both.file_of == index and {"torch.bfloat16", "project.weight"} <= both.infos.keys()
+        np.testing.assert_array_equal(
+            both.read("norm.weight"), load_file(FIXTURES / "torch_files/module.safetensors")["norm.weight"]
+        )
+    save_file({"other": np.zeros(2)}, tmp_path / "model.safetensors")
+    assert list(Checkpoint(tmp_path).infos) == ["other"]
