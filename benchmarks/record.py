@@ -51,7 +51,7 @@ def write(benchmark: str, arguments: argparse.Namespace, prompts: PromptSet | No
     record = {
         "benchmark": benchmark,
         "environment": environment(),
-        "flags": {name: _plain(value) for name, value in vars(arguments).items()},
+        "flags": {name: _plain(value) for name, value in vars(arguments).items() if name != "out"},
         **({} if prompts is None else {"prompts": prompts.describe()}),
         "results": results,
     }
@@ -63,7 +63,9 @@ def write(benchmark: str, arguments: argparse.Namespace, prompts: PromptSet | No
 def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return Path(str(value)).name if os.path.isabs(str(value)) else str(value)  # where it lies on this machine tells nobody anything
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -101,7 +101,12 @@ def _make_parser() -> _Parser:
         allow_abbrev=False,
     )
     group = parser.add_argument_group("model")
-    group.add_argument("--model-path", "--model", metavar="DIR", help="Hugging Face model directory (default: the built-in model)")
+    group.add_argument(
+        "--model-path",
+        "--model",
+        metavar="DIR",
+        help="model directory, Hugging Face's or a converted one (default: the built-in model)",
+    )
     group.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: that of the directory)")
     group.add_argument(
         "--dtype",
