@@ -64,19 +64,19 @@ class ModelConfig:
             ValueError: an attribute is missing or has a value that is not supported; the message names it.
         """
         refuse_unsupported(config)
-        heads = require(config, "num_attention_heads")
+        heads, hidden_size = require_size(config, "num_attention_heads"), require_size(config, "hidden_size")
         eos = config.get("eos_token_id")
         return cls(
-            vocab_size=require(config, "vocab_size"),
-            hidden_size=require(config, "hidden_size"),
-            intermediate_size=require(config, "intermediate_size"),
-            num_layers=require(config, "num_hidden_layers"),
+            vocab_size=require_size(config, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=require_size(config, "intermediate_size"),
+            num_layers=require_size(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or require(config, "hidden_size") // heads,
+            num_kv_heads=require_size({"num_key_value_heads": heads} | known(config), "num_key_value_heads"),
+            head_dim=require_size({"head_dim": hidden_size // heads} | known(config), "head_dim"),
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_hf(config),
-            max_position_embeddings=config.get("max_position_embeddings", 2048),
+            max_position_embeddings=require_size({"max_position_embeddings": 2048} | known(config), "max_position_embeddings"),
             tie_word_embeddings=config.get("tie_word_embeddings") or False,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
@@ -173,6 +173,19 @@ def require(config: dict, name: str):
     if name not in config:
         raise ValueError(f"config.json has no {name!r}; it has: {', '.join(sorted(config))}")
     return config[name]
+
+
+def require_size(config: dict, name: str) -> int:
+    """A whole number above 0, or a ValueError that names the attribute."""
+    value = require(config, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"config.json: {name} must be a whole number >= 1, got {value!r}")
+    return value
+
+
+def known(config: dict) -> dict:
+    """The attributes that are not null."""
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def refuse(config: dict, only: dict) -> None:

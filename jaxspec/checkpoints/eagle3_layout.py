@@ -99,6 +99,9 @@ def captured_layers(config: dict, num_layers: int) -> tuple[int, ...]:
             f"config.json has {LAYER_IDS} at its top level, which does not say whether it names layers by their output or their "
             "input: move it into eagle_config (SGLang's meaning: output), or give speculators_model_type (input)"
         )
+    for ids in (outputs, inputs):
+        if ids is not None and not (isinstance(ids, list) and all(type(layer) is int for layer in ids)):
+            raise ValueError(f"config.json: {LAYER_IDS} must be a list of whole numbers, got {ids!r}")
     layers = tuple(inputs) if inputs is not None else tuple(1 + layer for layer in outputs) if outputs is not None else None
     count = config.get("num_aux_hidden_states") or (len(layers) if layers else 3)
     if layers is None and count == 3:
