@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,15 +18,28 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. The exit status is 0, 1 if a check fails, 2 if the command or a file is wrong."""
+    """Runs one command. The exit status is 0, 1 if a check fails, 2 if the command or a file is wrong, 130 after Ctrl-C."""
     parser = make_parser()
     options = parser.parse_args(argv)
     _refuse_combinations(parser, options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        status = _run_guarded(options)
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    return status
+
+
+def _run_guarded(options: argparse.Namespace) -> int:
+    """The command's exit status; an error becomes one line."""
     try:
         return run(options)
     except (ValueError, OSError) as error:
         print(f"python -m convert: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("python -m convert: interrupted; nothing was written", file=sys.stderr)
+        return 130
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,13 +72,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the process with status 2 if an option would have no effect."""
+    of_conversion = [flag for flag in ("draft", "token_map", "dtype", "check") if getattr(options, flag)]
     alone = options.inspect or options.verify
     if (alone and options.source) or (options.inspect and options.verify):
         parser.error("--inspect and --verify stand alone: leave out SOURCE, OUTPUT and the other command")
     if not alone and options.output is None:
         parser.error("give SOURCE and OUTPUT, or --inspect PATH, or --verify DIR")
-    if options.export and (options.dtype or options.check or options.draft or options.token_map):
-        parser.error("--export writes what is there: leave out --dtype, --check, --draft and --token-map")
+    if (alone or options.export) and of_conversion:
+        parser.error(f"--{of_conversion[0].replace('_', '-')} is for converting: leave it out")
+    if options.export and alone:
+        parser.error("--export writes SOURCE to OUTPUT: leave out --inspect and --verify")
+    if options.target and (options.verify or options.export == "huggingface"):
+        parser.error("--target is for heads: leave it out")
     if options.draft and options.target:
         parser.error("--draft is for a SOURCE that is a target, --target for a SOURCE that is a head: give one of them")
 
@@ -91,9 +111,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.export == "huggingface":
         export_target(options.source, options.output, progress=not options.quiet)
     else:
-        said = export_head(options.source, options.output, options.export, target=options.target, progress=not options.quiet)
-        for line in said:
-            print(f"warning: {line}", file=sys.stderr)
+        export_head(options.source, options.output, options.export, target=options.target, progress=not options.quiet)
     print(f"wrote {options.output} ({options.export})")
     return 0
 
@@ -110,12 +128,14 @@ def _convert(options: argparse.Namespace) -> int:
     print(f"wrote {options.output}")
     if not options.check:
         return 0
-    differences = {}
+    differences, bars = {}, not options.quiet
     if not options.target:
-        differences["target"] = check.compare_targets(options.source, options.output)
+        differences["target"] = check.compare_targets(options.source, options.output, progress=bars)
     head = options.source if options.target or options.draft is None else options.draft
     if check.has_head(head):
-        differences["draft head"] = check.compare_heads(head, options.output, options.target or options.output)
+        target = options.target or options.output
+        compared = check.compare_heads(head, options.output, target, token_map=options.token_map, progress=bars)
+        differences["draft head"] = compared
     for name, difference in differences.items():
         print(f"{name}: {difference}")
     return 1 if options.dtype is None and any(difference.largest for difference in differences.values()) else 0

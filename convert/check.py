@@ -1,6 +1,7 @@
 """Is a converted checkpoint what it should be? Its logits against the original's, and its hashes against its bytes."""
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from convert.converting import sha256
 from jaxspec.checkpoints.converted import stored_arrays
-from jaxspec.checkpoints.loading import find_head, load_head, load_target, target_model_config
-from jaxspec.checkpoints.manifest import DRAFT, is_converted, read_manifest
+from jaxspec.checkpoints.loading import head_kind, load_head, load_target, target_model_config
+from jaxspec.checkpoints.manifest import DRAFT, is_converted, manifest_digest, read_manifest
 from jaxspec.models.layers import causal_rows
-from jaxspec.models.loaded import LoadedTarget
+from jaxspec.models.loaded import LoadedHead, LoadedTarget
 
 TOKENS = 64
 
@@ -28,22 +29,26 @@ class Difference(NamedTuple):
         return f"largest difference {self.largest:g} on {TOKENS} random tokens (largest logit {self.scale:.3g})"
 
 
-def compare_targets(original: Path, converted: Path) -> Difference:
+def compare_targets(original: Path, converted: Path, *, progress: bool = False) -> Difference:
     """Loads one after the other, in the converted one's dtype, and runs the same tokens through both."""
     dtype = target_model_config(converted).dtype
-    before = _target_logits(load_target(original, dtype, progress=True))
-    return _difference(before, _target_logits(load_target(converted, dtype, progress=True)))
+    before = _target_logits(load_target(original, dtype, progress=progress))
+    return _difference(before, _target_logits(load_target(converted, dtype, progress=progress)))
 
 
-def compare_heads(original: Path, converted: Path, target: Path) -> Difference:
-    """As `compare_targets`, for a head beside its target."""
-    loaded = load_target(target, target_model_config(target).dtype, progress=True)
-    return _difference(_head_logits(loaded, original), _head_logits(loaded, converted))
+def compare_heads(
+    original: Path, converted: Path, target: Path, *, token_map: Path | None = None, progress: bool = False
+) -> Difference:
+    """As `compare_targets`, for a head beside its target; the original with the token map that the converted one keeps."""
+    loaded = load_target(target, target_model_config(target).dtype, progress=progress)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of an unused map, when converting has told
+        before = _head_logits(loaded, load_head(original, loaded, token_map=token_map, progress=progress))
+    return _difference(before, _head_logits(loaded, load_head(converted, loaded, progress=progress)))
 
 
 def has_head(path: Path) -> bool:
     """Whether there is a head to compare."""
-    return find_head(path) is not None
+    return head_kind(path) is not None
 
 
 def _tokens(vocab_size: int) -> np.ndarray:
@@ -55,8 +60,7 @@ def _target_logits(target: LoadedTarget) -> np.ndarray:
     return np.asarray(model.logits(model(tokens, causal_rows(1, TOKENS)).hidden))
 
 
-def _head_logits(target: LoadedTarget, path: Path) -> np.ndarray:
-    head = load_head(path, target, progress=True)
+def _head_logits(target: LoadedTarget, head: LoadedHead) -> np.ndarray:
     model, module, tokens = target.merge(target.params), head.merge(head.params), jnp.asarray(_tokens(target.config.vocab_size))
     rows = causal_rows(1, TOKENS)
     features = model(tokens, rows, capture=head.config.captured_layers).features
@@ -69,12 +73,13 @@ def _difference(a: np.ndarray, b: np.ndarray) -> Difference:
 
 
 def verify(directory: Path, *, progress: bool = False) -> list[str]:
-    """Compares every file and parameter with the manifest's hash; returns what differs, nothing if all is well.
+    """Compares every file, every parameter and the draft head with the manifest; returns what differs, nothing if all is well.
 
     Raises ValueError if the directory is no converted checkpoint or can't be read.
     """
     if not is_converted(directory):
-        raise ValueError(f"{directory} is no converted checkpoint: it has no jaxspec.json")
+        found = "it has no jaxspec.json" if directory.exists() else "it does not exist"
+        raise ValueError(f"{directory} is no converted checkpoint: {found}")
     manifest = read_manifest(directory)
     wrong = []
     for name, expected in manifest.files.items():
@@ -83,10 +88,15 @@ def verify(directory: Path, *, progress: bool = False) -> list[str]:
             wrong.append(f"file {name} is missing")
         elif hashlib.sha256(path.read_bytes()).hexdigest() != expected:
             wrong.append(f"file {name} has changed")
-    for keys, array in stored_arrays(directory, manifest.config, progress=progress):
+    for keys, array in stored_arrays(directory, manifest.config, doing="verifying", progress=progress):
         name = ".".join(map(str, keys))
         if sha256(array) != manifest.hashes.get(name):
             wrong.append(f"parameter {name} has changed")
-    if is_converted(directory / DRAFT):
-        wrong += [f"{DRAFT}: {line}" for line in verify(directory / DRAFT, progress=progress)]
+    if manifest.draft is not None:
+        if not is_converted(directory / DRAFT):
+            wrong.append(f"the draft head, {DRAFT}/, is missing")
+        elif manifest_digest(directory / DRAFT) != manifest.draft:
+            wrong.append(f"the draft head, {DRAFT}/, is another one")
+        else:
+            wrong += [f"{DRAFT}: {line}" for line in verify(directory / DRAFT, progress=progress)]
     return wrong

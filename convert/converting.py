@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,9 +17,9 @@ from tqdm import tqdm
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.heads import algorithm_of, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.layout import Path as ParameterPath
-from jaxspec.checkpoints.loading import naming, planned_target, put, target_model_config
-from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted
+from jaxspec.checkpoints.layout import Keys
+from jaxspec.checkpoints.loading import naming, nbytes, planned_target, put, target_model_config
+from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
 from jaxspec.checkpoints.parameter_store import ParameterWriter
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.writing import fresh_directory
@@ -60,16 +61,21 @@ def convert_target(
     Raises:
         ValueError: something can't be read, does not fit, or `output` exists; nothing is left behind then.
     """
-    with fresh_directory(output) as fresh, Checkpoint(source) as checkpoint, naming(source):
-        plan = planned_target(source, checkpoint)
-        plan.check(checkpoint)
-        if draft is not None:
-            _write_head(draft, fresh / DRAFT, plan.config, options, token_map)
-        elif algorithm_of(checkpoint.infos):
-            _write_head(source, fresh / DRAFT, plan.config, options, token_map)
-        elif token_map is not None:
+    _refuse_converted(source)
+    with fresh_directory(output) as fresh, Checkpoint(source) as checkpoint:
+        with naming(source):
+            plan = planned_target(source, checkpoint)
+            plan.check(checkpoint)
+        own = algorithm_of(checkpoint.infos)
+        if draft is not None and own is not None:
+            warnings.warn(f"the {own} layer of {source} is left out: --draft takes its place", stacklevel=2)
+        head = source if draft is None and own is not None else draft
+        if head is None and token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head: give --draft")
-        _write_model(checkpoint, plan, fresh, options)
+        if head is not None:
+            _write_head(head, fresh / DRAFT, plan.config, options, token_map)
+        with naming(source):
+            _write_model(checkpoint, plan, fresh, options, draft=None if head is None else manifest_digest(fresh / DRAFT))
 
 
 def convert_head(source: Path, output: Path, target: Path, options: Options, *, token_map: Path | None = None) -> None:
@@ -79,8 +85,7 @@ def convert_head(source: Path, output: Path, target: Path, options: Options, *, 
 
 
 def _write_head(source: Path, directory: Path, target: ModelConfig, options: Options, token_map: Path | None) -> None:
-    if is_converted(source):
-        raise ValueError(f"{source} is a converted checkpoint already: give the original")
+    _refuse_converted(source)
     directory.mkdir(exist_ok=True)
     with Checkpoint(source) as checkpoint, naming(source):
         plan = head_plan(checkpoint, read_config(source), target)
@@ -88,6 +93,11 @@ def _write_head(source: Path, directory: Path, target: ModelConfig, options: Opt
         ids = usable_token_map(plan.config, token_map)
         made_for = {name: vars(target)[name] for name in ("hidden_size", "num_layers", "vocab_size")}
         _write_model(checkpoint, plan, directory, options, made_for=made_for, token_map=None if ids is None else ids.tolist())
+
+
+def _refuse_converted(source: Path) -> None:
+    if is_converted(source):
+        raise ValueError(f"{source} is a converted checkpoint already: give the original")
 
 
 def _write_model(
@@ -98,10 +108,11 @@ def _write_model(
     *,
     made_for: dict[str, int] | None = None,
     token_map: list[int] | None = None,
+    draft: str | None = None,
 ) -> None:
     """Parameters, copies of the small files, and last the manifest."""
     hashes: dict[str, str] = {}
-    total = sum(_size(plan, checkpoint, path) for path in plan.layout)
+    total = sum(_size(plan, checkpoint, keys) for keys in plan.layout)
     with (
         ParameterWriter(directory / PARAMETERS) as writer,
         tqdm(
@@ -115,20 +126,20 @@ def _write_model(
     origin = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     files = {name: _copy(origin / name, directory / name) for name in COPIED if (origin / name).is_file()}
     config = plan.config if options.dtype is None else _with_dtype(plan.config, jnp.dtype(options.dtype).name)
-    Manifest(config, plan.dialect, hashes, files, made_for or {}, token_map).write(directory)
+    Manifest(config, plan.dialect, hashes, files, made_for or {}, token_map, draft).write(directory)
 
 
 def _groups(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iterator[Group]:
     """The parameters in order, GROUP_BYTES at a time; a larger one is a group of its own."""
     group = Group({}, {}, 0)
-    for path, source in plan.layout.items():
-        size = _size(plan, checkpoint, path)
+    for keys, source in plan.layout.items():
+        size = _size(plan, checkpoint, keys)
         if group.params and group.size + size > GROUP_BYTES:
             yield group
             group = Group({}, {}, 0)
         array = cast(source.join(checkpoint.read), dtype)
-        put(group.params, path, array)
-        group = Group(group.params, group.hashes | {".".join(map(str, path)): sha256(array)}, group.size + size)
+        put(group.params, keys, array)
+        group = Group(group.params, group.hashes | {".".join(map(str, keys)): sha256(array)}, group.size + size)
         del array  # else it stays while the next group is made
     yield group
 
@@ -145,10 +156,9 @@ def sha256(array: np.ndarray) -> str:
     return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
 
 
-def _size(plan: Plan, checkpoint: Checkpoint, path: ParameterPath) -> int:
+def _size(plan: Plan, checkpoint: Checkpoint, keys: Keys) -> int:
     """Bytes of the tensors that a parameter is made of."""
-    infos = [checkpoint.infos[name] for name in plan.layout[path].needed()]
-    return sum(info.dtype.itemsize * int(np.prod(info.shape)) for info in infos)
+    return sum(nbytes(checkpoint.infos[name]) for name in plan.layout[keys].needed())
 
 
 def _ahead(groups: Iterator[Group]) -> Iterator[Group]:

@@ -5,11 +5,12 @@ from collections import Counter
 from pathlib import Path
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.converted import check_fit
 from jaxspec.checkpoints.eagle3_layout import LAYER_IDS
 from jaxspec.checkpoints.heads import algorithm_of, head_plan
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import naming, planned_target, target_model_config
-from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, read_manifest
+from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, is_converted, read_manifest
 from jaxspec.checkpoints.parameter_store import stored_parameters
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.targets import is_target
@@ -52,6 +53,10 @@ def describe(path: Path, target: Path | None = None) -> str:
 
 def _describe_converted(path: Path, target: Path | None) -> str:
     manifest = read_manifest(path)
+    with naming(path):
+        if target is not None:
+            fits = _fits(manifest.config, target)
+            check_fit(manifest, target_model_config(target))
     stored = stored_parameters(path / PARAMETERS)
     dtypes = Counter[str]()
     for leaf in stored.values():
@@ -64,15 +69,8 @@ def _describe_converted(path: Path, target: Path | None) -> str:
     if manifest.token_map is not None:
         lines["token map"] = f"{len(manifest.token_map)} tokens"
     if target is not None:
-        _check_made_for(manifest, target)
-        lines["fits"] = _fits(manifest.config, target)
+        lines["fits"] = fits
     return _table(lines)
-
-
-def _check_made_for(manifest: Manifest, target: Path) -> None:
-    from jaxspec.checkpoints.converted import check_fit
-
-    check_fit(manifest, target_model_config(target))
 
 
 def _fits(config: ModelConfig | HeadConfig, target: Path) -> str:

@@ -1,6 +1,7 @@
 """`LLM`: what users call from Python."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.checkpoints.loading import check_head, find_head, load_head, load_target, target_model_config
+from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target, target_model_config
 from jaxspec.compilation_cache import enable_compilation_cache
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
@@ -54,6 +55,12 @@ class LLM:
         progress: bool = False,
         **options,
     ):
+        unknown = sorted(options.keys() - {field.name for field in fields(EngineConfig)})
+        if unknown:
+            known = ", ".join(field.name for field in fields(EngineConfig))
+            raise ValueError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
+        if not (spec is None or isinstance(spec, SpecConfig)):
+            raise ValueError(f"spec must be a SpecConfig, such as SpecConfig(3, 1, 4); got {spec!r}")
         config = EngineConfig(**options)
         enable_compilation_cache()
         plain = spec is not None and spec.num_steps == 0
@@ -61,6 +68,8 @@ class LLM:
         directory = DEMO / "target" if model is None else Path(model)
         self.progress = progress
         where = None if plain else Path(draft) if draft is not None else find_own_head(directory)
+        if plain and token_map is not None:
+            raise ValueError("SpecConfig(num_steps=0) drafts nothing: leave out token_map")
         if where is None and spec is not None and not plain:
             raise ValueError(f"the draft tree {spec} needs a draft head, and {directory.name} comes with none: give draft")
         if where is None and token_map is not None:
@@ -157,7 +166,7 @@ def find_own_head(directory: Path) -> Path | None:
     """Where the head that comes with a model is; None if it has none."""
     if directory == DEMO / "target":
         return DEMO / "eagle3"
-    return directory if find_head(directory) else None
+    return directory if head_kind(directory) else None
 
 
 def default_tree(head: LoadedHead | None) -> SpecConfig:

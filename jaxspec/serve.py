@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jaxspec")
 
+_JSON = "-H 'Content-Type: application/json' -d"
+EXAMPLE = f"""/v1/completions {_JSON} '{{"prompt": "def fibonacci(n):", "max_tokens": 64, "temperature": 0}}'"""
+EXAMPLE_WITHOUT_TOKENIZER = f"""/generate {_JSON} '{{"input_ids": [1, 2, 3], "sampling_params": {{"max_new_tokens": 16}}}}'"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT. The exit status is 0 then, 1 if it can't listen, 2 if the settings or files are wrong."""
@@ -70,14 +74,14 @@ def load(arguments: ServerArguments) -> "LLM":
 
 def check_algorithm(arguments: ServerArguments) -> None:
     """Raises ValueError unless the head is what --speculative-algorithm says: elsewhere a wrong name costs all speed silently."""
-    from jaxspec.checkpoints.loading import find_head
+    from jaxspec.checkpoints.loading import head_kind
     from jaxspec.llm import DEMO, find_own_head
 
     if arguments.algorithm in (None, "NONE"):
         return
     model = DEMO / "target" if arguments.model is None else Path(arguments.model)
     head = find_own_head(model) if arguments.draft is None else Path(arguments.draft)
-    found = None if head is None else find_head(head)
+    found = None if head is None else head_kind(head)
     if found not in ALGORITHMS[arguments.algorithm]:
         what = f"{head} holds an {found} head" if found else f"{head or model} holds no head: give --speculative-draft-model-path"
         raise ValueError(f"--speculative-algorithm {arguments.algorithm} was given, but {what}")
@@ -95,8 +99,9 @@ def serve(llm: "LLM", name: str, listener: socket.socket) -> None:
 
     def ready(url: str) -> None:
         logger.info("%s is ready at %s", name, url)
-        prompt = '"prompt": "def fibonacci(n):", "max_tokens": 64, "temperature": 0'
-        logger.info("try: curl %s/v1/completions -H 'Content-Type: application/json' -d '{%s}'", url, prompt)
+        logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
+        if llm.tokenizer is None:
+            logger.warning("the model has no tokenizer: prompts must be token ids, sent to /generate")
 
     try:
         HttpServer(create_app(engine, model), engine, ready).run(sockets=[listener])

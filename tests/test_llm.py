@@ -92,6 +92,14 @@ def test_impossible_combinations_are_refused(tmp_path):
         LLM(model, spec=SpecConfig())
     with pytest.raises(ValueError, match="dtype must be auto"):
         LLM(model, dtype="int8")
+    with pytest.raises(ValueError, match="LLM has no option max_batch; options of the engine are: max_running_requests, "):
+        LLM(model, max_batch=3)
+    with pytest.raises(ValueError, match=r"spec must be a SpecConfig, such as SpecConfig\(3, 1, 4\); got '5/4/8'"):
+        LLM(model, spec="5/4/8")
+    with pytest.raises(ValueError, match="drafts nothing: leave out token_map"):
+        LLM(model, spec=SpecConfig(num_steps=0), token_map="map.json")
+    with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that the head drafts among: lower topk"):
+        LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), SpecConfig(1, 65, 9))
     with pytest.raises(ValueError, match="does not exist: a local directory"):
         LLM(tmp_path / "nothing")
     with pytest.raises(TypeError, match="paeg_size"):

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
+from tqdm import tqdm
 
-from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, read_manifest
-from jaxspec.checkpoints.parameter_store import load_parameters, stored_parameters, stream_parameters
+from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest, read_manifest
+from jaxspec.checkpoints.parameter_store import check_stored, load_parameters
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.loaded import LoadedModel, abstract
@@ -22,19 +22,29 @@ def load_converted(path: Path, config: ModelConfig | HeadConfig, dtype: DTypeLik
     return LoadedModel(config, graph, load_parameters(path / PARAMETERS, expected, progress=progress))
 
 
-def converted_head(path: Path) -> Path | None:
-    """Where the head of a converted checkpoint is: in it, if it is a target's; None if it has none."""
-    if read_manifest(path).kind != "target":
+def head_directory(path: Path) -> Path | None:
+    """Where the head of a converted checkpoint is: in it, if it is a target's; None if it has none.
+
+    Raises ValueError if a target's head is missing or another one.
+    """
+    manifest = read_manifest(path)
+    if manifest.kind != "target":
         return path
-    return path / DRAFT if is_converted(path / DRAFT) else None
+    if manifest.draft is None:
+        return None
+    if not is_converted(path / DRAFT) or manifest_digest(path / DRAFT) != manifest.draft:
+        raise ValueError(f"{path} was converted with a draft head, but {DRAFT}/ is missing or another one: convert it again")
+    return path / DRAFT
 
 
 def check_fit(manifest: Manifest, target: ModelConfig) -> None:
     """Raises ValueError if a converted head was made for another target: which layers it reads depends on their number."""
     for name, expected in manifest.made_for.items():
         if vars(target)[name] != expected:
+            found = vars(target)[name]
             raise ValueError(
-                f"the draft head was converted for a target whose {name} is {expected}, this target's is {vars(target)[name]}"
+                f"the draft head was converted for a target whose {name} is {expected}, this target's is {found}: "
+                "convert the original again for this target"
             )
 
 
@@ -43,15 +53,23 @@ def mapped_ids(manifest: Manifest) -> np.ndarray | None:
     return None if manifest.token_map is None else np.asarray(manifest.token_map, np.int32)
 
 
+def check_parameters(path: Path, config: ModelConfig | HeadConfig) -> None:
+    """Raises ValueError unless the parameters of a checkpoint are those of the model, name by name and shape by shape."""
+    check_stored(path / PARAMETERS, abstract(config, jnp.float32)[1])
+
+
 def stored_arrays(
-    path: Path, config: ModelConfig | HeadConfig, *, progress: bool = False
+    path: Path, config: ModelConfig | HeadConfig, *, doing: str, progress: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], np.ndarray]]:
-    """Every parameter as it is stored, one after the other, on the host. Raises as `load_converted`."""
-    _, expected = abstract(config, jnp.float32)
-    stored = stored_parameters(path / PARAMETERS)
-    shapes = {
-        keys: jax.ShapeDtypeStruct(leaf.shape, stored[name].dtype if (name := ".".join(map(str, keys))) in stored else leaf.dtype)
-        for keys, leaf in flatten_dict(expected).items()
-    }
-    for keys, array in stream_parameters(path / PARAMETERS, unflatten_dict(shapes), progress=progress):
-        yield keys, np.asarray(array)
+    """Every parameter as it is stored, one after the other, as views of the mapped files. Raises as `load_converted`.
+
+    `doing` is what the progress bar calls it.
+    """
+    expected = abstract(config, jnp.float32)[1]
+    stored = check_stored(path / PARAMETERS, expected)
+    total = sum(array.size for array in stored.values())
+    with tqdm(total=total, desc=f"{doing} {path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
+        for keys in flatten_dict(expected):
+            found = stored[".".join(map(str, keys))]
+            yield keys, found.values()
+            bar.update(found.size)

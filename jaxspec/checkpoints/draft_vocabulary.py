@@ -44,7 +44,8 @@ class DraftVocabulary(NamedTuple):
         return ids.astype(np.int32)
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
+        """d2t and t2d; none if draft ids are target ids and the checkpoint is not to say so."""
         offsets = parameter.astype(np.int64) - np.arange(self.draft_vocab_size)
         members = np.zeros(self.vocab_size, np.bool_)
         members[parameter] = True
-        return {"d2t": offsets, "t2d": members} if self.has_offsets else {}
+        return {"d2t": offsets, "t2d": members} if self.has_offsets or offsets.any() else {}

@@ -20,6 +20,8 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
 
+PACKAGE = str(Path(__file__).parents[1])
+"""Warnings point at the line outside of it."""
 ROUNDING = 2.0**-24
 """Two copies of an embedding may differ by this: bfloat16 values too small for float16 are rounded to its smallest steps."""
 
@@ -86,7 +88,7 @@ def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None
         return None
     if config.draft_vocab_size is not None:
         message = f"the token map {path} is not used: this {config.algorithm} head has a draft vocabulary of its own"
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, skip_file_prefixes=(PACKAGE,))
         return None
     return read_token_map(path, config.layer.vocab_size)
 

@@ -28,9 +28,9 @@ class Source(Protocol):
         """The tensors, from the parameter: the inverse of `join`."""
 
 
-Path = tuple[str | int, ...]
-Layout = dict[Path, Source]
-"""A model's parameters by their path in the nested dict, such as ("layers", 0, "mlp", "down_proj", "kernel")."""
+Keys = tuple[str | int, ...]
+Layout = dict[Keys, Source]
+"""A model's parameters by their keys in the nested dict, such as ("layers", 0, "mlp", "down_proj", "kernel")."""
 
 
 class Stack(NamedTuple):

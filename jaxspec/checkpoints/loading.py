@@ -1,5 +1,6 @@
 """From a path to a model: Hugging Face directories, heads in any dialect, and converted checkpoints alike."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,18 +12,18 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import check_fit, converted_head, load_converted, mapped_ids
+from jaxspec.checkpoints.converted import check_fit, check_parameters, head_directory, load_converted, mapped_ids
 from jaxspec.checkpoints.heads import algorithm_of, head_plan, settle, usable_token_map
 from jaxspec.checkpoints.host_arrays import owned
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
-from jaxspec.checkpoints.layout import Path as ParameterPath
+from jaxspec.checkpoints.layout import Keys
 from jaxspec.checkpoints.manifest import is_converted, read_manifest
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.targets import is_target, target_plan
+from jaxspec.checkpoints.tensor_file import TensorInfo
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
-from jaxspec.models.registry import target_config
 
 
 def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedTarget:
@@ -65,15 +66,17 @@ def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -
         read_token_map(token_map, target.vocab_size)
     if is_converted(path):
         with naming(path):
-            check_fit(read_manifest(_found_head(path)), target)
+            manifest = read_manifest(head := require_head(path))
+            check_fit(manifest, target)
+            check_parameters(head, manifest.head)
         return
     with Checkpoint(path) as checkpoint, naming(path):
         head_plan(checkpoint, read_config(path), target).check(checkpoint)
 
 
-def _found_head(path: Path) -> Path:
+def require_head(path: Path) -> Path:
     """Where a converted checkpoint's head is. Raises ValueError if it has none."""
-    head = converted_head(path)
+    head = head_directory(path)
     if head is None:
         raise ValueError(f"{path} is a converted target without a draft head")
     return head
@@ -82,7 +85,7 @@ def _found_head(path: Path) -> Path:
 def _load_converted_head(
     path: Path, target: LoadedTarget, token_map: Path | None, dtype: DTypeLike, *, progress: bool
 ) -> LoadedHead:
-    head = _found_head(path)
+    head = require_head(path)
     manifest = read_manifest(head)
     with naming(path):
         check_fit(manifest, target.config)
@@ -93,14 +96,17 @@ def _load_converted_head(
 
 def target_model_config(path: Path) -> ModelConfig:
     """What a target is, without its weights. Raises ValueError if the path holds no target that is supported."""
-    with naming(path):
-        return read_manifest(path).target if is_converted(path) else target_config(read_config(path))
+    if is_converted(path):
+        with naming(path):
+            return read_manifest(path).target
+    with Checkpoint(path) as checkpoint, naming(path):
+        return planned_target(path, checkpoint).config
 
 
-def find_head(path: Path) -> str | None:
+def head_kind(path: Path) -> str | None:
     """The kind of draft head in a directory, its own or a target's: EAGLE, EAGLE3 or MTP; None: there is none."""
     if is_converted(path):
-        head = converted_head(path)
+        head = head_directory(path)
         return None if head is None else read_manifest(head).kind
     with Checkpoint(path) as checkpoint:
         return algorithm_of(checkpoint.infos)
@@ -108,10 +114,10 @@ def find_head(path: Path) -> str | None:
 
 def planned_target(path: Path, checkpoint: Checkpoint) -> Plan:
     """The plan for a target's directory. Raises ValueError if it is something else."""
-    if not is_target(checkpoint.infos):
-        raise ValueError(
-            f"this is no target: it has no model.embed_tokens and model.norm, but {', '.join(sorted(checkpoint.infos)[:6])}, ..."
-        )
+    names = checkpoint.infos
+    if not is_target(names):
+        what = f"an {algorithm_of(names)} draft head" if algorithm_of(names) else f"{', '.join(sorted(names)[:6])}, ..."
+        raise ValueError(f"this is no target, which has model.embed_tokens and model.norm, but {what}")
     directory = path if path.is_dir() else path.parent
     return target_plan(read_config(path) | read_end_of_sequence(directory), checkpoint.infos)
 
@@ -120,12 +126,11 @@ def read_parameters(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike, *, pro
     """The nested dict of arrays. One parameter at a time is in memory twice, never a whole shard."""
     params: dict = {}
     infos = checkpoint.infos
-    total = sum(infos[name].dtype.itemsize * int(np.prod(infos[name].shape)) for name in plan.needed())
+    total = sum(nbytes(infos[name]) for name in plan.needed())
     with tqdm(total=total, desc=f"loading {checkpoint.path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
-        for path, source in plan.layout.items():
-            joined = source.join(checkpoint.read)
-            put(params, path, to_device(joined, dtype))
-            bar.update(joined.nbytes)
+        for keys, source in plan.layout.items():
+            put(params, keys, to_device(source.join(checkpoint.read), dtype))
+            bar.update(sum(nbytes(infos[name]) for name in source.needed()))
     return params
 
 
@@ -135,9 +140,14 @@ def to_device(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
     return placed.astype(dtype) if jnp.issubdtype(placed.dtype, jnp.floating) else placed
 
 
-def put(params: dict, path: ParameterPath, array: jax.Array | np.ndarray) -> None:
+def nbytes(info: TensorInfo) -> int:
+    """Bytes of a tensor's values."""
+    return info.dtype.itemsize * math.prod(info.shape)
+
+
+def put(params: dict, keys: Keys, array: jax.Array | np.ndarray) -> None:
     """Sets an entry of a nested dict."""
-    *outer, last = path
+    *outer, last = keys
     for key in outer:
         params = params.setdefault(key, {})
     params[last] = array
@@ -145,8 +155,9 @@ def put(params: dict, path: ParameterPath, array: jax.Array | np.ndarray) -> Non
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Puts the path in front of an error that does not name it."""
+    """Puts the path in front of an error that does not begin with it, or with a file in it."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        begins = str(error).startswith(tuple(f"{path}{after}" for after in ("/", ":", " ")))
+        raise ValueError(str(error) if begins else f"{path}: {error}") from None

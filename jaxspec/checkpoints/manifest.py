@@ -8,6 +8,7 @@ A converted checkpoint is a directory:
     config.json, tokenizer files, chat template, ...   copies from the original
 """
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -42,7 +43,9 @@ class Manifest:
     made_for: dict[str, int] = field(default_factory=dict)
     """A head's target: hidden_size, num_layers and vocab_size."""
     token_map: list[int] | None = None
-    """Target ids that an EAGLE or MTP head drafts among (FR-Spec); None: all."""
+    """Target ids that a head without an lm_head of its own drafts among (FR-Spec); None: all."""
+    draft: str | None = None
+    """A target's: the digest of its draft head's manifest, `draft/jaxspec.json`; None: it has no head."""
 
     @property
     def kind(self) -> str:
@@ -66,7 +69,18 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Writes jaxspec.json; without it nothing takes the directory for a checkpoint, so write it last."""
         contents = {"format": "jaxspec checkpoint", "version": VERSION, "kind": self.kind, **asdict(self)}
-        (directory / FILE).write_text(json.dumps(contents, indent=1) + "\n")
+        (directory / FILE).write_text(json.dumps({**contents, "digest": digest(contents)}, indent=1) + "\n")
+
+
+def digest(contents: dict) -> str:
+    """SHA-256 of a manifest's contents, `digest` left out, as JSON with sorted keys."""
+    rest = {name: value for name, value in contents.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def manifest_digest(directory: Path) -> str:
+    """The digest of a directory's manifest."""
+    return digest(read_object(directory / FILE))
 
 
 def is_converted(path: Path) -> bool:
@@ -80,6 +94,8 @@ def read_manifest(directory: Path) -> Manifest:
     contents = read_object(path)
     if contents.get("version") != VERSION:
         raise ValueError(f"{path} has version {contents.get('version')!r}, {VERSION} was expected: convert the original again")
+    if contents.get("digest") != digest(contents):
+        raise ValueError(f"{path} was changed after it was written: convert the original again")
     try:
         config = _build(KINDS[contents["kind"]], contents["config"])
         return Manifest(config, **{name.name: contents[name.name] for name in fields(Manifest) if name.name != "config"})

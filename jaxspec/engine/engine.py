@@ -35,6 +35,8 @@ class Engine:
     ):
         if spec.num_steps > 0 and head is None:
             raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
+        if head is not None and spec.topk > (vocabulary := head.config.draft_vocab_size or target.config.vocab_size):
+            raise ValueError(f"topk={spec.topk} is more than the {vocabulary} tokens that the head drafts among: lower topk")
         self.config, self.spec, self.tokenizer = config, spec, tokenizer
         self.vocab_size, self.eos_token_ids = target.config.vocab_size, target.config.eos_token_ids
         self.context_length: int = config.context_length or target.config.max_position_embeddings

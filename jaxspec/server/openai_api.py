@@ -74,7 +74,11 @@ def completion_prompts(body: CompletionRequest, model: ServedModel) -> Prompts:
     """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field, for what can't be served."""
     model.check_name(body.model)
     if model.tokenizer is None:
-        raise ApiError(400, "prompt: this model has no tokenizer, so there is no text to return; use /generate", param="prompt")
+        raise ApiError(
+            400,
+            "prompt: this model has no tokenizer, so there is no text to return; send token ids to /generate as input_ids",
+            param="prompt",
+        )
     result = []
     for param, ids in model.prompts(body.prompt, "prompt"):
         budget = model.budget(len(ids), body.max_tokens, DEFAULT_MAX_TOKENS, param=param, budget_param="max_tokens")

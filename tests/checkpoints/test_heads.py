@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.eagle3_layout import captured_layers
 from jaxspec.checkpoints.exporting import DIALECTS, head_checkpoint
-from jaxspec.checkpoints.loading import find_head, load_head, load_target
+from jaxspec.checkpoints.loading import head_kind, load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.mtp import MTPConfig
@@ -50,7 +50,7 @@ def test_bin_and_safetensors_hold_the_same_head():
 )
 def test_the_tensors_tell_what_a_head_is(tmp_path, head, algorithm):
     directory = head.write(tmp_path / "head", "float16")
-    assert find_head(directory) == algorithm
+    assert head_kind(directory) == algorithm
     assert load_head(directory, tiny_target()).config.algorithm == algorithm
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.loading import find_head, load_target
+from jaxspec.checkpoints.loading import head_kind, load_target
 from jaxspec.models.registry import target_config
 from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, write_target
 from tests.reference import FIXTURES, TARGET
@@ -154,8 +154,8 @@ def test_the_mtp_layer_inside_a_target_is_left_to_the_head(tmp_path):
     model = tiny_target(qkv_bias=True)
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
     assert same(load_target(directory, FLOAT32).params, model.params)
-    assert find_head(directory) == "MTP"
-    assert find_head(TARGET) is None
+    assert head_kind(directory) == "MTP"
+    assert head_kind(TARGET) is None
 
 
 def test_the_registry_lists_what_is_supported():

@@ -108,6 +108,33 @@ def test_check_with_a_cast_tells_how_far_it_is(tmp_path, capsys):
     assert said.count("largest difference") == 2 and "draft head: largest difference" in said
 
 
+def test_check_knows_the_token_map_and_warnings_are_lines(tmp_path, capsys):
+    (tmp_path / "map.json").write_text("[5, 9, 2]")
+    how = ["--token-map", str(tmp_path / "map.json"), "--check", "--quiet"]
+    assert main([str(CHECKPOINTS / "eagle1_rand_bias"), str(tmp_path / "eagle"), "--target", str(TARGET), *how]) == 0
+    shown = capsys.readouterr()
+    assert "draft head: largest difference 0 on" in shown.out and shown.err == ""
+    assert main([str(HEAD), str(tmp_path / "eagle3"), "--target", str(TARGET), *how]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: the token map ") and said.count("\n") == 1
+
+
+def test_errors_name_the_head_and_not_its_target(tmp_path, capsys):
+    assert main([str(TARGET), str(tmp_path / "converted"), "--draft", "yuhuili/EAGLE3", "--quiet"]) == 2
+    assert capsys.readouterr().err.startswith("python -m convert: error: yuhuili/EAGLE3 does not exist")
+    assert main([str(tmp_path), str(tmp_path / "converted"), "--target", str(HEAD), "--quiet"]) == 2
+    assert f"{HEAD}: this is no target" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convert.__main__.run", interrupted)
+    assert main(["a", "b"]) == 130
+    assert capsys.readouterr().err == "python -m convert: interrupted; nothing was written\n"
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -115,15 +142,18 @@ def test_check_with_a_cast_tells_how_far_it_is(tmp_path, capsys):
         (["a"], "give SOURCE and OUTPUT"),
         (["a", "b", "--inspect", "c"], "stand alone"),
         (["--inspect", "c", "--verify", "d"], "stand alone"),
-        (["a", "b", "--export", "sglang", "--check"], "leave out --dtype, --check"),
+        (["a", "b", "--export", "sglang", "--check"], "--check is for converting: leave it out"),
         (["a", "b", "--draft", "c", "--target", "d"], "give one of them"),
         (["a", "b", "--dtype", "int8"], "--dtype"),
+        (["--inspect", "a", "--dtype", "float16"], "--dtype is for converting: leave it out"),
+        (["--verify", "a", "--target", "b"], "--target is for heads: leave it out"),
+        (["a", "b", "--export", "huggingface", "--target", "c"], "--target is for heads: leave it out"),
         (["a", "b", "--exp", "sglang"], "--exp"),
         (["nothing", "b"], "nothing does not exist"),
         (["--inspect", "nothing"], "nothing does not exist"),
-        (["--verify", "nothing"], "nothing is no converted checkpoint"),
+        (["--verify", "nothing"], "nothing is no converted checkpoint: it does not exist"),
         ([str(TARGET), "b", "--export", "huggingface"], "is no converted checkpoint: a target that was not converted"),
-        ([str(HEAD), "b"], "this is no target"),
+        ([str(HEAD), "b"], "this is no target, which has model.embed_tokens and model.norm, but an EAGLE3 draft head"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line(tmp_path, monkeypatch, capsys, command, said):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from convert.check import verify
 from convert.converting import Options, convert_head, convert_target
@@ -19,8 +21,8 @@ from convert.export import export_head, export_target
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import stored_arrays
-from jaxspec.checkpoints.loading import find_head, load_head, load_target
-from jaxspec.checkpoints.manifest import read_manifest
+from jaxspec.checkpoints.loading import head_kind, load_head, load_target
+from jaxspec.checkpoints.manifest import digest, read_manifest
 from jaxspec.testing import random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same
@@ -88,13 +90,12 @@ def test_a_head_goes_back_bit_for_bit(target, tmp_path, name):
     head, dialect = HEADS[name]
     directory = head.write(tmp_path / "original", "float16")
     convert_head(directory, tmp_path / "converted", target, Options())
-    said = export_head(tmp_path / "converted", tmp_path / "back", dialect)
+    export_head(tmp_path / "converted", tmp_path / "back", dialect)  # without a warning: those are errors here
     assert contents(tmp_path / "back") == contents(directory)
     model = load_target(target, jnp.float32)
     loaded = [load_head(path, model) for path in (directory, tmp_path / "converted", tmp_path / "back")]
     assert loaded[0].config == loaded[1].config == loaded[2].config
     assert same(loaded[0].params, loaded[1].params) and same(loaded[0].params, loaded[2].params)
-    assert not said
 
 
 def test_a_bin_head_becomes_the_same_converted_head(tmp_path):
@@ -106,23 +107,68 @@ def test_a_bin_head_becomes_the_same_converted_head(tmp_path):
 
 def test_a_head_may_be_exported_without_converting(target, tmp_path):
     directory = eagle3_llama31().write(tmp_path / "original", "float16")
-    assert export_head(directory, tmp_path / "other", "speculators", target=target) == []
+    export_head(directory, tmp_path / "other", "speculators", target=target)
     model = load_target(target, jnp.float32)
     assert same(load_head(directory, model).params, load_head(tmp_path / "other", model).params)
     with pytest.raises(ValueError, match="was not converted: give --target"):
         export_head(directory, tmp_path / "another", "sglang")
 
 
-def test_a_warning_is_handed_on(target, tmp_path):
+def test_exports_warn_of_what_is_lost(target, tmp_path):
     convert_head(speculators().write(tmp_path / "original"), tmp_path / "converted", target, Options())
-    (said,) = export_head(tmp_path / "converted", tmp_path / "back", "sglang")
-    assert "norm_before_residual=true is written, but SGLang" in said
+    with pytest.warns(UserWarning, match="norm_before_residual=true is written, but SGLang"):
+        export_head(tmp_path / "converted", tmp_path / "back", "sglang")
+    (tmp_path / "map.json").write_text("[1, 2]")
+    head = eagle_llama2().write(tmp_path / "eagle")
+    convert_head(head, tmp_path / "mapped", target, Options(), token_map=tmp_path / "map.json")
+    with pytest.warns(UserWarning, match="no dialect has a place for a token map"):
+        export_head(tmp_path / "mapped", tmp_path / "eagle_back", "sglang")
+    assert contents(tmp_path / "eagle_back") == contents(head)
+
+
+def test_an_mtp_layer_that_another_head_replaces(tmp_path):
+    model = tiny_target(qkv_bias=True)
+    directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
+    with pytest.warns(UserWarning, match=r"the MTP layer of .*mimo is left out: --draft takes its place"):
+        convert_target(directory, tmp_path / "converted", Options(), draft=eagle_llama2().write(tmp_path / "eagle"))
+    assert head_kind(tmp_path / "converted") == "EAGLE"
+    with pytest.warns(UserWarning, match="num_nextn_predict_layers is set to 0"):
+        export_target(tmp_path / "converted", tmp_path / "back")
+    assert json.loads((tmp_path / "back/config.json").read_text())["num_nextn_predict_layers"] == 0
+    assert same(load_target(tmp_path / "back", jnp.float32).params, model.params)
+    with pytest.raises(ValueError, match="an MTP head can't be written in the sglang dialect"):
+        export_head(directory, tmp_path / "none", "sglang", target=directory)
+
+
+def test_a_map_over_the_whole_vocabulary_is_not_dropped(target, tmp_path):
+    """As many draft tokens as target tokens, in another order."""
+    order = np.random.default_rng(0).permutation(128)
+    head = eagle3_llama31(128)
+    tensors = head.tensors | {"d2t": order - np.arange(128), "t2d": np.ones(128, np.bool_)}
+    directory = Head(head.config, tensors).write(tmp_path / "original", "float16")
+    convert_head(directory, tmp_path / "converted", target, Options())
+    export_head(tmp_path / "converted", tmp_path / "back", "sglang")
+    assert contents(tmp_path / "back") == contents(directory)
+
+
+def test_float64_is_kept(tmp_path):
+    directory = write_target(tmp_path / "target", tiny_target(), "float32")
+    tensors = {name: np.asarray(tensor, np.float64) for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(tensors, directory / "model.safetensors")
+    convert_target(directory, tmp_path / "converted", Options())
+    assert verify(tmp_path / "converted") == []
+    export_target(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(directory)
+    assert same(load_target(tmp_path / "converted", jnp.float32).params, tiny_target().params)
 
 
 def test_dtype_casts_floats_only(target, tmp_path):
     convert_head(eagle3_llama31().write(tmp_path / "head", "float16"), tmp_path / "converted", target, Options("bfloat16"))
     manifest = read_manifest(tmp_path / "converted")
-    dtypes = {".".join(map(str, keys)): array.dtype.name for keys, array in stored_arrays(tmp_path / "converted", manifest.config)}
+    dtypes = {
+        ".".join(map(str, keys)): array.dtype.name
+        for keys, array in stored_arrays(tmp_path / "converted", manifest.config, doing="reading")
+    }
     assert dtypes.pop("draft_to_target") == "int32"
     assert set(dtypes.values()) == {"bfloat16"} and manifest.head.layer.dtype == "bfloat16"
     export_head(tmp_path / "converted", tmp_path / "back", "sglang")
@@ -145,7 +191,7 @@ def test_llm_takes_either_kind(target, tmp_path):
     convert_target(target, tmp_path / "both", Options(), draft=head)
     convert_head(head, tmp_path / "alone", target, Options())
     plain, tree = tokens(target), SpecConfig(2, 2, 5)
-    assert find_head(tmp_path / "both") == "EAGLE"
+    assert head_kind(tmp_path / "both") == "EAGLE"
     assert tokens(tmp_path / "both", spec=tree) == tokens(target, tmp_path / "alone", spec=tree) == plain
     assert tokens(target, tmp_path / "both", spec=tree) == plain
     assert LLM(tmp_path / "both", dtype="float32").engine.spec == SpecConfig()
@@ -155,7 +201,7 @@ def test_a_mimo_brings_its_mtp_layer(tmp_path):
     model = tiny_target(qkv_bias=True)
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
     convert_target(directory, tmp_path / "converted", Options())
-    assert find_head(tmp_path / "converted") == "MTP"
+    assert head_kind(tmp_path / "converted") == "MTP"
     plain = tokens(directory, spec=SpecConfig(num_steps=0))
     assert tokens(directory) == tokens(tmp_path / "converted") == plain
     assert LLM(tmp_path / "converted", dtype="float32").engine.spec == SpecConfig(1, 1, 2)
@@ -206,16 +252,37 @@ def test_hashes_find_what_has_changed(target, tmp_path):
         verify(target)
 
 
+def test_a_draft_head_that_is_gone_or_another_is_noticed(target, tmp_path):
+    convert_target(target, tmp_path / "converted", Options(), draft=eagle_llama2().write(tmp_path / "head"))
+    draft = tmp_path / "converted/draft"
+    (tmp_path / "map.json").write_text("[1]")
+    convert_head(tmp_path / "head", tmp_path / "other", target, Options(), token_map=tmp_path / "map.json")
+    shutil.rmtree(draft)
+    shutil.copytree(tmp_path / "other", draft)
+    assert verify(tmp_path / "converted") == ["the draft head, draft/, is another one"]
+    shutil.rmtree(draft)
+    assert verify(tmp_path / "converted") == ["the draft head, draft/, is missing"]
+    with pytest.raises(ValueError, match="was converted with a draft head, but draft/ is missing or another one"):
+        LLM(tmp_path / "converted")
+
+
+def resigned(text: str, old: str, new: str) -> str:
+    """A manifest changed by somebody who knows its digest."""
+    changed = json.loads(text.replace(old, new))
+    return json.dumps({**changed, "digest": digest(changed)})
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda text: text[: len(text) // 2], "is not valid JSON"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "has version 2, 1 was expected: convert the original again"),
-        (lambda text: text.replace('"kind": "target"', '"kind": "gguf"'), "is damaged: KeyError 'gguf'"),
-        (lambda text: text.replace('"num_heads"', '"heads"'), "is damaged: TypeError"),
-        (lambda text: text.replace('"num_layers": 8', '"num_layers": 9'), "lacks 6 parameters: layers.8"),
+        (lambda text: text.replace('"theta": 10000.0', '"theta": 20000.0'), "was changed after it was written"),
+        (lambda text: resigned(text, '"kind": "target"', '"kind": "gguf"'), "is damaged: KeyError 'gguf'"),
+        (lambda text: resigned(text, '"num_heads"', '"heads"'), "is damaged: TypeError"),
+        (lambda text: resigned(text, '"num_layers": 8', '"num_layers": 9'), "lacks 6 parameters: layers.8"),
         (
-            lambda text: text.replace('"intermediate_size": 48', '"intermediate_size": 40'),
+            lambda text: resigned(text, '"intermediate_size": 48', '"intermediate_size": 40'),
             r"down_proj.kernel' has shape \(48, 32\), \(40, 32\) was expected",
         ),
     ],
