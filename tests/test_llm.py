@@ -96,6 +96,8 @@ def test_impossible_combinations_are_refused(tmp_path):
         LLM(model, max_batch=3)
     with pytest.raises(ValueError, match=r"spec must be a SpecConfig, such as SpecConfig\(3, 1, 4\); got '5/4/8'"):
         LLM(model, spec="5/4/8")
+    with pytest.raises(ValueError, match=r"the token map map\.json needs a draft head to work on: give draft"):
+        LLM(model, token_map="map.json")
     with pytest.raises(ValueError, match="drafts nothing: leave out token_map"):
         LLM(model, spec=SpecConfig(num_steps=0), token_map="map.json")
     with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that the head drafts among: lower topk"):
@@ -104,3 +106,14 @@ def test_impossible_combinations_are_refused(tmp_path):
         LLM(tmp_path / "nothing")
     with pytest.raises(TypeError, match="paeg_size"):
         LLM(model, paeg_size=3)
+
+
+def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch):
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("the target was loaded first")
+
+    monkeypatch.setattr("jaxspec.llm.load_target", loaded)
+    model = write_target(tmp_path / "target", tiny_target())
+    head = write_head(tmp_path / "head", random_head(tiny_target(vocab_size=256).config))
+    with pytest.raises(ValueError, match="its vocab_size is 256, the target's 128"):
+        LLM(model, head)

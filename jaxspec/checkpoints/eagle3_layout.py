@@ -63,7 +63,7 @@ def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> Pl
         norm_before_residual=switch(settings, ("norm_before_residual",), False),
         norm_output=switch(settings, ("norm_output",), False),
     )
-    unused = {f"layers.{i}.input_layernorm.weight" for i in range(1, layer.num_layers) if spelling.later_norm == "hidden_norm"}
+    unused = {f"layers.{i}.input_layernorm.weight" for i in range(1, layer.num_layers)}  # where hidden_norm is used
     dialect = "speculators" if from_speculators else "SafeAILab, SGLang and SpecForge"
     has_token_map = "d2t" in names or head.draft_vocab_size not in (None, layer.vocab_size)
     layout = eagle3_layout(head, spelling, has_token_map=has_token_map, has_members="t2d" in names)

@@ -62,16 +62,19 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
 
 def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
     """Raises what `load_head` would of names, shapes and sizes, without reading a weight: for before a large target is loaded."""
-    if token_map is not None:
-        read_token_map(token_map, target.vocab_size)
-    if is_converted(path):
-        with naming(path):
-            manifest = read_manifest(head := require_head(path))
+    with naming(path):
+        if is_converted(path):
+            manifest = read_manifest(directory := require_head(path))
             check_fit(manifest, target)
-            check_parameters(head, manifest.head)
-        return
-    with Checkpoint(path) as checkpoint, naming(path):
-        head_plan(checkpoint, read_config(path), target).check(checkpoint)
+            head = manifest.head
+            check_parameters(directory, head)
+        else:
+            with Checkpoint(path) as checkpoint:
+                plan = head_plan(checkpoint, read_config(path), target)
+                plan.check(checkpoint)
+                head = plan.config
+    if token_map is not None and head.draft_vocab_size is None:
+        read_token_map(token_map, target.vocab_size)
 
 
 def require_head(path: Path) -> Path:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.eagle3_layout import captured_layers
 from jaxspec.checkpoints.exporting import DIALECTS, head_checkpoint
-from jaxspec.checkpoints.loading import head_kind, load_head, load_target
+from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.mtp import MTPConfig
@@ -75,6 +76,10 @@ REFUSED = {
         "tie_word_embeddings=True without lm_head",
     ),
     "no map": (eagle3_llama31().but("d2t", "t2d"), r"'d2t' is missing \(expected with shape \(64,\)\)"),
+    "a map of fractions": (
+        Head(eagle3_llama31().config, eagle3_llama31().tensors | {"d2t": np.zeros(64, np.float32)}),
+        "'d2t' in model.safetensors has dtype float32, integers were expected",
+    ),
     "no embedding": (
         eagle3_llama31(hidden=16, target=HIDDEN).but(config={"target_hidden_size": HIDDEN}), "'embed_tokens.weight' is missing",
     ),
@@ -92,12 +97,18 @@ REFUSED = {
     "another speculator": (speculators(speculators_model_type="dflash"), "speculators_model_type='dflash'"),
     "layers by which end?": (eagle3_llama31().but(config={IDS: [2, 4, 5]}), "does not say whether it names layers by their output"),
     "layers by name": (eagle3_llama31().but(config={"eagle_config": {IDS: ["1", "2"]}}), "must be a list of whole numbers"),
+    "a layer twice": (eagle3_llama31().but(config={"eagle_config": {IDS: [1, 1, 3]}}), r"ascending, distinct layers.*\[2, 2, 4\]"),
     "descending layers": (
         eagle3_llama31().but(config={"eagle_config": {IDS: [4, 1, 3]}}), r"ascending, distinct layers.*\[5, 2, 4\]",
     ),
     "layers beyond the target": (speculators(**{IDS: [2, 4, 9]}), "names layers that a target of 8 layers does not have"),
+    "layers before the target": (speculators(**{IDS: [-1, 2, 4]}), "names layers that a target of 8 layers does not have"),
     "another number of streams": (
         eagle3_llama31().but(config={"num_aux_hidden_states": 4}), "num_aux_hidden_states is 4.* names 0 layers",
+    ),
+    "more streams than layers": (
+        eagle3_llama31().but(config={"num_aux_hidden_states": 3, "eagle_config": {IDS: [1, 4]}}),
+        "num_aux_hidden_states is 3.* names 2 layers",
     ),
     "another width": (eagle3_llama31(hidden=16, target=16), "its target_hidden_size .* is 16, the target's 32"),
     "another vocabulary": (eagle3_llama31().but(config={"vocab_size": 256}), "its vocab_size is 256, the target's 128"),
@@ -117,6 +128,29 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, name):
     with pytest.raises(ValueError, match=message) as error:
         load_head(directory, tiny_target())
     assert "some_head" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["no lm_head", "no map", "another width", "unknown tensor", "no head"])
+def test_what_does_not_fit_is_found_without_reading_a_weight(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(Checkpoint, "read", None)
+    head, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message) as error:
+        check_head(head.write(tmp_path / "some_head"), tiny_config())
+    assert "some_head" in str(error.value)
+
+
+def test_the_token_map_is_checked_with_the_head(tmp_path):
+    directory = eagle_llama3().write(tmp_path / "head")
+    (tmp_path / "map.json").write_text("[5, 127]")
+    check_head(directory, tiny_config(), tmp_path / "map.json")
+    (tmp_path / "map.json").write_text("[5, 128]")
+    with pytest.raises(ValueError, match=r"token map .*map\.json"):
+        check_head(directory, tiny_config(), tmp_path / "map.json")
+
+
+def test_a_head_tied_like_its_target_needs_no_lm_head(tmp_path):
+    head = eagle3_llama31().but("lm_head.weight", "d2t", "t2d", config={"draft_vocab_size": None, "tie_word_embeddings": True})
+    assert load_head(head.write(tmp_path / "head"), tiny_target(tie_word_embeddings=True)).config.draft_vocab_size is None
 
 
 def test_a_target_is_no_head(tmp_path):
@@ -145,6 +179,23 @@ def test_a_token_map_must_map_to_distinct_tokens(tmp_path):
         load_head(Head(head.config, head.tensors | {"t2d": np.ones(128, np.bool_)}).write(tmp_path / "disagrees"), tiny_target())
 
 
+def test_both_token_maps_name_the_same_tokens(tmp_path):
+    """As many tokens are not the same tokens."""
+    head = eagle3_llama31()
+    head.tensors["t2d"] = np.roll(head.tensors["t2d"], 1)
+    with pytest.raises(ValueError, match="d2t and t2d disagree"):
+        load_head(head.write(tmp_path / "head"), tiny_target())
+
+
+@pytest.mark.parametrize(("place", "offset", "reach"), [(0, -1, "-1 to 126"), (63, VOCAB - 63, "0 to 128")])
+def test_a_token_map_stays_inside_the_vocabulary(tmp_path, place, offset, reach):
+    """Also without t2d, which would contradict it."""
+    head = eagle3_llama31().but("t2d")
+    head.tensors["d2t"][place] = offset
+    with pytest.raises(ValueError, match=rf"distinct target ids in \[0, 128\); it reaches {reach}, 64 of 64 distinct"):
+        load_head(head.write(tmp_path / "head"), tiny_target())
+
+
 def test_captured_layers_by_output_and_by_input():
     """One set of layers in both conventions, and gpt-oss's, whose ids are not the default ones."""
     by_output = {"eagle_config": {IDS: [1, 15, 28]}}
@@ -164,6 +215,18 @@ def test_a_copy_of_the_targets_embedding_is_shared(tmp_path, dtype, stored):
     tensors = eagle_llama2().tensors | {"embed_tokens.weight": np.asarray(rounded.astype(jnp.float32))}
     head = load_head(Head(eagle_llama2().config, tensors).write(tmp_path / "copy", stored), model)
     assert "embed_tokens" not in head.params and not head.config.own_embedding
+
+
+@pytest.mark.parametrize(("difference", "own"), [(2.0**-25, False), (2.0**-23, True)])
+def test_an_embedding_is_a_copy_up_to_the_rounding_of_float16(tmp_path, difference, own):
+    """One entry is off: float16 rounds the smallest values, training moves any."""
+    model = tiny_target()
+    embedding = np.array(model.params["embed_tokens"])
+    embedding[3, 5] = 0.0
+    model.params["embed_tokens"] = jnp.asarray(embedding)
+    embedding[3, 5] = -difference
+    tensors = eagle_llama2().tensors | {"embed_tokens.weight": embedding}
+    assert load_head(Head(eagle_llama2().config, tensors).write(tmp_path / "head"), model).config.own_embedding is own
 
 
 def test_an_embedding_of_its_own_is_kept(tmp_path):

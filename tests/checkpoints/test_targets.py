@@ -67,6 +67,10 @@ def changed(directory, change):
             r"'lm_head.weight' in model.safetensors has shape \(9, 32\), \(128, 32\) was expected",
         ),
         (
+            lambda tensors: tensors.update({"lm_head.weight": np.zeros((32, 128))}),
+            r"'lm_head.weight' in model.safetensors has shape \(32, 128\), \(128, 32\) was expected",
+        ),
+        (
             lambda tensors: tensors.update({"lm_head.weight": np.zeros((128, 32), np.int8)}),
             r"'lm_head.weight' in model.safetensors has dtype int8, floating-point values were expected",
         ),
@@ -111,6 +115,17 @@ def test_broken_files_are_named(tmp_path):
         load_target(tmp_path / "nothing", FLOAT32)
 
 
+def test_one_of_several_files_is_not_guessed(tmp_path):
+    save_file({"one": np.zeros(1)}, tmp_path / "a.safetensors")
+    assert list(Checkpoint(tmp_path).infos) == ["one"]
+    save_file({"two": np.zeros(1)}, tmp_path / "b.safetensors")
+    with pytest.raises(ValueError, match=r"an index of shards was expected, found a\.safetensors, b\.safetensors"):
+        Checkpoint(tmp_path)
+    (tmp_path / "weights.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"weights\.gguf is not a tensor file: \.safetensors, \.bin, \.pt are supported"):
+        Checkpoint(tmp_path / "weights.gguf")
+
+
 def copied(tmp_path, change):
     """The sharded reference target with its index changed."""
     for path in TARGET.iterdir():
@@ -126,6 +141,18 @@ def test_an_index_may_name_files_of_its_own_directory_only(tmp_path, file):
     directory = copied(tmp_path, lambda index: index.update({"lm_head.weight": file}))
     with pytest.raises(ValueError, match=r"which is missing|in the same directory"):
         load_target(directory, FLOAT32)
+
+
+def test_an_index_leads_nowhere_else(tmp_path):
+    """Not even to a file that is there."""
+    (tmp_path / "inside").mkdir()
+    directory = copied(tmp_path / "inside", lambda index: index.update({"lm_head.weight": "../other.safetensors"}))
+    save_file({"lm_head.weight": np.zeros((256, 64), np.float32)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"names '\.\./other\.safetensors': a tensor file in the same directory was expected"):
+        Checkpoint(directory)
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": 1}}')
+    with pytest.raises(ValueError, match="has no weight_map from tensor names to file names"):
+        Checkpoint(directory)
 
 
 def test_shards_must_hold_what_the_index_says(tmp_path):
@@ -176,6 +203,12 @@ def test_the_registry_lists_what_is_supported():
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ("mimo", {"use_mrope": True}, "use_mrope=True"),
+        ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+        ("llama", {"pretraining_tp": 2}, "pretraining_tp=2"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+        ("llama", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ],
 )
 def test_settings_that_change_the_computation_are_refused_by_name(model_type, settings, message):
@@ -195,6 +228,25 @@ def test_settings_that_change_the_computation_are_refused_by_name(model_type, se
 def test_what_real_configs_say_is_understood(model_type, settings, expected):
     config = target_config(hf_config(tiny_config()) | {"model_type": model_type} | settings)
     assert (config.qkv_bias, config.qk_norm) == expected
+
+
+def test_null_is_what_is_left_out():
+    llama = {name: value for name, value in hf_config(tiny_config()).items() if name not in ("head_dim", "num_key_value_heads")}
+    nulls = dict.fromkeys(("head_dim", "num_key_value_heads", "eos_token_id", "mlp_bias", "pretraining_tp", "rope_scaling"))
+    assert target_config(llama | nulls) == target_config(llama)
+    assert target_config(llama | {"eos_token_id": 7}).eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head_dim": 7}, "head_dim must be even for RoPE, got 7"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be a whole"),
+    ],
+)
+def test_impossible_sizes_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        target_config(hf_config(tiny_config()) | settings)
 
 
 def test_shards_may_be_bin_files(tmp_path):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from convert.__main__ import main
@@ -81,6 +82,15 @@ def test_a_round_of_commands(tmp_path, capsys):
     assert main(["--inspect", str(tmp_path / "hf")]) == 0
 
 
+def test_a_head_alone_is_converted_checked_and_exported_beside_its_target(tmp_path, capsys):
+    target, head = str(write_target(tmp_path / "target", tiny_target())), str(speculators().write(tmp_path / "head"))
+    assert main([head, str(tmp_path / "converted"), "--target", target, "--check", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "draft head: largest difference 0 " in shown and "target:" not in shown
+    assert main([head, str(tmp_path / "exported"), "--export", "sglang", "--target", target, "--quiet"]) == 0
+    assert "warning: norm_before_residual=true is written" in capsys.readouterr().err
+
+
 def test_a_changed_checkpoint_fails_its_verification(tmp_path, capsys):
     assert main([str(TARGET), str(tmp_path / "converted"), "--quiet"]) == 0
     (tmp_path / "converted/config.json").write_text("{}")
@@ -99,6 +109,14 @@ def test_check_finds_a_difference(tmp_path, capsys, monkeypatch):
     from convert.check import compare_targets
 
     assert compare_targets(TARGET, tmp_path / "converted").largest > 0.1
+
+
+def test_a_failed_check_is_the_exit_status(tmp_path, capsys, monkeypatch):
+    """Rows in another order; in another dtype a difference is no failure."""
+    monkeypatch.setattr("convert.converting.cast", lambda array, dtype: np.ascontiguousarray(array[::-1]))
+    assert main([str(TARGET), str(tmp_path / "converted"), "--check", "--quiet"]) == 1
+    assert "target: largest difference" in capsys.readouterr().out
+    assert main([str(TARGET), str(tmp_path / "cast"), "--dtype", "float32", "--check", "--quiet"]) == 0
 
 
 def test_check_with_a_cast_tells_how_far_it_is(tmp_path, capsys):

@@ -21,7 +21,7 @@ from convert.export import export_head, export_target
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import stored_arrays
-from jaxspec.checkpoints.loading import head_kind, load_head, load_target
+from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
 from jaxspec.checkpoints.manifest import digest, read_manifest
 from jaxspec.testing import random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
@@ -234,6 +234,21 @@ def test_a_converted_head_knows_its_target(target, tmp_path):
         convert_head(tmp_path / "converted", tmp_path / "again", target, Options())
 
 
+def test_a_converted_head_is_checked_without_its_target(target, tmp_path):
+    convert_head(eagle3_llama31().write(tmp_path / "head"), tmp_path / "converted", target, Options())
+    check_head(tmp_path / "converted", tiny_config())
+    for changes, message in (
+        ({"num_layers": 9}, "num_layers is 8, this target's is 9"),
+        ({"hidden_size": 64}, "hidden_size is 32, this target's is 64"),
+        ({"vocab_size": 256}, "vocab_size is 128, this target's is 256"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_head(tmp_path / "converted", tiny_config(**changes))
+    convert_target(target, tmp_path / "target", Options())
+    with pytest.raises(ValueError, match="is a converted target without a draft head"):
+        check_head(tmp_path / "target", tiny_config())
+
+
 def test_hashes_find_what_has_changed(target, tmp_path):
     convert_target(target, tmp_path / "converted", Options(), draft=eagle_llama2().write(tmp_path / "head"))
     assert verify(tmp_path / "converted") == []
@@ -371,3 +386,12 @@ def test_heads_of_other_sizes_are_not_converted(target, tmp_path):
     with pytest.raises(ValueError, match="its vocab_size is 64, the target's 128"):
         convert_head(head, tmp_path / "converted", target, Options())
     assert not (tmp_path / "converted").exists()
+
+
+def test_a_tensor_without_a_place_is_not_dropped(target, tmp_path):
+    head = eagle3_llama31().but(mask_hidden=(1, 1, 96)).write(tmp_path / "head")
+    with pytest.raises(ValueError, match=r"tensor 'mask_hidden' in .* is unknown"):
+        convert_head(head, tmp_path / "converted", target, Options())
+    with pytest.raises(ValueError, match=r"tensor 'mask_hidden' in .* is unknown"):
+        export_head(head, tmp_path / "exported", "sglang", target=target)
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]

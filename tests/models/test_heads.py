@@ -9,8 +9,10 @@ from safetensors.numpy import load_file
 
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.models.layers import causal_rows
-from jaxspec.testing import tiny_target, write_target
+from jaxspec.models.head import HeadOutput
+from jaxspec.models.layers import Rows, causal_rows
+from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_target
+from jaxspec.typing import KeysValues
 from tests.checkpoints.real_heads import (
     HEADS,
     HIDDEN,
@@ -170,3 +172,29 @@ def test_mimo_equals_its_reference():
         again = module(module.embed(jnp.asarray(pairs, jnp.int32), model), hidden, causal_rows(1, width))
         hidden = jnp.concatenate([hidden, again.hidden[:, -1:]], 1)
     assert chain == golden["chain3"].tolist()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [random_eagle(tiny_config(), num_layers=2), random_head(tiny_config(), layer={"num_layers": 2}), random_mtp(tiny_config())],
+    ids=lambda head: head.config.algorithm,
+)
+def test_every_layer_reads_its_own_cache_and_window(head):
+    """Rows 0-4 from the cache and 5-8 from the window are to rows 9-11 what they are in one pass over all."""
+    module = head.merge(head.params)
+    embeddings, hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, ROWS, HIDDEN)), jnp.float32)
+    causal = causal_rows(1, ROWS)
+    whole = module(embeddings, hidden, causal)
+    cache = tuple(KeysValues(*(array[0, :5, None] for array in layer)) for layer in whole.window)  # one slot a page
+    table, start, length = jnp.arange(5)[None], jnp.zeros(1, jnp.int32), jnp.full(1, 5)
+
+    def part(first: int, last: int, window: tuple[KeysValues, ...] | None) -> HeadOutput:
+        rows = Rows(causal.positions[:, first:last], table, start, length, causal.mask[:, first:last, 5:last])
+        return module(embeddings[:, first:last], hidden[:, first:last], rows, cache, window)
+
+    second = part(5, 9, None)
+    third = part(9, ROWS, second.window)
+    close(jnp.concatenate([second.hidden, third.hidden], 1), np.asarray(whole.hidden[:, 5:]))
+    for found, expected in zip(third.window, whole.window, strict=True):
+        close(found.k, np.asarray(expected.k[:, 5:]))
+        close(found.v, np.asarray(expected.v[:, 5:]))

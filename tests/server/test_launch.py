@@ -46,6 +46,7 @@ def test_the_right_names(places, model, algorithm, draft):
     [
         ("target", "EAGLE", "eagle3", "EAGLE was given, but .*eagle3 holds an EAGLE3 head"),
         ("target", "EAGLE3", "eagle", "EAGLE3 was given, but .*eagle holds an EAGLE head"),
+        ("target", "NEXTN", "eagle", "NEXTN was given, but .*eagle holds an EAGLE head"),
         ("mimo", "EAGLE3", None, "mimo holds an MTP head"),
         ("target", "EAGLE", None, "target holds no head: give --speculative-draft-model-path"),
         ("target", "EAGLE3", "target", "target holds no head"),
@@ -54,6 +55,17 @@ def test_the_right_names(places, model, algorithm, draft):
 def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message):
     with pytest.raises(ValueError, match=message):
         check_algorithm(arguments(places, model, algorithm, draft))
+
+
+def test_the_name_is_checked_when_the_model_is_loaded(places):
+    with pytest.raises(ValueError, match=r"EAGLE was given, but .*eagle3 holds an EAGLE3 head"):
+        load(arguments(places, "target", "EAGLE", "eagle3"))
+
+
+def test_the_dtype_arrives(places, monkeypatch):
+    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: 0.0)
+    llm = load(arguments(places, "target", "EAGLE", "eagle", "--dtype bfloat16 --log-level error"))
+    assert llm.target.params["embed_tokens"].dtype == llm.head.params["fc"]["kernel"].dtype == "bfloat16"
 
 
 def test_the_built_in_model_has_an_eagle3_head():
