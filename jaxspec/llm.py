@@ -58,7 +58,7 @@ class LLM:
         unknown = sorted(options.keys() - {field.name for field in fields(EngineConfig)})
         if unknown:
             known = ", ".join(field.name for field in fields(EngineConfig))
-            raise ValueError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
+            raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
         if not (spec is None or isinstance(spec, SpecConfig)):
             raise ValueError(f"spec must be a SpecConfig, such as SpecConfig(3, 1, 4); got {spec!r}")
         config = EngineConfig(**options)
