@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import lossless, peers, speculative
+from benchmarks import conversion, lossless, peers, speculative
 from benchmarks.engines import BenchmarkError, CompilationCounter, alternate, count_equal, depth_acceptance, tree
 from benchmarks.prompts import load_prompts
 from benchmarks.record import table
@@ -97,3 +97,20 @@ def test_small_helpers():
     assert list(alternate(["a", "b"], 2)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
     assert count_equal([[1], [2]], [(1,), (3,)]) == 1
     assert table(["a", "b"], [["x", "10"]]).splitlines()[1] == "|---|---:|"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_conversion_measures_every_stage(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(conversion, "LLAMA_8B", tiny_target(dtype="bfloat16").config)
+    assert (
+        conversion.main(
+            ["--directory", str(tmp_path / "d"), "--layers", "2", "--repeats", "1", "--out", str(tmp_path / "out.json")]
+        )
+        == 0
+    )
+    written = json.loads((tmp_path / "out.json").read_text())
+    (stages,) = written["results"]["rounds"]
+    assert list(stages) == ["copy", "convert", "load original", "load converted"]
+    assert all(stage["seconds"] > 0 and stage["peak_bytes"] >= stage["idle_bytes"] > 0 for stage in stages.values())
+    assert str(tmp_path) not in json.dumps(written)
+    assert "of the copy speed" in capsys.readouterr().out
