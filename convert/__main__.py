@@ -38,7 +38,8 @@ def _run_guarded(options: argparse.Namespace) -> int:
         print(f"python -m convert: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("python -m convert: interrupted; nothing was written", file=sys.stderr)
+        finished = options.output is not None and options.output.exists()  # it was being checked
+        print(f"python -m convert: interrupted; {options.output if finished else 'nothing'} was written", file=sys.stderr)
         return 130
 
 

@@ -1,6 +1,5 @@
 """Is a converted checkpoint what it should be? Its logits against the original's, and its hashes against its bytes."""
 
-import hashlib
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -8,10 +7,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from convert.converting import sha256
+from convert.converting import file_sha256, sha256
 from jaxspec.checkpoints.converted import stored_arrays
 from jaxspec.checkpoints.loading import head_kind, load_head, load_target, target_model_config
 from jaxspec.checkpoints.manifest import DRAFT, is_converted, manifest_digest, read_manifest
+from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.models.layers import causal_rows
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 
@@ -86,10 +86,10 @@ def verify(directory: Path, *, progress: bool = False) -> list[str]:
         path = directory / name
         if not path.is_file():
             wrong.append(f"file {name} is missing")
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+        elif file_sha256(path) != expected:
             wrong.append(f"file {name} has changed")
     for keys, array in stored_arrays(directory, manifest.config, doing="verifying", progress=progress):
-        name = ".".join(map(str, keys))
+        name = parameter_name(keys)
         if sha256(array) != manifest.hashes.get(name):
             wrong.append(f"parameter {name} has changed")
     if manifest.draft is not None:

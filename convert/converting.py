@@ -11,16 +11,18 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.heads import algorithm_of, head_plan, usable_token_map
+from jaxspec.checkpoints.host_arrays import cast
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.layout import Keys
-from jaxspec.checkpoints.loading import naming, nbytes, planned_target, put, target_model_config
+from jaxspec.checkpoints.loading import naming, planned_target, target_model_config
 from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
-from jaxspec.checkpoints.parameter_store import ParameterWriter
+from jaxspec.checkpoints.parameter_store import ParameterWriter, parameter_name
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.writing import fresh_directory
 from jaxspec.config import ModelConfig
@@ -47,7 +49,7 @@ class Options(NamedTuple):
 class Group(NamedTuple):
     """Some parameters, ready to be written."""
 
-    params: dict
+    params: dict[Keys, np.ndarray]
     hashes: dict[str, str]
     size: int
     """Bytes."""
@@ -112,7 +114,7 @@ def _write_model(
 ) -> None:
     """Parameters, copies of the small files, and last the manifest."""
     hashes: dict[str, str] = {}
-    total = sum(_size(plan, checkpoint, keys) for keys in plan.layout)
+    total = checkpoint.size(plan.needed())
     with (
         ParameterWriter(directory / PARAMETERS) as writer,
         tqdm(
@@ -120,7 +122,7 @@ def _write_model(
         ) as bar,
     ):
         for group in _ahead(_groups(plan, checkpoint, options.dtype)):
-            writer.add(group.params)
+            writer.add(unflatten_dict(group.params))
             hashes |= group.hashes
             bar.update(group.size)
     origin = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
@@ -133,22 +135,16 @@ def _groups(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iter
     """The parameters in order, GROUP_BYTES at a time; a larger one is a group of its own."""
     group = Group({}, {}, 0)
     for keys, source in plan.layout.items():
-        size = _size(plan, checkpoint, keys)
+        size = checkpoint.size(source.needed())
         if group.params and group.size + size > GROUP_BYTES:
             yield group
             group = Group({}, {}, 0)
         array = cast(source.join(checkpoint.read), dtype)
-        put(group.params, keys, array)
-        group = Group(group.params, group.hashes | {".".join(map(str, keys)): sha256(array)}, group.size + size)
+        group.params[keys] = array
+        group.hashes[parameter_name(keys)] = sha256(array)
+        group = group._replace(size=group.size + size)
         del array  # else it stays while the next group is made
     yield group
-
-
-def cast(array: np.ndarray, dtype: DTypeLike | None) -> np.ndarray:
-    """The array in this dtype, if it is a floating-point one; None: as it is."""
-    if dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    return array.astype(jnp.dtype(dtype), copy=False)
 
 
 def sha256(array: np.ndarray) -> str:
@@ -156,9 +152,9 @@ def sha256(array: np.ndarray) -> str:
     return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
 
 
-def _size(plan: Plan, checkpoint: Checkpoint, keys: Keys) -> int:
-    """Bytes of the tensors that a parameter is made of."""
-    return sum(nbytes(checkpoint.infos[name]) for name in plan.layout[keys].needed())
+def file_sha256(path: Path) -> str:
+    """Of a small file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _ahead(groups: Iterator[Group]) -> Iterator[Group]:
@@ -173,7 +169,7 @@ def _ahead(groups: Iterator[Group]) -> Iterator[Group]:
 def _copy(file: Path, to: Path) -> str:
     """Copies a file; returns its SHA-256."""
     shutil.copyfile(file, to)
-    return hashlib.sha256(to.read_bytes()).hexdigest()
+    return file_sha256(to)
 
 
 def _with_dtype(config: ModelConfig | HeadConfig, dtype: str) -> ModelConfig | HeadConfig:

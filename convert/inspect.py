@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
@@ -11,9 +12,10 @@ from jaxspec.checkpoints.heads import algorithm_of, head_plan
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import naming, planned_target, target_model_config
 from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, is_converted, read_manifest
-from jaxspec.checkpoints.parameter_store import stored_parameters
+from jaxspec.checkpoints.parameter_store import StoredArray, stored_parameters
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.targets import is_target
+from jaxspec.checkpoints.tensor_file import TensorInfo
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
@@ -37,13 +39,11 @@ def describe(path: Path, target: Path | None = None) -> str:
             config = read_config(path)
             plan = head_plan(checkpoint, config, _stand_in(config) if target is None else target_model_config(target))
         plan.check(checkpoint)
-        dtypes = Counter[str]()
-        for info in checkpoint.infos.values():
-            dtypes[str(info.dtype)] += math.prod(info.shape)
+        dtypes = _count(checkpoint.infos.values())
         lines = {"what": f"{_kind(plan.config)} ({plan.dialect})", **_sizes(plan.config)}
         files = len(set(checkpoint.file_of.values()))
         lines["parameters"] = f"{dtypes.total():,} in {len(checkpoint.infos)} tensors, {files} file{'s' * (files > 1)}"
-        lines |= {"dtypes": ", ".join(f"{dtype} {count:,}" for dtype, count in dtypes.most_common())}
+        lines["dtypes"] = _listed(dtypes)
         if isinstance(plan.config, ModelConfig) and algorithm_of(checkpoint.infos):
             lines["draft head"] = f"comes with an {algorithm_of(checkpoint.infos)} layer"
         if target is not None:
@@ -58,12 +58,9 @@ def _describe_converted(path: Path, target: Path | None) -> str:
             fits = _fits(manifest.config, target)
             check_fit(manifest, target_model_config(target))
     stored = stored_parameters(path / PARAMETERS)
-    dtypes = Counter[str]()
-    for leaf in stored.values():
-        dtypes[str(leaf.dtype)] += math.prod(leaf.shape)
+    dtypes = _count(stored.values())
     lines = {"what": f"{_kind(manifest.config)} (converted from {manifest.dialect})", **_sizes(manifest.config)}
-    lines |= {"parameters": f"{dtypes.total():,} in {len(stored)} arrays"}
-    lines |= {"dtypes": ", ".join(f"{dtype} {count:,}" for dtype, count in dtypes.most_common())}
+    lines |= {"parameters": f"{dtypes.total():,} in {len(stored)} arrays", "dtypes": _listed(dtypes)}
     if is_converted(path / DRAFT):
         lines["draft head"] = f"comes with an {read_manifest(path / DRAFT).kind} head"
     if manifest.token_map is not None:
@@ -71,6 +68,18 @@ def _describe_converted(path: Path, target: Path | None) -> str:
     if target is not None:
         lines["fits"] = fits
     return _table(lines)
+
+
+def _count(arrays: Iterable[TensorInfo | StoredArray]) -> Counter[str]:
+    """Parameters per dtype."""
+    dtypes = Counter[str]()
+    for array in arrays:
+        dtypes[str(array.dtype)] += math.prod(array.shape)
+    return dtypes
+
+
+def _listed(dtypes: Counter[str]) -> str:
+    return ", ".join(f"{dtype} {count:,}" for dtype, count in dtypes.most_common())
 
 
 def _fits(config: ModelConfig | HeadConfig, target: Path) -> str:

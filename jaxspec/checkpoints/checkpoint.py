@@ -1,6 +1,6 @@
 """A checkpoint: a directory or one file of named tensors, of which every one is accounted for before any value is read."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +84,10 @@ class Checkpoint:
     def read(self, name: str) -> np.ndarray:
         """A tensor's values. Raises ValueError naming tensor and file if they can't be read."""
         return self._files[self.file_of[name]].read(name)
+
+    def size(self, names: Iterable[str]) -> int:
+        """Bytes of some tensors."""
+        return sum(self.infos[name].size for name in names)
 
     def close(self) -> None:
         """Lets go of the files."""

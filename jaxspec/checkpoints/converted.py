@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest, read_manifest
-from jaxspec.checkpoints.parameter_store import check_stored, load_parameters
+from jaxspec.checkpoints.parameter_store import check_stored, load_parameters, parameter_name
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.loaded import LoadedModel, abstract
@@ -70,6 +70,6 @@ def stored_arrays(
     total = sum(array.size for array in stored.values())
     with tqdm(total=total, desc=f"{doing} {path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for keys in flatten_dict(expected):
-            found = stored[".".join(map(str, keys))]
+            found = stored[parameter_name(keys)]
             yield keys, found.values()
             bar.update(found.size)

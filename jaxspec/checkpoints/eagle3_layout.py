@@ -38,8 +38,9 @@ def is_eagle3(names: Collection[str]) -> bool:
 def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> Plan[Eagle3Config]:
     """The plan for an EAGLE-3 head. Raises ValueError for settings that are not supported or contradict each other."""
     from_speculators = "speculators_model_type" in config
-    sizes = {"dtype": config.get("dtype") or config.get("torch_dtype")} | (config.get("transformer_layer_config") or {})
-    sizes = sizes if from_speculators else config
+    sizes = config
+    if from_speculators:  # they name the dtype beside the layer
+        sizes = {"dtype": config.get("dtype") or config.get("torch_dtype")} | (config.get("transformer_layer_config") or {})
     settings = {**config, **(config.get("eagle_config") or {})}
     refuse(settings, {"speculators_model_type": "eagle3", "use_aux_hidden_state": True, "parallel_drafting": False})
     spelling = names_in(names)
@@ -102,7 +103,11 @@ def captured_layers(config: dict, num_layers: int) -> tuple[int, ...]:
     for ids in (outputs, inputs):
         if ids is not None and not (isinstance(ids, list) and all(type(layer) is int for layer in ids)):
             raise ValueError(f"config.json: {LAYER_IDS} must be a list of whole numbers, got {ids!r}")
-    layers = tuple(inputs) if inputs is not None else tuple(1 + layer for layer in outputs) if outputs is not None else None
+    layers = None
+    if outputs is not None:
+        layers = tuple(1 + layer for layer in outputs)
+    if inputs is not None:
+        layers = tuple(inputs)
     count = config.get("num_aux_hidden_states") or (len(layers) if layers else 3)
     if layers is None and count == 3:
         return default_captured_layers(num_layers)

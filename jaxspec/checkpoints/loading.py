@@ -1,6 +1,5 @@
 """From a path to a model: Hugging Face directories, heads in any dialect, and converted checkpoints alike."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
@@ -16,11 +16,9 @@ from jaxspec.checkpoints.converted import check_fit, check_parameters, head_dire
 from jaxspec.checkpoints.heads import algorithm_of, head_plan, settle, usable_token_map
 from jaxspec.checkpoints.host_arrays import owned
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
-from jaxspec.checkpoints.layout import Keys
 from jaxspec.checkpoints.manifest import is_converted, read_manifest
 from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.targets import is_target, target_plan
-from jaxspec.checkpoints.tensor_file import TensorInfo
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
@@ -127,33 +125,19 @@ def planned_target(path: Path, checkpoint: Checkpoint) -> Plan:
 
 def read_parameters(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike, *, progress: bool) -> dict:
     """The nested dict of arrays. One parameter at a time is in memory twice, never a whole shard."""
-    params: dict = {}
-    infos = checkpoint.infos
-    total = sum(nbytes(infos[name]) for name in plan.needed())
+    params = {}
+    total = checkpoint.size(plan.needed())
     with tqdm(total=total, desc=f"loading {checkpoint.path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for keys, source in plan.layout.items():
-            put(params, keys, to_device(source.join(checkpoint.read), dtype))
-            bar.update(sum(nbytes(infos[name]) for name in source.needed()))
-    return params
+            params[keys] = to_device(source.join(checkpoint.read), dtype)
+            bar.update(checkpoint.size(source.needed()))
+    return unflatten_dict(params)
 
 
 def to_device(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
     """On the default device; floating-point values in this dtype."""
     placed = jax.device_put(owned(array))
     return placed.astype(dtype) if jnp.issubdtype(placed.dtype, jnp.floating) else placed
-
-
-def nbytes(info: TensorInfo) -> int:
-    """Bytes of a tensor's values."""
-    return info.dtype.itemsize * math.prod(info.shape)
-
-
-def put(params: dict, keys: Keys, array: jax.Array | np.ndarray) -> None:
-    """Sets an entry of a nested dict."""
-    *outer, last = keys
-    for key in outer:
-        params = params.setdefault(key, {})
-    params[last] = array
 
 
 @contextmanager

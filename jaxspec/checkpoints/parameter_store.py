@@ -5,8 +5,8 @@ its keys joined by dots: `layers.0.mlp.kernel`. On disk every key is a string; i
 `load_parameters` returns the keys of the tree that it is asked for. In the directory, `state/<name>/` is one Zarr array,
 uncompressed, with all its values in one file, and `state/_METADATA` lists the names.
 
-Any program with orbax can restore it. Here the files are mapped instead: orbax copies every value twice (tests hold the two
-equal; docs/performance.md has the times). Missing and truncated files are noticed, flipped bits are not: there are hashes for
+Any program with orbax can restore it. Here the files are mapped instead, which is faster (tests hold the two equal;
+docs/experiments.md has the times). Missing and truncated files are noticed, flipped bits are not: there are hashes for
 that in the manifest.
 """
 
@@ -65,10 +65,10 @@ class ParameterWriter:
         for path in arrays:
             if any(not str(key) or set(str(key)) & set("./") for key in path):
                 raise ValueError(f"parameter {path} can't be stored: a key is empty or has a dot or a slash in it")
-            if _name(path) in self._names:
-                raise ValueError(f"parameter {_name(path)!r} was added twice")
-            self._names.add(_name(path))
-        tree = unflatten_dict({_as_stored(path): np.asarray(array) for path, array in arrays.items()})
+            if parameter_name(path) in self._names:
+                raise ValueError(f"parameter {parameter_name(path)!r} was added twice")
+            self._names.add(parameter_name(path))
+        tree = unflatten_dict({tuple(map(str, path)): np.asarray(array) for path, array in arrays.items()})
         with _orbax() as ocp, _saving(ocp):
             ocp.partial.save(self._unfinished / "parameters", tree)
 
@@ -120,14 +120,7 @@ def stored_parameters(directory: str | os.PathLike[str]) -> dict[str, StoredArra
 
 
 def load_parameters(directory: str | os.PathLike[str], expected: dict, *, progress: bool = False) -> dict:
-    """All parameters of a directory in the nested dict of `expected`, with its keys. See `stream_parameters`."""
-    return unflatten_dict(dict(stream_parameters(directory, expected, progress=progress)))
-
-
-def stream_parameters(
-    directory: str | os.PathLike[str], expected: dict, *, progress: bool = False
-) -> Iterator[tuple[tuple[str | int, ...], jax.Array]]:
-    """All parameters of a directory one after the other, each straight from its file onto its devices.
+    """All parameters of a directory, each straight from its file onto its devices.
 
     Nothing is copied on the host: an accelerator gets its values, or its shard of them, from the mapped file, and on a CPU the
     array is the mapped file, whose pages are read when they are first used. A cast makes a copy.
@@ -138,18 +131,19 @@ def stream_parameters(
             to `dtype`; others must be stored with it. `sharding` None means the default device.
         progress: show a bar that counts the bytes.
 
-    Yields each parameter's keys and values.
+    Returns:
+        jax.Arrays in the nested dict of `expected`, with its keys.
 
     Raises ValueError naming what is missing, unknown, has another shape or dtype, or can't be read.
     """
     wanted, stored = flatten_dict(expected), check_stored(directory, expected)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in wanted.values())
-    title = f"loading {Path(directory).parent.name}"
+    title, loaded = f"loading {Path(directory).parent.name}", {}
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
-        for path, leaf in wanted.items():
-            array = _place(stored[_name(path)].values(), leaf)
-            yield path, array
-            bar.update(array.nbytes)
+        for keys, leaf in wanted.items():
+            loaded[keys] = _place(stored[parameter_name(keys)].values(), leaf)
+            bar.update(loaded[keys].nbytes)
+    return unflatten_dict(loaded)
 
 
 def _place(values: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -179,7 +173,7 @@ def _stored_array(path: Path) -> StoredArray:
 def check_stored(directory: str | os.PathLike[str], wanted: dict) -> dict[str, StoredArray]:
     """What is stored. Raises ValueError unless it is what is wanted (a nested dict of jax.ShapeDtypeStruct), up to float dtypes."""
     stored = stored_parameters(directory)
-    expected = {_name(path): leaf for path, leaf in flatten_dict(wanted).items()}
+    expected = {parameter_name(path): leaf for path, leaf in flatten_dict(wanted).items()}
     missing, unknown = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
     if missing:
         raise ValueError(f"{directory} lacks {len(missing)} parameters: {', '.join(missing[:5])}")
@@ -195,12 +189,13 @@ def check_stored(directory: str | os.PathLike[str], wanted: dict) -> dict[str, S
     return stored
 
 
-def _as_stored(path: tuple) -> tuple[str, ...]:
-    return tuple(map(str, path))
+def parameter_name(keys: tuple) -> str:
+    """A parameter's name on disk, in manifests and in messages.
 
-
-def _name(path: tuple) -> str:
-    return ".".join(_as_stored(path))
+    In:  ("layers", 0, "mlp", "kernel")
+    Out: "layers.0.mlp.kernel"
+    """
+    return ".".join(map(str, keys))
 
 
 def _saving(ocp: Any) -> Any:

@@ -1,6 +1,7 @@
 """One file of tensors: what every format offers, and the safetensors one."""
 
 import json
+import math
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,6 +21,11 @@ class TensorInfo(NamedTuple):
 
     dtype: np.dtype
     shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class TensorFile(Protocol):

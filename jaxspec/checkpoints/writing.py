@@ -9,9 +9,11 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
+from jaxspec.checkpoints.host_arrays import cast
 from jaxspec.checkpoints.layout import Layout
 
 SHARD_BYTES = 1 << 30
@@ -20,11 +22,9 @@ SHARD_BYTES = 1 << 30
 
 def tensors_of(layout: Layout, params: dict) -> Iterator[tuple[str, np.ndarray]]:
     """The model's tensors under the layout's names, one parameter after the other."""
-    for path, source in layout.items():
-        value = params
-        for key in path:
-            value = value[key]
-        yield from source.split(np.asarray(value)).items()
+    flat = flatten_dict(params)
+    for keys, source in layout.items():
+        yield from source.split(np.asarray(flat[keys])).items()
 
 
 def write_checkpoint(
@@ -50,7 +50,8 @@ def write_checkpoint(
     """
     settings = config if dtype is None else {**config, "torch_dtype": jnp.dtype(dtype).name}
     with fresh_directory(directory, replace=replace) as fresh:
-        _write_shards(fresh, _cast(tensors, dtype), shard_bytes or SHARD_BYTES)
+        ready = ((name, np.ascontiguousarray(cast(tensor, dtype))) for name, tensor in tensors)
+        _write_shards(fresh, ready, shard_bytes or SHARD_BYTES)
         for file in copy:
             shutil.copy(file, fresh / file.name)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -87,12 +88,6 @@ def synchronize(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _cast(tensors: Iterable[tuple[str, np.ndarray]], dtype: DTypeLike | None) -> Iterator[tuple[str, np.ndarray]]:
-    for name, tensor in tensors:
-        floating = dtype is not None and jnp.issubdtype(tensor.dtype, jnp.floating)
-        yield name, np.ascontiguousarray(tensor.astype(jnp.dtype(dtype)) if floating else tensor)
 
 
 def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int) -> None:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput, layer_of
+from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput, layer_of, run_later_layers
 from jaxspec.models.layers import MLP, Attention, DecoderLayer, RMSNorm, Rows, linear, rotation
 from jaxspec.typing import Array, Float, KeysValues
 
@@ -46,8 +46,5 @@ class Eagle(DraftHead):
         attended, keys_values = self.self_attn(x, by, rows, layer_of(cache, 0), layer_of(window, 0))
         x = x + attended
         x = x + self.mlp(self.post_attention_layernorm(x))
-        grown = [keys_values]
-        for index, layer in enumerate(self.later_layers, 1):
-            x, keys_values = layer(x, by, rows, layer_of(cache, index), layer_of(window, index))
-            grown.append(keys_values)
-        return HeadOutput(x, tuple(grown))
+        x, later = run_later_layers(self.later_layers, x, by, rows, cache, window)
+        return HeadOutput(x, (keys_values, *later))

@@ -1,5 +1,6 @@
 """What every draft head does: reads a token and the feature of the position before it, and proposes the next token."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -9,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import Rows, linear
+from jaxspec.models.layers import DecoderLayer, Rotation, Rows, linear
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -94,3 +95,19 @@ class DraftHead(nnx.Module):
 def layer_of(caches: tuple[KeysValues, ...] | None, index: int) -> KeysValues | None:
     """One layer's keys and values, if there are any."""
     return None if caches is None else caches[index]
+
+
+def run_later_layers(
+    layers: Iterable[DecoderLayer],
+    x: Float[Array, "b w h"],
+    by: Rotation,
+    rows: Rows,
+    cache: tuple[KeysValues, ...] | None,
+    window: tuple[KeysValues, ...] | None,
+) -> tuple[Float[Array, "b w h"], tuple[KeysValues, ...]]:
+    """Layers 1, 2, ... of a head, behind its own kind of first layer; each reads its own cache and window."""
+    grown = []
+    for index, layer in enumerate(layers, 1):
+        x, keys_values = layer(x, by, rows, layer_of(cache, index), layer_of(window, index))
+        grown.append(keys_values)
+    return x, tuple(grown)
