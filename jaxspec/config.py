@@ -150,7 +150,21 @@ class EngineConfig:
     mem_fraction: float = 0.85
     """Share of the GPU memory that JAX manages for weights and cache together; the rest is for temporaries."""
     prefill_chunk: int = 256
-    """Prompt tokens computed per prefill step, at most."""
+    """Prompt tokens computed per engine step, at most, over all requests: no cycle waits for more."""
+    prefix_cache: bool = True
+    """Keep the pages of finished requests, so that a prompt that begins alike need not be computed again."""
+    max_waiting_requests: int | None = None
+    """Requests that wait, at most; further ones are refused. None: any number."""
+    adaptive: bool = False
+    """Choose the draft tree, or plain decoding, before every cycle, by what was measured: speculation never loses."""
+    draft_window_size: int | None = None
+    """The head sees only so many of the newest tokens. None: all."""
+    draft_sink_size: int = 0
+    """Beside the window, the head sees the pages with the first so many tokens."""
+    accept_threshold_single: float = 1.0
+    """Below 1 speculation is LOSSY, it changes what the model says: a draft is accepted if the target gives it this probability."""
+    accept_threshold_acc: float = 1.0
+    """Below 1 speculation is LOSSY: the target's probabilities of drafts count as divided by this."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: the plain loop, the same results in order."""
     random_seed: int = 0
@@ -164,8 +178,22 @@ class EngineConfig:
             raise ValueError(f"num_pages must be at least 1, got {self.num_pages}")
         if self.context_length is not None and self.context_length < 2:
             raise ValueError(f"context_length must be at least 2, got {self.context_length}")
-        if not 0 < self.mem_fraction <= 1:
-            raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
+        for name in ("mem_fraction", "accept_threshold_single", "accept_threshold_acc"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        if self.max_waiting_requests is not None and self.max_waiting_requests < 1:
+            raise ValueError(f"max_waiting_requests must be at least 1, got {self.max_waiting_requests}")
+        if self.draft_window_size is not None and self.draft_window_size < 1:
+            raise ValueError(f"draft_window_size must be at least 1, got {self.draft_window_size}")
+        if self.draft_sink_size < 0:
+            raise ValueError(f"draft_sink_size must be at least 0, got {self.draft_sink_size}")
+        if self.draft_sink_size and self.draft_window_size is None:
+            raise ValueError(f"draft_sink_size ({self.draft_sink_size}) needs a draft_window_size: without a window all is seen")
+
+    @property
+    def is_lossy(self) -> bool:
+        """Drafts may be accepted that the target would not have chosen."""
+        return self.accept_threshold_single < 1 or self.accept_threshold_acc < 1
 
 
 def require(config: dict, name: str):

@@ -1,5 +1,6 @@
 """`LLM`: what users call from Python."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from numbers import Integral
@@ -82,6 +83,18 @@ class LLM:
         if spec is None:
             spec = default_tree(self.head)
         self.tokenizer: Tokenizer | None = load_tokenizer(directory)
+        if config.is_lossy:
+            warnings.warn(
+                "accept_threshold_single or accept_threshold_acc is below 1: speculation is lossy, it changes what the model says",
+                stacklevel=2,
+            )
+        made_for = self.target.config.max_position_embeddings
+        if config.context_length is not None and config.context_length > made_for:
+            warnings.warn(
+                f"context_length {config.context_length} is more than the {made_for} tokens that the model was made for: text "
+                "beyond that may be poor",
+                stacklevel=2,
+            )
         self.engine = Engine(self.target, self.head, self.tokenizer, spec, config)
 
     def generate(
@@ -89,8 +102,11 @@ class LLM:
     ) -> list[GenerationOutput]:
         """Completes every prompt (text, or a list of token ids); returns the outputs in the prompts' order.
 
-        `params` is one SamplingParams for all or a list with one each. Raises ValueError, before anything runs, if a
-        prompt or its parameters can't be served.
+        `params` is one SamplingParams for all or a list with one each. With n > 1 a prompt has n outputs, one after the other.
+        An output that the engine failed on has finish_reason "error" and says why; the others are not affected.
+
+        Raises:
+            ValueError: a prompt or its parameters can't be served; nothing has run.
         """
         requests = self._add(prompts, params)
         order = {request_id: index for index, request_id in enumerate(requests)}
@@ -105,6 +121,7 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Update]:
         """Completes one prompt, handing out text and tokens as they come; the last update carries the whole output.
 
+        With n > 1 the updates of all n completions come mixed: their request_id tells them apart.
         Raises ValueError at the first `next` if the prompt can't be served.
         """
         yield from self._run(self._add([prompt], params))
@@ -118,13 +135,14 @@ class LLM:
         if len(each) != len(listed):
             raise ValueError(f"{len(listed)} prompts but {len(each)} SamplingParams: give one for all or one each")
         ids: list[str] = []
-        try:
-            for prompt, its_params in zip(listed, each, strict=True):
-                ids.append(self.engine.add(self.encode(prompt), its_params).id)
-        except ValueError as error:
-            for request_id in ids:
-                self.engine.abort(request_id)
-            raise ValueError(f"prompt {len(ids)}: {error}" if len(listed) > 1 else str(error)) from None
+        for index, (prompt, its_params) in enumerate(zip(listed, each, strict=True)):
+            try:
+                tokens = self.encode(prompt)
+                ids += [self.engine.add(tokens, copy).id for copy in its_params.copies()]
+            except ValueError as error:
+                for request in self.engine.scheduler.unfinished:
+                    self.engine.abort(request.id)
+                raise ValueError(f"prompt {index}: {error}" if len(listed) > 1 else str(error)) from None
         return ids
 
     def _run(self, request_ids: list[str]) -> Iterator[Update]:
@@ -132,7 +150,7 @@ class LLM:
         try:
             while self.engine.has_work:
                 yield from self.engine.step()
-        finally:
+        finally:  # also after Ctrl-C in the middle of a step, from which the engine recovers
             for request_id in request_ids:
                 self.engine.abort(request_id)
             while self.engine.has_work:

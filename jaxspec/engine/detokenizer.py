@@ -22,23 +22,49 @@ class Detokenizer:
     string that was found, if one was; text then ends before it.
     """
 
-    def __init__(self, tokenizer: Decoder | None, stop: Sequence[str] = (), skip_special_tokens: bool = True):
+    def __init__(self, tokenizer: Decoder | None, stop: Sequence[str] = (), skip_special_tokens: bool = True, min_tokens: int = 0):
+        """Stop strings that end before token `min_tokens` don't count."""
         self.text = ""
         self.matched: str | None = None
         self._tokenizer, self._stop, self._skip_special_tokens = tokenizer, tuple(stop), skip_special_tokens
+        self._min_tokens = min_tokens
         self._tokens: list[int] = []
         self._context = 0  # first token that is decoded again for context
         self._decoded = 0  # tokens whose text is in _held or text already
         self._held = ""  # decoded, but could be the beginning of a stop string
 
-    def add(self, token: int) -> bool:
-        """Takes one token; True if its text completes a stop string."""
+    def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
+        """Takes the next tokens, up to the one whose text completes a stop string; returns how many that are.
+
+        `ends_with_stop`: the last one is a stop token, which is no text.
+        """
         if self._tokenizer is None:
+            return len(tokens)
+        text = tokens[:-1] if ends_with_stop else tokens
+        if not self._stop and self._add_run(text):
+            return len(tokens)
+        for taken, token in enumerate(text, 1):
+            self._add_token(token)
+            if self.matched is not None:
+                return taken
+        return len(tokens)
+
+    def _add_run(self, tokens: Sequence[int]) -> bool:
+        """Takes the tokens at once, which is faster; False, and nothing taken, if their text ends with half a character."""
+        self._tokens += tokens
+        new = self._new_text()
+        if new.endswith(_REPLACEMENT):
+            del self._tokens[len(self._tokens) - len(tokens) :]
             return False
+        self._take(new)
+        return True
+
+    def _add_token(self, token: int) -> None:
         self._tokens.append(token)
         new = self._new_text()
         half = new.endswith(_REPLACEMENT) and len(self._tokens) - self._decoded < _MAX_HELD_TOKENS
-        return False if half else self._take(new)
+        if not half:
+            self._take(new)
 
     def finish(self) -> None:
         """No more tokens come: shows what was held back, but not half a character."""
@@ -56,18 +82,18 @@ class Detokenizer:
         )
         return after[len(before) :]
 
-    def _take(self, new: str) -> bool:
+    def _take(self, new: str) -> None:
         self._context, self._decoded = self._decoded, len(self._tokens)
         self._held += new
-        found = [(self._held.find(string), string) for string in self._stop if string in self._held]
+        counts = len(self._tokens) >= self._min_tokens
+        found = [(self._held.find(string), string) for string in self._stop if counts and string in self._held]
         if found:
             position, self.matched = min(found)
             self.text, self._held = self.text + self._held[:position], ""
-            return True
+            return
         keep = max((overlap(self._held, string) for string in self._stop), default=0)
         shown = len(self._held) - keep
         self.text, self._held = self.text + self._held[:shown], self._held[shown:]
-        return False
 
 
 def overlap(text: str, stop: str) -> int:

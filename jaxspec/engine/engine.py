@@ -1,25 +1,33 @@
 """The engine: requests in, tokens out. One thread only; `server/` wraps it for many clients."""
 
-import itertools
-import random
+import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.engine.detokenizer import Decoder, Detokenizer
-from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.detokenizer import Decoder
+from jaxspec.engine.intake import Intake, Limits
+from jaxspec.engine.pages import IntegrityError, PageAllocator
+from jaxspec.engine.prefix_cache import PrefixCache
 from jaxspec.engine.request import Request, Status, Update
-from jaxspec.engine.runner import Emitted, Launched, Runner
-from jaxspec.engine.scheduler import Scheduler
+from jaxspec.engine.runner import POSTPONE, Emitted, Launched, Runner
+from jaxspec.engine.scheduler import Plan, Scheduler
 from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.tree_choice import TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.state import MAX_STOP_TOKENS
 from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
 
+logger = logging.getLogger(__name__)
+
+FAILED = "the engine failed while it worked on this request"
+
 
 class Engine:
-    """Runs requests step by step. A step launches at most one prefill chunk and one cycle, and hands out what is new.
+    """Runs requests step by step. A step launches some prefill chunks and one cycle, and hands out what is new.
 
     Two loops do the same: `plain_step` reads what it launched; `overlapped_step` reads what the step before launched,
     so that the host works while the device does. They give the same tokens.
@@ -32,77 +40,73 @@ class Engine:
         tokenizer: Decoder | None,
         spec: SpecConfig,
         config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
     ):
         if spec.num_steps > 0 and head is None:
             raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
         if head is not None and spec.topk > (vocabulary := head.config.draft_vocab_size or target.config.vocab_size):
             raise ValueError(f"topk={spec.topk} is more than the {vocabulary} tokens that the head drafts among: lower topk")
-        self.config, self.spec, self.tokenizer = config, spec, tokenizer
-        self.vocab_size, self.eos_token_ids = target.config.vocab_size, target.config.eos_token_ids
+        self.config, self.spec, self.tokenizer, self.clock = config, spec, tokenizer, clock
+        self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
-        self.runner = Runner(target, head, spec, config, self.context_length)
+        self.trees = TreeChoice(spec, config.adaptive and head is not None)
+        self.runner = Runner(target, head, self.trees.all, config, self.context_length)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
-        self.scheduler = Scheduler(self.pages, config.max_running_requests, config.prefill_chunk)
-        self.step = self.overlapped_step if config.overlap else self.plain_step
+        self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
+        self.scheduler = Scheduler(
+            self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests
+        )
+        limits = Limits(self.vocab_size, self.context_length, MAX_STOP_TOKENS, self.runner.num_pages, config.page_size)
+        self._intake = Intake(limits, target.config.eos_token_ids, tokenizer, config.random_seed)
         self._launched: list[Launched] = []
-        self._numbers = itertools.count()
-        self._seeds = random.Random(config.random_seed)
+        self._suspects: list[Request] = []
+        """Whose program is being launched or read: whom a failure is about."""
+        self._state_is_lost = False
         self._prefilled = self._generated = self._verifications = self._verified = 0
+        self._preemptions = self._cycles = self._failed_steps = 0
+        self._step_seconds = 0.0
 
     # Requests
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
-        """Queues a request. Raises ValueError, naming the field, for one that can't be served."""
-        prompt = tuple(prompt)
-        self._check(prompt, params)
-        number = next(self._numbers)
-        request_id = f"request-{number}" if request_id is None else request_id
-        if self.scheduler.find(request_id):
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Request:
+        """Queues a request.
+
+        Args:
+            prompt: token ids.
+            params: how to sample; n must be 1 (see SamplingParams.copies).
+            request_id: its name in updates; None: one is made up.
+            priority: larger is more urgent; among equals the first to come is the first to be served.
+            timeout: seconds after which it ends with finish_reason "timeout", wherever it is.
+
+        Raises:
+            ValueError: it can't be served; the message names the field.
+            QueueFull: max_waiting_requests wait already.
+        """
+        if request_id is not None and self.scheduler.find(request_id):
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
-        drawn = self._seeds.getrandbits(64)  # drawn for every request, so that one with a seed does not shift the others
-        stop = tuple(dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))))
-        if len(stop) > MAX_STOP_TOKENS:
-            raise ValueError(
-                f"stop_token_ids and the model's end-of-sequence tokens are {len(stop)}; at most {MAX_STOP_TOKENS} fit"
-            )
-        request = Request(
-            id=request_id,
-            prompt=prompt,
-            params=params,
-            seed=drawn if params.seed is None else params.seed % 2**64,
-            stop_token_ids=stop,
-            detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens),
-        )
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
+        deadline = math.inf if timeout is None else self.clock() + timeout
+        request = self._intake.request(prompt, params, request_id, priority, deadline)
         self.scheduler.add(request)
         return request
-
-    def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
-        if not prompt:
-            raise ValueError("prompt is empty: at least one token is needed")
-        if not all(0 <= token < self.vocab_size for token in (min(prompt), max(prompt))):
-            raise ValueError(
-                f"prompt holds token id {min(prompt) if min(prompt) < 0 else max(prompt)}; ids are 0 to {self.vocab_size - 1}"
-            )
-        if not all(token < self.vocab_size for token in params.stop_token_ids):
-            raise ValueError(f"stop_token_ids holds {max(params.stop_token_ids)}; token ids are 0 to {self.vocab_size - 1}")
-        needed = len(prompt) + params.max_tokens
-        if needed > self.context_length:
-            raise ValueError(
-                f"prompt ({len(prompt)} tokens) and max_tokens ({params.max_tokens}) are {needed} tokens together, more than the "
-                f"context length of {self.context_length}: shorten the prompt or lower max_tokens"
-            )
-        if self.pages.pages_for(needed) > self.pages.num_pages:
-            raise ValueError(
-                f"prompt and max_tokens are {needed} tokens together, more than the cache's {self.pages.num_pages} pages of "
-                f"{self.pages.page_size} hold: lower max_tokens or raise num_pages"
-            )
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and this model directory has none: use stop_token_ids")
 
     def abort(self, request_id: str) -> Update | None:
         """Ends a request now, wherever it is, with finish_reason "abort"; None if no unfinished request has this id."""
         request = self.scheduler.find(request_id)
-        return self._finish(request, "abort", None, len(request.detokenizer.text), ()) if request else None
+        return self._end(request, "abort") if request else None
+
+    def flush_cache(self) -> None:
+        """Forgets every cached prefix. Running requests keep their pages; what they compute is cached no more."""
+        self.prefix_cache.flush()
 
     @property
     def has_work(self) -> bool:
@@ -111,16 +115,26 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Totals since the start, and what is held now."""
+        cache = self.prefix_cache.statistics
         return EngineStats(
             running=len(self.scheduler.admitted),
             waiting=len(self.scheduler.waiting),
-            used_pages=self.pages.num_pages - self.pages.free,
+            used_pages=cache.held_pages,
+            cached_pages=cache.cached_pages,
             total_pages=self.pages.num_pages,
             page_size=self.pages.page_size,
             prefilled_tokens=self._prefilled,
+            prefix_queried_tokens=cache.queried_tokens,
+            prefix_hit_tokens=cache.hit_tokens,
             generated_tokens=self._generated,
             verify_count=self._verifications,
             verified_tokens=self._verified,
+            preemptions=self._preemptions,
+            cycles=self._cycles,
+            failed_steps=self._failed_steps,
+            step_seconds=self._step_seconds,
+            waiting_seconds=self.runner.waiting_seconds,
+            launching_seconds=self.runner.launching_seconds,
         )
 
     def warm_up(self, *, progress: bool = False) -> float:
@@ -128,74 +142,204 @@ class Engine:
         started = time.perf_counter()
         self.runner.programs.compile_all(self.runner.all_programs(), progress=progress)
         self.runner.programs.seal()
+        self.trees.measure(self.runner)
         return time.perf_counter() - started
 
     # Steps
 
+    def step(self) -> list[Update]:
+        """Goes on by one step of the configured loop. A failure of the device, or of anything that works on a program's results,
+        ends the requests of that program with finish_reason "error"; the others go on.
+
+        Raises:
+            IntegrityError: pages are missing or have two owners: nothing that the engine says can be trusted any more.
+        """
+        started = time.perf_counter()
+        try:
+            if self._state_is_lost:
+                self._recover()
+            updates = [self._end(request, "timeout") for request in self.scheduler.expired(self.clock())]
+            updates += self.overlapped_step() if self.config.overlap else self.plain_step()
+            self._failed_steps = 0
+        except IntegrityError:
+            raise
+        except Exception as error:
+            self._failed_steps += 1
+            self._state_is_lost = True
+            if not self._suspects:  # it is nobody's program: going on would fail again
+                raise
+            logger.exception("a step failed; the %d requests that it worked on end with an error", len(self._suspects))
+            updates = [self._fail(request, error) for request in self._suspects if request.status is not Status.FINISHED]
+        except BaseException:  # Ctrl-C may come in the middle of a launch
+            self._state_is_lost = True
+            raise
+        finally:
+            self._suspects = []
+            self._step_seconds += time.perf_counter() - started
+        return [update for update in updates if update.token_ids or update.output]
+
     def plain_step(self) -> list[Update]:
         """Launches what is next and waits for it."""
-        return self._read(self._launch())
+        self._launched = self._launch()
+        before, self._launched = self._launched, []
+        return self._read(before)
 
     def overlapped_step(self) -> list[Update]:
         """Launches what is next, then reads what the step before launched while the device works.
 
-        The next launch needs no result of the one before: lengths, roots and whether a sequence is done live on the
-        device, and pages were allocated for a request's whole life.
+        The next launch needs no result of the one before: lengths, roots and whether a sequence is done live on the device,
+        and each request has the pages for all that launched programs can emit.
         """
-        before, self._launched = self._launched, self._launch()
+        before = self._launched
+        self._launched = self._launch()
         return self._read(before)
 
     def _launch(self) -> list[Launched]:
-        plan = self.scheduler.plan()
-        launched = []
+        plan = self.scheduler.plan(self.trees.most_emitted)
+        self._preemptions += len(plan.preempted)
+        launched = [*self._launch_cycle(plan), *self._launch_prefills(plan)]
+        for step in launched:
+            for request in step.requests if step.emits else ():
+                request.in_flight += 1
+                request.in_flight_tokens += step.most_emitted
+        return launched
+
+    def _launch_cycle(self, plan: Plan) -> list[Launched]:
+        spec, catches_up, launched = self.trees.all[0], False, []
         if plan.cycle:
-            launched.append(self.runner.launch_cycle(plan.cycle))
-        if plan.prefill:
-            self._prefilled += plan.prefill.size
-            prefill = self.runner.launch_prefill(plan.prefill)
-            if plan.prefill.is_last:
+            with self._about(plan.cycle):
+                spec = self.trees.choose(self.runner.bucket(len(plan.cycle)))
+                catches_up = self._catch_up(plan.cycle, spec)
+                launched = [self.runner.launch_cycle(plan.cycle, spec)]
+            self._cycles += 1
+        self.trees.launched(cycle=bool(plan.cycle), catch_up=catches_up, prefill=bool(plan.prefills))
+        return launched
+
+    def _catch_up(self, cycle: list[Request], spec: SpecConfig) -> bool:
+        """Before a tree the head must have seen everything; plain cycles postpone that, as long as there is room to remember it."""
+        behind = [request for request in cycle if request.postponed]
+        needed = bool(behind) and (spec.num_steps > 0 or max(request.postponed for request in behind) == POSTPONE)
+        if needed:
+            self.runner.launch_catch_up(behind)
+            for request in behind:
+                request.postponed = 0
+        if spec.num_steps == 0 and self.runner.catches_up:
+            for request in cycle:
+                request.postponed += 1
+        return needed
+
+    def _launch_prefills(self, plan: Plan) -> list[Launched]:
+        admitted, launched = set(plan.admitted), []
+        for step in plan.prefills:
+            with self._about([step.request]):
+                if step.request in admitted:
+                    step.request.postponed = 0
+                    self.runner.launch_admission(step.request)
+                prefill = self.runner.launch_prefill(step)
+            self._prefilled += step.size
+            if prefill.emits or prefill.prompt_logprobs is not None:
                 launched.append(prefill)
-        for request in itertools.chain.from_iterable(step.requests for step in launched):
-            request.in_flight += 1
         return launched
 
     def _read(self, launched: list[Launched]) -> list[Update]:
         updates = []
         for step in launched:
-            for request, emitted in zip(step.requests, self.runner.read(step), strict=True):
+            with self._about(step.requests):
+                results = self.runner.read(step)
+                self._take_prompt_logprobs(step)
+            if step.spec is not None:
+                self.trees.was_read(step.spec, self.runner.bucket(len(step.requests)), [len(each.tokens) for each in results])
+            for request, emitted in zip(step.requests if step.emits else (), results, strict=False):
                 request.in_flight -= 1
+                request.in_flight_tokens -= step.most_emitted
                 if request.status is not Status.FINISHED:  # finished since: by a stop string or an abort
-                    updates.append(self._take(request, emitted, step.is_cycle))
-        return [update for update in updates if update.token_ids or update.output]
+                    updates.append(self._take_safely(request, emitted, step.spec is not None))
+        return updates
+
+    def _take_prompt_logprobs(self, step: Launched) -> None:
+        for index, entry in enumerate(self.runner.read_prompt_logprobs(step)):
+            assert step.prefill is not None
+            step.prefill.request.prompt_logprobs[step.prefill.first_slot + 1 + index] = entry
+
+    def _take_safely(self, request: Request, emitted: Emitted, is_cycle: bool) -> Update:
+        """Whatever a request's tokens and text do to the tokenizer, only that request ends."""
+        try:
+            return self._take(request, emitted, is_cycle)
+        except IntegrityError:
+            raise
+        except Exception as error:
+            logger.exception("request %s ends with an error", request.id)
+            return self._fail(request, error)
 
     def _take(self, request: Request, emitted: Emitted, is_cycle: bool) -> Update:
         """Adds what a program emitted to the request; finishes it at a stop or at its budget."""
-        shown, new = len(request.detokenizer.text), []
-        for token in emitted.tokens:
-            new.append(token)
-            is_stop_token = emitted.finish == STOPPED and len(new) == len(emitted.tokens)
-            if not is_stop_token and request.detokenizer.add(token):
-                break
-        request.output += new
+        shown = len(request.detokenizer.text)
+        new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == STOPPED)]
+        logprobs = tuple(emitted.logprobs[: len(new)])
+        request.tokens += new
+        request.logprobs += logprobs
         self._generated += len(new)
         if is_cycle and new:
             request.accept_lengths.append(len(new))
             request.accepted_drafts += min(emitted.accepted, len(new))
             self._verifications += 1
             self._verified += len(new)
-        if request.detokenizer.matched is not None:
-            return self._finish(request, "stop", request.detokenizer.matched, shown, new)
-        if emitted.finish == STOPPED:
-            return self._finish(request, "stop", new[-1], shown, new)
-        if emitted.finish == OUT_OF_BUDGET:
-            return self._finish(request, "length", None, shown, new)
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new))
+        reason: str | None = None
+        matched: int | str | None = request.detokenizer.matched
+        if matched is not None:
+            reason = "stop"
+        elif emitted.finish == STOPPED:
+            reason, matched = "stop", new[-1]
+        elif emitted.finish == OUT_OF_BUDGET:
+            reason = "length"
+        if reason is not None:
+            return self._finish(request, reason, matched, shown, new, logprobs)
+        return Update(request.id, request.detokenizer.text[shown:], tuple(new), logprobs=logprobs or None)
 
-    def _finish(self, request: Request, reason: str, matched: int | str | None, shown: int, new: Sequence[int]) -> Update:
+    def _end(self, request: Request, reason: str) -> Update:
+        """Ends a request from outside."""
+        try:
+            return self._finish(request, reason, None, len(request.detokenizer.text), (), ())
+        except IntegrityError:
+            raise
+        except Exception as error:
+            logger.exception("request %s ends with an error", request.id)
+            return self._fail(request, error)
+
+    def _finish(self, request: Request, reason: str, matched: int | str | None, shown: int, new: Sequence[int], logprobs) -> Update:
         """Ends a request; `shown` characters of its text were handed out before."""
         request.detokenizer.finish()
-        if request.detokenizer.matched is not None and reason != "abort":
+        if request.detokenizer.matched is not None and reason in ("stop", "length"):
             reason, matched = "stop", request.detokenizer.matched
         request.finish_reason, request.matched_stop = reason, matched
         self.scheduler.finish(request)
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), request.result())
+        return Update(request.id, request.detokenizer.text[shown:], tuple(new), request.result(), logprobs or None)
+
+    # Failures
+
+    @contextmanager
+    def _about(self, requests: list[Request]) -> Iterator[None]:
+        """What fails inside is these requests' failure."""
+        self._suspects = requests
+        yield
+        self._suspects = []
+
+    def _fail(self, request: Request, error: Exception) -> Update:
+        """Ends a request that the engine could not serve; the text that was handed out stays."""
+        request.error = f"{FAILED}: {type(error).__name__}"
+        request.finish_reason = "error"
+        self.scheduler.finish(request)
+        return Update(request.id, "", (), request.result())
+
+    def _recover(self) -> None:
+        """Begins again after a failure: the state was donated to a program that may never have run, so all keys are gone.
+
+        Requests that were running start over from the tokens that were read; with the same noise they get the same text.
+        """
+        self.runner.reset()
+        self.scheduler.lose_device_state()
+        self._launched = []
+        self.trees.forget_launched()
+        for request in self.scheduler.unfinished:
+            request.in_flight = request.in_flight_tokens = 0
+        self._state_is_lost = False

@@ -1,6 +1,10 @@
 """Which page of the cache belongs to whom. Plain Python, no JAX."""
 
 
+class IntegrityError(RuntimeError):
+    """Pages are lost or have two owners: a bug, after which no result can be trusted. The message carries every number."""
+
+
 class PageAllocator:
     """Hands out pages 0 .. num_pages - 1 and takes them back."""
 
@@ -22,6 +26,9 @@ class PageAllocator:
         """Pages that this many tokens take."""
         return -(-tokens // self.page_size)
 
+    def is_free(self, page: int) -> bool:
+        return self._is_free[page]
+
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages, or None if there are not so many free ones."""
         if count > len(self._free):
@@ -33,14 +40,9 @@ class PageAllocator:
         return taken
 
     def release(self, pages: list[int]) -> None:
-        """Takes pages back. Raises RuntimeError if one is free already."""
+        """Takes pages back. Raises IntegrityError if one is free already."""
         for page in pages:
             if self._is_free[page]:
-                raise RuntimeError(f"page {page} is released twice; this is a bug")
+                raise IntegrityError(f"page {page} is released twice; this is a bug")
             self._is_free[page] = True
         self._free.extend(pages)
-
-    def check_idle(self) -> None:
-        """Raises RuntimeError with every number if pages are missing although no request holds any."""
-        if self.free != self.num_pages:
-            raise RuntimeError(f"idle, but free ({self.free}) + held (0) != total ({self.num_pages}) pages; this is a bug")

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.sampling import SamplingKind
-from jaxspec.spec.cycle import Models, Step, cycle
+from jaxspec.spec.admit import Admission, admit
+from jaxspec.spec.cycle import CycleOptions, cycle
+from jaxspec.spec.extend import catch_up
 from jaxspec.spec.prefill import Chunk, prefill
-from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, Sequences
+from jaxspec.spec.state import State, greedy_settings
+from jaxspec.spec.step import Models
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +31,13 @@ class CycleProgram(NamedTuple):
     batch: int
     pages: int
     spec: SpecConfig
-    kind: SamplingKind
 
     def __str__(self) -> str:
-        return f"cycle {self.spec} {self.kind.value}, batch {self.batch}, {self.pages} pages"
+        return f"cycle {self.spec}, batch {self.batch}, {self.pages} pages"
 
 
 class PrefillProgram(NamedTuple):
-    """One chunk of one prompt; it serves greedy and sampled requests alike."""
+    """One chunk of one prompt."""
 
     chunk: int
     pages: int
@@ -45,7 +46,24 @@ class PrefillProgram(NamedTuple):
         return f"prefill {self.chunk} tokens, {self.pages} pages"
 
 
-Program = CycleProgram | PrefillProgram
+class CatchUpProgram(NamedTuple):
+    """Extends the head by what plain cycles postponed."""
+
+    batch: int
+    pages: int
+
+    def __str__(self) -> str:
+        return f"catch up, batch {self.batch}, {self.pages} pages"
+
+
+class AdmitProgram(NamedTuple):
+    """Sets up the state row of one request."""
+
+    def __str__(self) -> str:
+        return "admit"
+
+
+Program = CycleProgram | PrefillProgram | CatchUpProgram | AdmitProgram
 
 
 class Buckets(NamedTuple):
@@ -59,11 +77,12 @@ class Buckets(NamedTuple):
     def of(cls, config: EngineConfig, max_pages: int, *, narrow_tables: bool) -> "Buckets":
         """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
 
-        In:  max_running_requests 12, prefill_chunk 256, page_size 16, max_pages 64
-        Out: batches (1, 2, 4, 8, 12), chunks (16, 64, 256), pages (16, 64)
+        In:  max_running_requests 20, prefill_chunk 256, page_size 16, max_pages 64
+        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 256), pages (16, 64)
         """
         most = config.max_running_requests
-        batches = {size for size in (2**power for power in range(most.bit_length())) if size < most} | {most}
+        powers = [2**power for power in range(most.bit_length())]
+        batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
         chunks = {max(1, config.prefill_chunk // 4**i) for i in range(3)}
         narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
         pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
@@ -78,14 +97,17 @@ def smallest(sizes: tuple[int, ...], needed: int) -> int:
 class Programs:
     """Compiled programs by name. After `seal`, asking for one that was not compiled is an error instead of a stall."""
 
-    def __init__(self, merge: Callable[[dict], Models], params: dict, caches: Caches, sequences: Sequences):
-        self._merge, self._params = merge, params
-        self._caches, self._sequences = jax.tree.map(abstract, (caches, sequences))
+    def __init__(self, merge: Callable[[dict], Models], params: dict, state: State, options: CycleOptions):
+        self._merge, self._params, self._options = merge, params, options
+        self._state = jax.tree.map(abstract, state)
         self._compiled: dict[Program, jax.stages.Compiled] = {}
         self._sealed = False
 
-    def __getitem__(self, program: Program) -> Callable[..., Step]:
-        """The compiled program; compiles it first if nobody asked for it before."""
+    def __getitem__(self, program: Program) -> Callable[..., Any]:
+        """The compiled program: it takes weights, state and what its kind needs, and returns a Step or, without a report, a State.
+
+        Compiles it first if nobody asked for it before.
+        """
         if program not in self._compiled:
             if self._sealed:
                 raise RuntimeError(f"program ({program}) was not compiled ahead; compiled: {', '.join(map(str, self._compiled))}")
@@ -107,40 +129,49 @@ class Programs:
         self._sealed = True
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
-        function, arguments = self._cycle(program) if isinstance(program, CycleProgram) else self._prefill(program)
-        jitted = jax.jit(function, donate_argnums=(1, 2))  # caches and state are updated in place
-        return jitted.lower(self._params, self._caches, self._sequences, *arguments).compile()
+        function, arguments = self._define(program)
+        jitted = jax.jit(function, donate_argnums=1)  # the state is updated in place
+        return jitted.lower(self._params, self._state, *arguments).compile()
 
-    def _cycle(self, program: CycleProgram) -> tuple[Callable[..., Step], tuple]:
-        """The function to compile, and the shapes of what it takes beside weights, caches and state."""
+    def _define(self, program: Program) -> tuple[Callable[..., Any], tuple]:
+        """The function to compile, and the shapes of what it takes beside weights and state."""
+        match program:
+            case CycleProgram(batch, pages, spec):
 
-        def cycle_program(params, caches, sequences, rows, page_table):
-            return cycle(self._merge(params), caches, sequences, rows, page_table, spec=program.spec, kind=program.kind)
+                def cycle_program(params, state, rows, page_table):
+                    return cycle(self._merge(params), state, rows, page_table, spec=spec, options=self._options)
 
-        return cycle_program, (int32(program.batch), int32(program.batch, program.pages))
+                return cycle_program, (int32(batch), int32(batch, pages))
+            case CatchUpProgram(batch, pages):
 
-    def _prefill(self, program: PrefillProgram) -> tuple[Callable[..., Step], tuple]:
-        """As `_cycle`."""
+                def catch_up_program(params, state, rows, page_table):
+                    return catch_up(self._merge(params), state, rows, page_table, window=self._options.window)
 
-        def prefill_program(params, caches, sequences, chunk):
-            return prefill(self._merge(params), caches, sequences, chunk, kind=SamplingKind.TEMPERATURE)
+                return catch_up_program, (int32(batch), int32(batch, pages))
+            case PrefillProgram(width, pages):
 
-        fields: dict[str, Any] = {
-            "row": int32(1),
-            "page_table": int32(1, program.pages),
-            "tokens": int32(1, program.chunk),
-            "first_slot": int32(1),
-            "size": int32(1),
-            "is_last": jax.ShapeDtypeStruct((1,), jnp.bool_),
-            "temperature": jax.ShapeDtypeStruct((1,), jnp.float32),
-            "seed": jax.ShapeDtypeStruct((1, 2), jnp.uint32),
-            "max_tokens": int32(1),
-            "stop_tokens": int32(1, MAX_STOP_TOKENS),
-        }
-        return prefill_program, (Chunk(**fields),)
+                def prefill_program(params, state, chunk):
+                    return prefill(self._merge(params), state, chunk, options=self._options)
+
+                one = int32(1)
+                is_last: Any = jax.ShapeDtypeStruct((1,), jnp.bool_)
+                return prefill_program, (Chunk(one, int32(1, pages), int32(1, width), one, one, one, is_last),)
+            case AdmitProgram():
+
+                def admit_program(_params, state, admission):
+                    return admit(state, admission)
+
+                return admit_program, (self._admission(),)
+
+    def _admission(self) -> Admission:
+        """The shapes of one request's Admission."""
+        settings = jax.eval_shape(lambda: greedy_settings(1))
+        bias: Any = jax.ShapeDtypeStruct((1, self._state.bias.shape[1]), jnp.float32)
+        return Admission(int32(1), int32(1, self._state.history.shape[1]), int32(1), settings, bias)
 
 
-def int32(*shape: int) -> jax.ShapeDtypeStruct:
+def int32(*shape: int) -> Any:
+    """The shape of whole numbers, standing for an array that is not there yet."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 

@@ -1,9 +1,12 @@
 """A request on its way through the engine, and what comes out. Plain Python: importing this loads no JAX."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.engine.prefix_cache import HeldPages
 from jaxspec.sampling_params import SamplingParams
 
 
@@ -27,6 +30,15 @@ class Speculation:
         return sum(self.accept_lengths) / len(self.accept_lengths) if self.accept_lengths else 0.0
 
 
+class TokenLogprob(NamedTuple):
+    """The log probability that the model itself gave a token, and its likeliest tokens there (SamplingParams.logprobs)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """Token ids and log probabilities, best first."""
+
+
 @dataclass(frozen=True)
 class GenerationOutput:
     """A finished request."""
@@ -38,10 +50,18 @@ class GenerationOutput:
     token_ids: tuple[int, ...]
     """Everything generated, a final stop token included."""
     finish_reason: str
-    """"stop" (a stop token or string), "length" (max_tokens) or "abort"."""
+    """"stop" (a stop token or string), "length" (max_tokens), "abort", "timeout", or "error" (the engine failed; see `error`)."""
     matched_stop: int | str | None
     """The stop token id or stop string that ended it."""
     speculation: Speculation
+    cached_tokens: int = 0
+    """Tokens of the prompt that the prefix cache spared."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One entry per generated token, if they were asked for."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One entry per token of the prompt, if they were asked for; the first token has none."""
+    error: str | None = None
+    """What went wrong, with finish_reason "error"."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +75,15 @@ class Update:
     """New tokens. Their text may come with a later update."""
     output: GenerationOutput | None = None
     """The whole result, with the last update of the request."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One entry per new token, if they were asked for."""
 
 
 class Status(Enum):
     """Where a request is."""
 
     WAITING = "waiting"
+    """New, or preempted: it holds no row and no pages."""
     PREFILLING = "prefilling"
     RUNNING = "running"
     FINISHED = "finished"
@@ -68,7 +91,7 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """One request. The scheduler changes row, pages, prefilled and status; the engine what comes after them."""
+    """One request. The scheduler changes status, row, held and prefilled; the engine what comes after them."""
 
     id: str
     prompt: tuple[int, ...]
@@ -78,29 +101,66 @@ class Request:
     stop_token_ids: tuple[int, ...]
     """What the device checks: the request's own and, unless ignore_eos, the model's end-of-sequence tokens."""
     detokenizer: Detokenizer
+    priority: int = 0
+    """Larger is more urgent; among equals the earlier one is first."""
+    arrival: int = 0
+    """Its number in the order of arrival."""
+    deadline: float = math.inf
+    """When it ends at the latest, on the engine's clock, in seconds."""
 
     status: Status = Status.WAITING
     row: int = -1
     """Its row of the device state while it prefills or runs."""
-    pages: list[int] = field(default_factory=list)
+    held: HeldPages = field(default_factory=HeldPages)
     prefilled: int = 0
-    """Prompt tokens whose prefill was launched."""
+    """Tokens whose keys the launched prefill chunks have committed, cached ones included."""
+    cached_tokens: int = 0
+    """Tokens that the prefix cache spared when the request was first admitted."""
+
     in_flight: int = 0
     """Launched steps that emit tokens and whose results were not read yet."""
-    output: list[int] = field(default_factory=list)
+    in_flight_tokens: int = 0
+    """What these steps emit at most."""
+    tokens: list[int] = field(default_factory=list)
+    """The prompt and what was generated so far, as far as results were read."""
+    postponed: int = 0
+    """Newest slots that the head's cache lacks, because plain cycles were launched between those with a tree."""
     accept_lengths: list[int] = field(default_factory=list)
     accepted_drafts: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish_reason: str | None = None
     matched_stop: int | str | None = None
+    error: str | None = None
+
+    def __post_init__(self):
+        self.tokens = list(self.prompt)
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(self.prompt)
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far, as far as results were read."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and output together, at most: the slots it can ever need."""
+        return len(self.prompt) + self.params.max_tokens
 
     @property
     def wants_cycle(self) -> bool:
         """Every launched step emits at least one token; beyond the budget no further cycle can add any."""
-        return self.status is Status.RUNNING and len(self.output) + self.in_flight < self.params.max_tokens
+        return self.status is Status.RUNNING and self.generated + self.in_flight < self.params.max_tokens
 
     def result(self) -> GenerationOutput:
         """The finished request as users see it."""
         assert self.finish_reason is not None
+        wanted, prompt_wanted = self.params.logprobs is not None, self.params.prompt_logprobs is not None
         return GenerationOutput(
             request_id=self.id,
             prompt_token_ids=self.prompt,
@@ -109,4 +169,8 @@ class Request:
             finish_reason=self.finish_reason,
             matched_stop=self.matched_stop,
             speculation=Speculation(tuple(self.accept_lengths), self.accepted_drafts),
+            cached_tokens=self.cached_tokens,
+            logprobs=tuple(self.logprobs) if wanted else None,
+            prompt_logprobs=tuple(self.prompt_logprobs) if prompt_wanted else None,
+            error=self.error,
         )

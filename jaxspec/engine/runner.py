@@ -1,5 +1,7 @@
-"""The device side of the engine: weights, caches, state, and launching programs on them."""
+"""The device side of the engine: weights, state, and launching programs on them."""
 
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,18 +10,34 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
-from jaxspec.engine.programs import Buckets, CycleProgram, PrefillProgram, Program, Programs, smallest
-from jaxspec.engine.request import Request
+from jaxspec.engine.admission import admission
+from jaxspec.engine.programs import (
+    AdmitProgram,
+    Buckets,
+    CatchUpProgram,
+    CycleProgram,
+    PrefillProgram,
+    Program,
+    Programs,
+    smallest,
+)
+from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillStep
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
-from jaxspec.sampling import SamplingKind
-from jaxspec.spec.cycle import REPORT_HEADER, Models
+from jaxspec.sampling import Logprobs
+from jaxspec.spec.cycle import CycleOptions
+from jaxspec.spec.draft_window import DraftWindow
+from jaxspec.spec.lossy import Thresholds
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, empty_sequences
+from jaxspec.spec.state import Caches, Sizes, State, empty_state
+from jaxspec.spec.step import Models
+from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.typing import KeysValues
 
 CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
+POSTPONE = 16
+"""Plain cycles after which the head must catch up."""
 
 
 class Launched(NamedTuple):
@@ -27,7 +45,22 @@ class Launched(NamedTuple):
 
     requests: list[Request]
     report: jax.Array
-    is_cycle: bool
+    spec: SpecConfig | None
+    """The tree of a cycle; None for a prefill chunk."""
+    prefill: PrefillStep | None
+    logprobs: Logprobs | None
+    """Only if one of the requests wants them, as the next."""
+    prompt_logprobs: Logprobs | None
+
+    @property
+    def emits(self) -> bool:
+        """False for a chunk that is not its prompt's last."""
+        return self.prefill is None or self.prefill.is_last
+
+    @property
+    def most_emitted(self) -> int:
+        """Tokens per request, at most."""
+        return 1 if self.spec is None else self.spec.num_steps + 1
 
 
 class Emitted(NamedTuple):
@@ -36,112 +69,193 @@ class Emitted(NamedTuple):
     tokens: list[int]
     accepted: int
     finish: int
+    logprobs: list[TokenLogprob]
+    """One per token, or none at all."""
 
 
 class Runner:
-    """Owns everything on the device. Arrays that a launch donates are replaced by its results at once."""
+    """Owns everything on the device. The state that a launch donates is replaced by its result at once."""
 
-    def __init__(self, target: LoadedTarget, head: LoadedHead | None, spec: SpecConfig, config: EngineConfig, context_length: int):
-        self.spec, self._page_size = spec, config.page_size
+    def __init__(
+        self, target: LoadedTarget, head: LoadedHead | None, trees: Sequence[SpecConfig], config: EngineConfig, context_length: int
+    ):
+        self.trees, self._config = tuple(trees), config
+        self._models = [target.config, *([head.config.layer] if head else [])]
+        self._has_head = head is not None
         capture = head.config.captured_layers if head else ()
         self.params = {"target": target.params, "head": head.params if head else {}}
-        dtype = target.params["embed_tokens"].dtype
+        self._dtype = target.params["embed_tokens"].dtype
 
         def merge(params: dict) -> Models:
             return Models(target.merge(params["target"]), head.merge(params["head"]) if head else None, capture)
 
         pages_per_sequence = -(-context_length // config.page_size)
-        cached = [target.config, *([head.config.layer] if head else [])]
-        page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in cached)
+        page_bytes = config.page_size * sum(cache_bytes_per_token(model, self._dtype) for model in self._models)
         self.num_pages = config.num_pages or default_pages(config, pages_per_sequence, page_bytes, self.params)
-        self._caches = Caches(
-            empty_cache(target.config, self.num_pages, config.page_size, dtype),
-            empty_cache(head.config.layer, self.num_pages, config.page_size, dtype) if head else (),
+        self._sizes = Sizes(
+            hidden=head.config.layer.hidden_size if head else target.config.hidden_size,
+            feature=head.config.feature_size if head else target.config.hidden_size,
+            vocab=target.config.vocab_size,
+            max_length=context_length,
+            postpone=POSTPONE if self.catches_up else 1,
         )
-        hidden_size = head.config.layer.hidden_size if head else target.config.hidden_size
-        feature_size = head.config.feature_size if head else target.config.hidden_size
         # One row more than requests: the padding of a batch lives there, for ever done.
         self._padding_row = config.max_running_requests
-        self._sequences = empty_sequences(self._padding_row + 1, hidden_size, feature_size, dtype)
+        self._no_bias = jnp.zeros((1, target.config.vocab_size), jnp.float32)
+        self.state = self._new_state()
         self.buckets = Buckets.of(config, pages_per_sequence, narrow_tables=True)
-        self.programs = Programs(merge, self.params, self._caches, self._sequences)
+        self.programs = Programs(merge, self.params, self.state, cycle_options(config))
+        self.launching_seconds = self.waiting_seconds = 0.0
+
+    def _new_state(self) -> State:
+        pools = [empty_cache(model, self.num_pages, self._config.page_size, self._dtype) for model in self._models]
+        return empty_state(Caches(pools[0], pools[1] if self._has_head else ()), self._padding_row + 1, self._sizes, self._dtype)
+
+    def reset(self) -> None:
+        """Empty caches and free rows, after a failure that may have left the donated state unusable."""
+        del self.state  # two caches would not fit
+        self.state = self._new_state()
+
+    @property
+    def catches_up(self) -> bool:
+        """Plain cycles alternate with trees, so the head has to catch up before a tree."""
+        return self._has_head and any(tree.num_steps == 0 for tree in self.trees)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The compiled batch sizes."""
+        return self.buckets.batches
+
+    def bucket(self, requests: int) -> int:
+        """The compiled batch size that so many requests take."""
+        return smallest(self.buckets.batches, requests)
 
     def all_programs(self) -> list[Program]:
         """Every program that serving can need."""
-        prefills = [PrefillProgram(chunk, pages) for chunk in self.buckets.chunks for pages in self.buckets.pages]
-        cycles = [
-            CycleProgram(batch, pages, self.spec, kind)
-            for kind in SamplingKind
-            for batch in self.buckets.batches
-            for pages in self.buckets.pages
-        ]
-        return [*prefills, *cycles]
+        widths = self.buckets.pages
+        cycles = [CycleProgram(batch, pages, tree) for tree in self.trees for batch in self.buckets.batches for pages in widths]
+        prefills = [PrefillProgram(chunk, pages) for chunk in self.buckets.chunks for pages in widths]
+        catch_ups = [CatchUpProgram(batch, widths[-1]) for batch in self.buckets.batches] if self.catches_up else []
+        return [AdmitProgram(), *prefills, *cycles, *catch_ups]
+
+    def launch_admission(self, request: Request) -> None:
+        """Sets up the request's row."""
+        bias = self._no_bias if not request.params.biases else None
+        self._launch_quietly(AdmitProgram(), admission(request, self._sizes, bias))
 
     def launch_prefill(self, step: PrefillStep) -> Launched:
-        """Starts a chunk; its report holds the first token if the chunk is the prompt's last."""
-        request = step.request
-        width = smallest(self.buckets.chunks, step.size)
-        tokens = request.prompt[step.first_slot : step.first_slot + step.size]
-        page_table = self._page_table([request], [step.first_slot + step.size + 1], 1)
+        """Starts a chunk; its report holds the first token if the chunk is the sequence's last."""
+        request, width = step.request, smallest(self.buckets.chunks, step.size)
+        tokens = np.zeros((1, width), np.int32)
+        tokens[0, : step.size] = request.tokens[step.first_slot : step.first_slot + step.size]
+        page_table = self._page_table([step.pages], [step.first_slot + step.size + 1], 1, self.buckets.pages)
+        one = np.full(1, 1, np.int32)
         fields: dict[str, Any] = {
-            "row": np.array([request.row], np.int32),
+            "row": one * request.row,
             "page_table": page_table,
-            "tokens": padded(tokens, width, 0),
-            "first_slot": np.array([step.first_slot], np.int32),
-            "size": np.array([step.size], np.int32),
+            "tokens": tokens,
+            "first_slot": one * step.first_slot,
+            "size": one * step.size,
+            "cached": one * step.cached,
             "is_last": np.array([step.is_last]),
-            "temperature": np.array([request.params.temperature], np.float32),
-            "seed": np.array([[request.seed >> 32, request.seed & 0xFFFFFFFF]], np.uint32),
-            "max_tokens": np.array([request.params.max_tokens], np.int32),
-            "stop_tokens": padded(request.stop_token_ids, MAX_STOP_TOKENS, -1),
         }
-        return self._launch(PrefillProgram(width, page_table.shape[1]), [request], Chunk(**fields))
+        return self._launch(PrefillProgram(width, page_table.shape[1]), [request], step, Chunk(**fields))
 
-    def launch_cycle(self, requests: list[Request]) -> Launched:
+    def launch_cycle(self, requests: list[Request], spec: SpecConfig) -> Launched:
         """Starts one cycle of these requests."""
-        batch = smallest(self.buckets.batches, len(requests))
-        sampled = any(request.params.temperature > 0 for request in requests)
+        lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
+        rows, page_table = self._batch(requests, lengths, self.buckets.pages)
+        return self._launch(CycleProgram(len(rows), page_table.shape[1], spec), requests, None, rows, page_table)
+
+    def launch_catch_up(self, requests: list[Request]) -> None:
+        """Extends the head by what plain cycles of these requests postponed."""
+        lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
+        rows, page_table = self._batch(requests, lengths, self.buckets.pages[-1:])
+        self._launch_quietly(CatchUpProgram(len(rows), page_table.shape[1]), rows, page_table)
+
+    def time_cycle(self, batch: int, spec: SpecConfig, repeats: int = 3) -> list[float]:
+        """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
+        program, seconds = CycleProgram(batch, self.buckets.pages[0], spec), []
+        rows = np.full(batch, self._padding_row, np.int32)
+        page_table = np.zeros((batch, program.pages), np.int32)
+        for _ in range(repeats + 1):
+            started = time.perf_counter()
+            step = self.programs[program](self.params, self.state, rows, page_table)
+            self.state = step.state
+            step.report.block_until_ready()
+            seconds.append(time.perf_counter() - started)
+        return seconds[1:]
+
+    def _batch(self, requests: list[Request], lengths: list[int], widths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """State rows and page tables of a batch, padded to a bucket."""
+        batch = self.bucket(len(requests))
         rows = np.full(batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
-        emitted = self.spec.num_steps + 1  # by one cycle, at most
-        lengths = [len(each.prompt) + len(each.output) + (each.in_flight + 1) * emitted for each in requests]
-        page_table = self._page_table(requests, lengths, batch)
-        kind = SamplingKind.TEMPERATURE if sampled else SamplingKind.GREEDY
-        return self._launch(CycleProgram(batch, page_table.shape[1], self.spec, kind), requests, rows, page_table)
+        return rows, self._page_table([request.held.pages for request in requests], lengths, batch, widths)
 
-    def _page_table(self, requests: list[Request], lengths: list[int], batch: int) -> np.ndarray:
+    def _page_table(self, held: list[list[int]], lengths: list[int], batch: int, widths: tuple[int, ...]) -> np.ndarray:
         """[batch, pages] int32, wide enough for the slots that the launch may reach (`lengths`); unused entries are page 0."""
-        needed = [request.pages[: -(-length // self._page_size)] for request, length in zip(requests, lengths, strict=True)]
-        table = np.zeros((batch, smallest(self.buckets.pages, max(map(len, needed)))), np.int32)
+        size = self._config.page_size
+        needed = [pages[: -(-length // size)] for pages, length in zip(held, lengths, strict=True)]
+        table = np.zeros((batch, smallest(widths, max(map(len, needed)))), np.int32)
         for row, pages in zip(table, needed, strict=False):
             row[: len(pages)] = pages
         return table
 
-    def _launch(self, program: Program, requests: list[Request], *arguments) -> Launched:
-        step = self.programs[program](self.params, self._caches, self._sequences, *arguments)
-        self._caches, self._sequences = step.caches, step.sequences
-        step.report.copy_to_host_async()
-        return Launched(requests, step.report, isinstance(program, CycleProgram))
+    def _launch(self, program: Program, requests: list[Request], prefill: PrefillStep | None, *arguments) -> Launched:
+        started = time.perf_counter()
+        step = self.programs[program](self.params, self.state, *arguments)
+        self.state = step.state
+        logprobs = step.logprobs if any(request.params.logprobs is not None for request in requests) else None
+        prompt_logprobs = step.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
+        for array in jax.tree.leaves((step.report, logprobs, prompt_logprobs)):
+            array.copy_to_host_async()
+        self.launching_seconds += time.perf_counter() - started
+        spec = program.spec if isinstance(program, CycleProgram) else None
+        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs)
 
-    @staticmethod
-    def read(launched: Launched) -> list[Emitted]:
+    def _launch_quietly(self, program: Program, *arguments) -> None:
+        """Launches a program that reports nothing."""
+        started = time.perf_counter()
+        self.state = self.programs[program](self.params, self.state, *arguments)
+        self.launching_seconds += time.perf_counter() - started
+
+    def read(self, launched: Launched) -> list[Emitted]:
         """Waits for a launched program and returns what it emitted, per request."""
-        report = np.asarray(launched.report)
-        return [
-            Emitted(row[REPORT_HEADER : REPORT_HEADER + row[0]].tolist(), int(row[1]), int(row[2]))
-            for row in report[: len(launched.requests)]
-        ]
+        started = time.perf_counter()
+        report, logprobs = np.asarray(launched.report), jax.tree.map(np.asarray, launched.logprobs)
+        self.waiting_seconds += time.perf_counter() - started
+        emitted = []
+        for row, (request, line) in enumerate(zip(launched.requests, report.tolist(), strict=False)):
+            tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
+            wanted = request.params.logprobs
+            entries = [] if logprobs is None or wanted is None else token_logprobs(logprobs, row, tokens, wanted)
+            emitted.append(Emitted(tokens, line[1], line[2], entries))
+        return emitted
+
+    def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
+        """About the tokens first_slot + 1, first_slot + 2, ... of the prompt, as far as the chunk goes."""
+        step, wanted = launched.prefill, launched.requests[0].params.prompt_logprobs
+        if step is None or wanted is None:
+            return []
+        following = step.request.prompt[step.first_slot + 1 : step.first_slot + step.size + 1]
+        return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, wanted)
 
 
-def padded(values: tuple[int, ...], width: int, filler: int) -> np.ndarray:
-    """One row [1, width] int32 that begins with the values.
+def token_logprobs(logprobs: Logprobs, row: int, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+    """One entry per token, from one row of arrays, each with the `count` likeliest tokens."""
+    entries = []
+    for index, token in enumerate(tokens):
+        ids, values = logprobs.top_ids[row, index, :count].tolist(), logprobs.top[row, index, :count].tolist()
+        entries.append(TokenLogprob(token, float(logprobs.chosen[row, index]), tuple(zip(ids, values, strict=True))))
+    return entries
 
-    In:  (5, 6), 4, -1
-    Out: [[5, 6, -1, -1]]
-    """
-    row = np.full((1, width), filler, np.int32)
-    row[0, : len(values)] = values
-    return row
+
+def cycle_options(config: EngineConfig) -> CycleOptions:
+    """What the configuration asks of every cycle."""
+    window = None if config.draft_window_size is None else DraftWindow(config.draft_window_size, config.draft_sink_size)
+    thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
+    return CycleOptions(window, thresholds)
 
 
 def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:

@@ -1,94 +1,253 @@
-"""Who is computed next: first come, first served. Plain Python, no JAX.
+"""Who is computed next. Plain Python, no JAX.
 
-A request is admitted when a state row is free and the pages of its whole life (prompt + max_tokens) are: so a running
-request can never run out, and its page table does not change while it runs.
+Requests are served in order of importance: larger priority first, then order of arrival. A waiting request is admitted when a
+row of the device state and the pages of its prompt are free; pages for its output are added cycle by cycle. When the pages run
+out, the least important admitted request is preempted: it gives up its row and pages and waits again, with its output so far as
+part of its prompt. So the most important request always advances, and everything ends.
+
+Pages change hands on the host the moment a plan is made. That is safe because the device runs programs in the order of their
+launch: whoever launched a program on a page earlier is done with it before the next holder's program starts.
 """
 
-from collections import deque
-from typing import NamedTuple
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.prefix_cache import HeldPages, PrefixCache
 from jaxspec.engine.request import Request, Status
+
+SMALLEST_CHUNK = 16
+"""Chunks are not split below this many tokens: a program's fixed cost would outweigh them."""
+
+
+class QueueFull(RuntimeError):
+    """Too many requests wait; try again later."""
 
 
 class PrefillStep(NamedTuple):
-    """A chunk of one prompt: tokens first_slot .. first_slot + size - 1."""
+    """A chunk: tokens first_slot .. first_slot + size - 1 of request.tokens."""
 
     request: Request
     first_slot: int
     size: int
+    cached: int
+    """Slots below this one hold committed keys already and are not written. It is first_slot, or first_slot + 1 where pages of
+    the prefix cache end: the token before is computed again, because the next one needs its feature."""
     is_last: bool
+    pages: list[int]
+    """The page table of this chunk. request.held may differ: what the chunk writes is published before it is launched, and
+    pages that someone else published first have been swapped for theirs, which must not be written."""
 
 
 class Plan(NamedTuple):
-    """What one engine step launches: at most one prefill chunk, then one cycle of all requests that run."""
+    """What one engine step launches: the prefills in this order, and one cycle."""
 
-    prefill: PrefillStep | None
+    admitted: list[Request]
+    """Their rows are set up before their first chunk."""
+    prefills: list[PrefillStep]
     cycle: list[Request]
+    preempted: list[Request]
 
 
 class Scheduler:
-    """Holds every unfinished request, in order of arrival."""
+    """Holds every unfinished request."""
 
-    def __init__(self, pages: PageAllocator, max_running_requests: int, prefill_chunk: int):
-        self.pages, self.prefill_chunk = pages, prefill_chunk
-        self.waiting: deque[Request] = deque()
+    def __init__(self, cache: PrefixCache, max_running_requests: int, prefill_chunk: int, max_waiting_requests: int | None = None):
+        """`prefill_chunk`: prompt tokens that one plan computes at most."""
+        self.cache, self.prefill_chunk, self.max_waiting_requests = cache, prefill_chunk, max_waiting_requests
+        self.waiting: list[Request] = []
+        """Most important first, like `admitted`."""
         self.admitted: list[Request] = []
         self._unfinished: dict[str, Request] = {}
+        self._new: set[Request] = set()
+        """Those of `waiting` that were never admitted."""
+        self._deadlines: list[Request] = []
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
+        self._smallest_chunk = max(1, min(SMALLEST_CHUNK, prefill_chunk // 2))
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.admitted)
+        return bool(self._unfinished)
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        """Queues a new request. Raises QueueFull if as many new ones wait as may, ValueError if all pages are too few for it."""
+        if self.max_waiting_requests is not None and len(self._new) >= self.max_waiting_requests:
+            raise QueueFull(
+                f"{len(self._new)} requests wait already and max_waiting_requests is {self.max_waiting_requests}: try again later"
+            )
+        pages = self.cache.pages
+        if (needed := pages.pages_for(request.most_tokens)) > pages.num_pages:
+            raise ValueError(f"prompt and max_tokens need {needed} pages of {pages.page_size} tokens; there are {pages.num_pages}")
         self._unfinished[request.id] = request
+        self._new.add(request)
+        insort(self.waiting, request, key=_importance)
+        if request.deadline < math.inf:
+            insort(self._deadlines, request, key=_deadline)
+
+    @property
+    def unfinished(self) -> list[Request]:
+        return list(self._unfinished.values())
 
     def find(self, request_id: str) -> Request | None:
         """The unfinished request with this id."""
         return self._unfinished.get(request_id)
 
-    def plan(self) -> Plan:
-        """What to launch now. Requests that become RUNNING with this prefill join the next plan's cycle."""
-        cycle = [request for request in self.admitted if request.wants_cycle]
-        return Plan(self._next_prefill(), cycle)
+    def expired(self, now: float) -> list[Request]:
+        """Unfinished requests whose deadline is not after `now` (seconds, on the clock of Request.deadline)."""
+        count = 0
+        while count < len(self._deadlines) and self._deadlines[count].deadline <= now:
+            count += 1
+        return self._deadlines[:count]
 
-    def _next_prefill(self) -> PrefillStep | None:
-        request = next((request for request in self.admitted if request.status is Status.PREFILLING), None) or self._admit()
-        if request is None:
-            return None
-        first = request.prefilled
-        size = min(self.prefill_chunk, len(request.prompt) - first)
-        request.prefilled += size
-        is_last = request.prefilled == len(request.prompt)
+    # One plan
+
+    def plan(self, tokens_per_cycle: int) -> Plan:
+        """What to launch now; a cycle emits up to `tokens_per_cycle` tokens per request. Requests whose last chunk is among the
+        prefills join the next plan's cycle."""
+        cycle, preempted = self._plan_cycle(tokens_per_cycle)
+        admitted: list[Request] = []
+        prefills = self._plan_prefills(self._prefill_line(admitted, tokens_per_cycle, may_admit=not preempted))
+        return Plan(admitted, prefills, cycle, preempted)
+
+    def _plan_cycle(self, tokens_per_cycle: int) -> tuple[list[Request], list[Request]]:
+        """The running requests that still get the pages of one more cycle, and those preempted for them."""
+        cycle: list[Request] = []
+        preempted: list[Request] = []
+        for request in [each for each in self.admitted if each.wants_cycle]:
+            slots = len(request.tokens) + request.in_flight_tokens + tokens_per_cycle
+            while request.status is Status.RUNNING and not self.cache.grow(request.held, min(slots, request.most_tokens)):
+                preempted.append(self.admitted[-1])  # never one that has its pages for this cycle: those are more important
+                self.preempt(self.admitted[-1])
+            if request.status is Status.RUNNING:
+                cycle.append(request)
+        return cycle, preempted
+
+    def _plan_prefills(self, line: Iterator[Request]) -> list[PrefillStep]:
+        """Deals out prefill_chunk tokens. Each request of the line takes what its prompt needs, at most half of what is left
+        while another one comes behind it, so that a short prompt never waits for the whole of a long one. Less than the smallest
+        chunk is neither left over by a half nor begun with.
+
+        In:  prefill_chunk 512, prompts of 1000, 20 and 1000 tokens
+        Out: chunks of 256, 20 and 236
+        """
+        steps: list[PrefillStep] = []
+        left, request = self.prefill_chunk, next(line, None)
+        while request is not None:
+            following, half = None, -(-left // 2)
+            if left >= 2 * self._smallest_chunk and len(request.tokens) - request.prefilled > half:
+                following = next(line, None)
+            steps.append(self._chunk(request, half if following else left))
+            left -= steps[-1].size
+            request = following or (next(line, None) if left >= self._smallest_chunk else None)
+        return steps
+
+    def _prefill_line(self, admitted: list[Request], tokens_per_cycle: int, may_admit: bool) -> Iterator[Request]:
+        """Requests that prefill, and waiting ones as they are admitted, most important first. Waiting ones don't overtake each
+        other: the first that can't be admitted ends admission."""
+        for request in [each for each in self.admitted if each.status is Status.PREFILLING]:
+            while may_admit and self.waiting and _importance(self.waiting[0]) < _importance(request):
+                may_admit = self._admit(admitted, tokens_per_cycle)
+                if may_admit:
+                    yield admitted[-1]
+            yield request
+        while may_admit and self.waiting and self._admit(admitted, tokens_per_cycle):
+            yield admitted[-1]
+
+    def _admit(self, admitted: list[Request], tokens_per_cycle: int) -> bool:
+        """Gives the first waiting request a row and the pages of its tokens and first cycle, and adds it to `admitted`. False if
+        it must wait on: for a row, for results that are still to be read, or for pages. Enough of those must be left for two
+        cycles of every other request, or the next cycle might already preempt one."""
+        request = self.waiting[0]
+        if not self._free_rows or request.in_flight > 0:
+            return False
+        held = HeldPages() if request.params.prompt_logprobs is not None else self.cache.match(request.tokens)
+        slots = min(len(request.tokens) + tokens_per_cycle, request.most_tokens)
+        pages = self.cache.pages
+        needed = pages.pages_for(slots) - len(held.pages) + len(self.admitted) * pages.pages_for(2 * tokens_per_cycle)
+        if self.cache.available < needed or not self.cache.grow(held, slots):
+            self.cache.release(held)
+            return False
+        del self.waiting[0]
+        request.held, request.row, request.status = held, self._free_rows.pop(), Status.PREFILLING
+        insort(self.admitted, request, key=_importance)
+        admitted.append(request)
+        return True
+
+    def _chunk(self, request: Request, limit: int) -> PrefillStep:
+        """The next `limit` tokens of the request's prefill, or fewer if it ends before. Where the prefix cache reaches further
+        than its own chunks did (admitted just now, or someone else was faster), it goes on from there."""
+        first = cached = request.prefilled
+        if request.params.prompt_logprobs is None:
+            self.cache.catch_up(request.held, request.tokens)
+            reach = len(request.held.nodes) * self.cache.pages.page_size
+            if reach > cached:
+                first, cached = reach - 1, reach
+        if request in self._new:
+            self._new.remove(request)
+            if request.params.prompt_logprobs is None and self.cache.enabled:
+                self.cache.count_query(len(request.tokens), cached)
+            request.cached_tokens = cached
+        size = min(limit, len(request.tokens) - first)
+        request.prefilled = first + size
+        is_last = request.prefilled == len(request.tokens)
         if is_last:
             request.status = Status.RUNNING
-        return PrefillStep(request, first, size, is_last)
+        step = PrefillStep(request, first, size, cached, is_last, list(request.held.pages))
+        self.cache.publish(request.held, request.tokens, request.prefilled)
+        return step
 
-    def _admit(self) -> Request | None:
-        """Gives the first waiting request a row and pages, if there are enough of both."""
-        if not self.waiting or not self._free_rows:
-            return None
-        request = self.waiting[0]
-        pages = self.pages.allocate(self.pages.pages_for(len(request.prompt) + request.params.max_tokens))
-        if pages is None:
-            return None
-        self.waiting.popleft()
-        request.pages, request.row, request.status = pages, self._free_rows.pop(), Status.PREFILLING
-        self.admitted.append(request)
-        return request
+    # Out again
+
+    def preempt(self, request: Request) -> None:
+        """Takes row and pages from an admitted request, which waits for its turn again; others may use what it committed. Results
+        of its launched programs may still be read, and even finish it."""
+        committed = request.prefilled
+        if request.status is Status.RUNNING:
+            # What was read is committed except the newest token, the root of the next tree. The head lacks what was postponed.
+            committed = max(committed, len(request.tokens) - 1 - request.postponed)
+        self.cache.publish(request.held, request.tokens, committed)
+        self.cache.release(request.held)
+        _remove(self.admitted, request, _importance)
+        self._free_rows.append(request.row)
+        request.row, request.prefilled, request.status = -1, 0, Status.WAITING
+        insort(self.waiting, request, key=_importance)
+
+    def lose_device_state(self) -> list[Request]:
+        """Forgets the prefix cache and preempts all admitted requests, as the keys of both are gone. Returns these requests."""
+        self.cache.flush()  # first: what requests computed before it is never published
+        lost = list(self.admitted)
+        for request in lost:
+            self.preempt(request)
+        return lost
 
     def finish(self, request: Request) -> None:
-        """Takes a request out, wherever it is; its row and pages are free for the next launch."""
+        """Takes a request out, wherever it is; its row and pages are free for the next launch. Raises IntegrityError if it was the
+        last one and pages are missing."""
         del self._unfinished[request.id]
-        if request.status is Status.WAITING:
-            self.waiting.remove(request)
-        else:
-            self.admitted.remove(request)
-            self._free_rows.append(request.row)
-            self.pages.release(request.pages)
-            request.pages = []
+        if request.deadline < math.inf:
+            _remove(self._deadlines, request, _deadline)
+        if request.status is not Status.WAITING:
+            self.preempt(request)
+        _remove(self.waiting, request, _importance)
+        self._new.discard(request)
         request.status = Status.FINISHED
         if not self.has_work:
-            self.pages.check_idle()
+            self.cache.check([])
+
+
+def _importance(request: Request) -> tuple[int, int]:
+    """Sorts the most important request first."""
+    return -request.priority, request.arrival
+
+
+def _deadline(request: Request) -> float:
+    return request.deadline
+
+
+def _remove(line: list[Request], request: Request, key: Callable[[Request], Any]) -> None:
+    """Takes the request out of a line that is sorted by `key`, which others may share."""
+    index = bisect_left(line, key(request), key=key)
+    while line[index] is not request:
+        index += 1
+    del line[index]

@@ -7,15 +7,40 @@ from dataclasses import dataclass
 class EngineStats:
     """Counters are totals since the start: take differences for rates."""
 
-    running: int
+    running: int = 0
     """Admitted requests: prefilling or decoding."""
-    waiting: int
-    used_pages: int
-    total_pages: int
-    page_size: int
-    prefilled_tokens: int
-    generated_tokens: int
-    verify_count: int
+    waiting: int = 0
+    """Including preempted ones."""
+    used_pages: int = 0
+    """Held by requests; shared pages count once."""
+    cached_pages: int = 0
+    """Held by the prefix cache alone: evicted when requests need them."""
+    total_pages: int = 0
+    page_size: int = 1
+    prefilled_tokens: int = 0
+    """Computed by prefill; what the prefix cache spared is not among them."""
+    prefix_queried_tokens: int = 0
+    """Tokens that were looked up in the prefix cache."""
+    prefix_hit_tokens: int = 0
+    """Those that were found."""
+    generated_tokens: int = 0
+    verify_count: int = 0
     """Verifications, counted per request."""
-    verified_tokens: int
+    verified_tokens: int = 0
     """Tokens that verifications emitted: verified_tokens / verify_count is the accept length."""
+    preemptions: int = 0
+    cycles: int = 0
+    """Cycles, one per batch."""
+    failed_steps: int = 0
+    """Failed steps in a row; 0 as soon as one succeeds."""
+    step_seconds: float = 0.0
+    """Time inside Engine.step."""
+    waiting_seconds: float = 0.0
+    """The part of it that waited for the device."""
+    launching_seconds: float = 0.0
+    """The part of it that handed programs to the device; a CPU computes part of them meanwhile."""
+
+    @property
+    def host_seconds(self) -> float:
+        """What the engine itself took: scheduling, pages, reading results, text. Divide by cycles for the host's share of one."""
+        return self.step_seconds - self.waiting_seconds - self.launching_seconds

@@ -4,95 +4,119 @@ This is the whole algorithm. Plain decoding is the same cycle with an empty tree
 a cycle is one compiled program; docs/structure.md follows one token through it.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
-from jaxspec.models.head import DraftHead
-from jaxspec.models.llama import Llama
-from jaxspec.sampling import SamplingKind
-from jaxspec.spec.commit import commit, extend
+from jaxspec.sampling import Logprobs, logprobs_of, no_logprobs
+from jaxspec.sampling_params import MAX_LOGPROBS
+from jaxspec.spec.commit import commit
 from jaxspec.spec.draft import draft
-from jaxspec.spec.state import Caches, Sequences, put, take
+from jaxspec.spec.draft_window import DraftWindow
+from jaxspec.spec.extend import extend
+from jaxspec.spec.lossy import Thresholds
+from jaxspec.spec.state import Sequences, State, put, take
+from jaxspec.spec.step import Models, Step, last, write_history
 from jaxspec.spec.tree import Tree, build_tree, root_only
-from jaxspec.spec.verify import RUNNING, Accepted, accept, verify
-from jaxspec.typing import Array, Int
-
-REPORT_HEADER = 3
-"""Columns of a report before its tokens: emitted tokens, accepted drafts, finish code."""
+from jaxspec.spec.verify import RUNNING, Accepted, Verified, accept, report, verify
+from jaxspec.typing import Array, Bool, Int, KeysValues
 
 
-class Models(NamedTuple):
-    """The target, its draft head (None: plain decoding only) and which residual streams of the target the head reads."""
+@dataclass(frozen=True)
+class CycleOptions:
+    """What is the same for all cycles of an engine."""
 
-    target: Llama
-    head: DraftHead | None
-    capture: tuple[int, ...]
+    window: DraftWindow | None = None
+    """What of its cache the head sees; None: all."""
+    thresholds: Thresholds | None = None
+    """Accept drafts that the target would not have chosen. None, the default, is lossless."""
 
 
-class Step(NamedTuple):
-    """What a program returns: the new device state, and the one small array that the host reads."""
-
-    caches: Caches
-    sequences: Sequences
-    report: Int[Array, "b columns"]
+LOSSLESS = CycleOptions()
 
 
 def cycle(
     models: Models,
-    caches: Caches,
-    sequences: Sequences,
+    state: State,
     rows: Int[Array, " b"],
     page_table: Int[Array, "b p"],
     *,
     spec: SpecConfig,
-    kind: SamplingKind,
+    options: CycleOptions = LOSSLESS,
 ) -> Step:
-    """Advances the sequences in the given state rows by 1 .. num_steps + 1 tokens each."""
-    now = take(sequences, rows)
-    tree = draft_tree(models, caches, now, page_table, spec)
-    verified = verify(models.target, caches.target, page_table, now, tree, models.capture, kind)
-    accepted = accept(tree, verified.wanted, now, spec.num_steps)
+    """Advances the sequences in the given state rows by 1 .. num_steps + 1 tokens each.
+
+    Before a cycle with a tree nothing may be postponed (extend.catch_up).
+    """
+    now, settings = take(state.sequences, rows), take(state.settings, rows)
+    tree = draft_tree(models, state.caches.draft, now, page_table, spec, options.window)
+    verified = verify(models, state, rows, page_table, now, settings, tree, options.thresholds)
+    accepted = accept(tree, verified.wanted, now, settings.stop_tokens, spec.num_steps)
 
     steps = jnp.arange(spec.num_steps + 1, dtype=jnp.int32)
     write = steps < accepted.emitted[:, None]
     slots = now.length[:, None] + steps
-    target_cache = commit(caches.target, verified.window, page_table, accepted.path, slots, write)
-    draft_cache, draft_hidden = caches.draft, now.draft_hidden
-    if models.head is not None:
-        features = jnp.take_along_axis(verified.features, accepted.path[:, :, None], 1)
-        draft_cache, hidden = extend(
-            models.head, models.target, caches.draft, page_table, features, accepted.tokens, now.length + 1, write
-        )
-        draft_hidden = last(hidden, accepted.emitted)
-
+    target_cache = commit(state.caches.target, verified.window, page_table, accepted.path, slots, write)
     after = now._replace(
         length=now.length + accepted.emitted,
         root=jnp.where(accepted.emitted > 0, last(accepted.tokens, accepted.emitted), now.root),
-        draft_hidden=draft_hidden,
         remaining=now.remaining - accepted.emitted,
         done=now.done | (accepted.finish != RUNNING),
     )
-    return Step(Caches(target_cache, draft_cache), put(sequences, rows, after), report(accepted))
+    state = state._replace(
+        caches=state.caches._replace(target=target_cache),
+        history=write_history(state.history, rows, now.length + 1, accepted.tokens, accepted.emitted),
+    )
+    if models.head is not None and spec.num_steps == 0:
+        state, after = postpone(state, rows, verified, now, after)
+    elif models.head is not None:
+        features = jnp.take_along_axis(verified.features, accepted.path[:, :, None], 1)
+        begin = now.length + 1
+        draft_cache, hidden = extend(
+            models.head, models.target, state.caches.draft, page_table, features, accepted.tokens, begin, begin, write,
+            options.window,
+        )  # fmt: skip
+        after = after._replace(draft_hidden=jnp.where(write[:, :1], last(hidden, accepted.emitted), now.draft_hidden))
+        state = state._replace(caches=state.caches._replace(draft=draft_cache))
+    wants_logprobs = settings.wants_logprobs & ~now.done
+    return Step(
+        state._replace(sequences=put(state.sequences, rows, after)), report(accepted), logprobs(verified, accepted, wants_logprobs)
+    )
 
 
-def draft_tree(models: Models, caches: Caches, now: Sequences, page_table: Int[Array, "b p"], spec: SpecConfig) -> Tree:
+def draft_tree(
+    models: Models,
+    draft_cache: tuple[KeysValues, ...],
+    now: Sequences,
+    page_table: Int[Array, "b p"],
+    spec: SpecConfig,
+    window: DraftWindow | None,
+) -> Tree:
     """The head's best tree below each root, or the root alone for plain decoding."""
     if spec.num_steps == 0:
         return root_only(now.root)
     assert models.head is not None, "the engine refuses a tree without a head"
-    candidates = draft(models.head, models.target, caches.draft, page_table, now.length, now.draft_hidden, spec)
+    candidates = draft(models.head, models.target, draft_cache, page_table, now.length, now.draft_hidden, spec, window)
     return build_tree(now.root, candidates, spec.num_draft_tokens, spec.num_steps)
 
 
-def last(values: Array, count: Int[Array, " b"]) -> Array:
-    """values[b, count[b] - 1] of every sequence; entry 0 where count is 0."""
-    index = jnp.maximum(count - 1, 0).reshape(-1, *(1,) * (values.ndim - 1))
-    return jnp.take_along_axis(values, index, 1)[:, 0]
+def postpone(state: State, rows: Int[Array, " b"], verified: Verified, now: Sequences, after: Sequences) -> tuple[State, Sequences]:
+    """A plain cycle only keeps what the head will need (extend.catch_up), so that it costs no more than without a head."""
+    emitted = after.length - now.length  # 0 or 1
+    place = jnp.where(emitted > 0, now.postponed, state.postponed.shape[1])
+    features = state.postponed.at[rows, place].set(verified.features[:, 0], mode="drop")
+    return state._replace(postponed=features), after._replace(postponed=now.postponed + emitted)
 
 
-def report(accepted: Accepted) -> Int[Array, "b columns"]:
-    """Emitted tokens, accepted drafts, finish code, then the tokens: all that the host needs of a cycle."""
-    header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1)
-    return jnp.concatenate([header, accepted.tokens], 1)
+def logprobs(verified: Verified, accepted: Accepted, wanted: Bool[Array, " b"]) -> Logprobs:
+    """Of the emitted tokens; computed only if a request of the batch wants them."""
+    batch, width = accepted.tokens.shape
+    count = min(MAX_LOGPROBS, verified.logits.shape[-1])
+
+    def compute() -> Logprobs:
+        at_path = jnp.take_along_axis(verified.logits, accepted.path[:, :, None], 1)
+        return logprobs_of(at_path, accepted.tokens, count)
+
+    return jax.lax.cond(jnp.any(wanted), compute, lambda: no_logprobs(batch, width, count))

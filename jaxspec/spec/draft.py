@@ -9,6 +9,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import Rows
 from jaxspec.models.llama import Llama
+from jaxspec.spec.draft_window import DraftWindow, visible
 from jaxspec.spec.tree import Candidates
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
@@ -35,6 +36,7 @@ def draft(
     length: Int[Array, " b"],
     draft_hidden: Float[Array, "b h"],
     spec: SpecConfig,
+    window: DraftWindow | None = None,
 ) -> Candidates:
     """num_steps levels of candidates below the root; the head runs num_steps - 1 times, on topk rows.
 
@@ -51,15 +53,16 @@ def draft(
         jnp.broadcast_to(draft_hidden[:, None], (batch, k, draft_hidden.shape[-1])),
         jnp.zeros((batch, k, 0), bool),
     )
-    window = None
+    earlier = None
+    seen = visible(page_table, length + 1, cache[0].k.shape[1], window)
     for level in range(1, spec.num_steps):
-        # A row sees the head's whole cache, its ancestors in the window, and itself.
+        # A row sees the head's cache, its ancestors in the window, and itself.
         mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch, k, k))], 2)
         # A pair's position is its slot - 1: the row at depth `level` stands for slot length + level.
         positions = jnp.broadcast_to((length + level - 1)[:, None], (batch, k))
-        rows = Rows(positions, page_table, jnp.ones_like(length), length + 1, mask)
-        out = head(head.embed(beam.tokens, target), beam.hidden, rows, cache, window)
-        window = out.window
+        rows = Rows(positions, *seen, mask)
+        out = head(head.embed(beam.tokens, target), beam.hidden, rows, cache, earlier)
+        earlier = out.window
         children, beam = grow(head, target, beam, out.hidden, mask, first_flat=k + (level - 1) * k * k)
         levels.append(children)
     return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True)))

@@ -6,16 +6,24 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.layers import Rows
-from jaxspec.sampling import SamplingKind, choose
-from jaxspec.spec.commit import commit, extend
-from jaxspec.spec.cycle import Models, Step, last, report
-from jaxspec.spec.state import Caches, Sequences, put, take
-from jaxspec.spec.verify import RUNNING, Accepted, cut
-from jaxspec.typing import Array, Bool, Float, Int, UInt
+from jaxspec.models.llama import Llama
+from jaxspec.sampling import Logprobs, choose, logprobs_of, no_logprobs
+from jaxspec.sampling_params import MAX_LOGPROBS
+from jaxspec.spec.adjust import adjusted, prompt_context
+from jaxspec.spec.commit import commit
+from jaxspec.spec.cycle import LOSSLESS, CycleOptions
+from jaxspec.spec.extend import extend
+from jaxspec.spec.state import State, put, take
+from jaxspec.spec.step import Models, Step, last, write_history
+from jaxspec.spec.verify import RUNNING, Accepted, cut, report
+from jaxspec.typing import Array, Bool, Float, Int
+
+LOGPROB_BLOCK = 16
+"""Rows of a chunk whose logits exist at the same time, if log probabilities of the prompt are wanted."""
 
 
 class Chunk(NamedTuple):
-    """Prompt tokens first_slot .. first_slot + size - 1 of one request, and what its state row needs to know."""
+    """Tokens first_slot .. first_slot + size - 1 of requests that were admitted before."""
 
     row: Int[Array, " b"]
     page_table: Int[Array, "b p"]
@@ -23,44 +31,54 @@ class Chunk(NamedTuple):
     """Padded behind `size`; what the padding holds does not matter."""
     first_slot: Int[Array, " b"]
     size: Int[Array, " b"]
+    cached: Int[Array, " b"]
+    """Slots below it are committed: first_slot, or first_slot + 1 behind a prefix hit, where the last cached token is computed
+    again only because the head needs its feature for the pair of the next slot."""
     is_last: Bool[Array, " b"]
-    """The prompt ends with this chunk."""
-    temperature: Float[Array, " b"]
-    seed: UInt[Array, "b 2"]
-    max_tokens: Int[Array, " b"]
-    stop_tokens: Int[Array, "b t"]
+    """The sequence ends with this chunk."""
 
 
 @jax.named_scope("prefill")
-def prefill(models: Models, caches: Caches, sequences: Sequences, chunk: Chunk, *, kind: SamplingKind) -> Step:
+def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions = LOSSLESS) -> Step:
     """Commits the chunk to both caches. After the last chunk the target holds slots 0 .. L-1 and the head 1 .. L."""
     batch, width = chunk.tokens.shape
     steps = jnp.arange(width, dtype=jnp.int32)
     positions = chunk.first_slot[:, None] + steps
     causal = jnp.broadcast_to(steps[:, None] >= steps, (batch, width, width))
     rows = Rows(positions, chunk.page_table, jnp.zeros_like(chunk.first_slot), chunk.first_slot, causal)
-    out = models.target(chunk.tokens, rows, caches.target, models.capture)
+    out = models.target(chunk.tokens, rows, state.caches.target, models.capture)
     path = jnp.broadcast_to(steps, (batch, width))
     in_prompt = steps < chunk.size[:, None]
-    target_cache = commit(caches.target, out.window, chunk.page_table, path, positions, in_prompt)
+    write = in_prompt & (positions >= chunk.cached[:, None])
+    target_cache = commit(state.caches.target, out.window, chunk.page_table, path, positions, write)
 
+    before, settings = take(state.sequences, chunk.row), take(state.settings, chunk.row)
     length = chunk.first_slot + chunk.size
     logits = models.target.logits(last(out.hidden, chunk.size)[:, None])
-    root = choose(logits, length[:, None], chunk.temperature, chunk.seed, kind)
-    before = take(sequences, chunk.row)._replace(remaining=chunk.max_tokens, stop_tokens=chunk.stop_tokens, done=~chunk.is_last)
-    emitted, finish = cut(root, jnp.ones_like(chunk.size), before)
 
-    draft_cache, draft_hidden = caches.draft, before.draft_hidden
+    def adjust(logits: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
+        context = prompt_context(state.history[chunk.row], length)
+        return adjusted(logits, length[:, None], context, settings, state.bias[chunk.row])
+
+    root = choose(logits, length[:, None], settings, chunk.is_last, adjust)
+    starting = before._replace(done=~chunk.is_last)
+    emitted, finish = cut(root, jnp.ones_like(chunk.size), starting, settings.stop_tokens)
+
+    draft_cache, draft_hidden = state.caches.draft, before.draft_hidden
     if models.head is not None:
         # Pair j of the chunk is (feature of the position before, token): the feature carried over, then the chunk's own.
-        carried = jnp.where(chunk.first_slot[:, None] == 0, 0, before.feature)  # a first chunk finds the row's last user's
+        # A first chunk finds the one of the row's last user.
+        is_first = (chunk.first_slot == 0) | (chunk.cached > chunk.first_slot)
+        carried = jnp.where(is_first[:, None], 0, before.feature)
         features = jnp.concatenate([carried[:, None], out.features], 1)
         at_root = jnp.arange(width + 1) == chunk.size[:, None]
         tokens = jnp.where(at_root, root, jnp.pad(chunk.tokens, ((0, 0), (0, 1))))
         write = jnp.pad(in_prompt, ((0, 0), (0, 1))) | (at_root & chunk.is_last[:, None])
+        begin = jnp.maximum(chunk.cached, 1)  # slot 0 has no pair
         draft_cache, hidden = extend(
-            models.head, models.target, caches.draft, chunk.page_table, features, tokens, chunk.first_slot, write
-        )
+            models.head, models.target, draft_cache, chunk.page_table, features, tokens, chunk.first_slot, begin, write,
+            options.window,
+        )  # fmt: skip
         draft_hidden = last(hidden, chunk.size + 1)
 
     after = before._replace(
@@ -68,10 +86,37 @@ def prefill(models: Models, caches: Caches, sequences: Sequences, chunk: Chunk, 
         root=root[:, 0],
         draft_hidden=draft_hidden,
         feature=last(out.features, chunk.size),
-        temperature=chunk.temperature,
-        seed=chunk.seed,
-        remaining=chunk.max_tokens - emitted,
+        postponed=jnp.zeros_like(length),
+        remaining=before.remaining - emitted,
         done=~chunk.is_last | (finish != RUNNING),
     )
+    state = state._replace(
+        caches=state.caches._replace(target=target_cache, draft=draft_cache),
+        sequences=put(state.sequences, chunk.row, after),
+        history=write_history(state.history, chunk.row, length, root, emitted),
+    )
     sampled = Accepted(path=root, tokens=root, accepted=jnp.zeros_like(emitted), emitted=emitted, finish=finish)
-    return Step(Caches(target_cache, draft_cache), put(sequences, chunk.row, after), report(sampled))
+    count = min(MAX_LOGPROBS, logits.shape[-1])
+    of_root = jax.lax.cond(
+        jnp.any(settings.wants_logprobs), lambda: logprobs_of(logits, root, count), lambda: no_logprobs(batch, 1, count)
+    )
+    following = jnp.take_along_axis(state.history[chunk.row], jnp.minimum(positions + 1, state.history.shape[1] - 1), 1)
+    of_prompt = jax.lax.cond(
+        jnp.any(settings.wants_prompt_logprobs),
+        lambda: prompt_logprobs(models.target, out.hidden, following, count),
+        lambda: no_logprobs(batch, width, count),
+    )
+    return Step(state, report(sampled), of_root, of_prompt)
+
+
+def prompt_logprobs(target: Llama, hidden: Float[Array, "b w h"], following: Int[Array, "b w"], count: int) -> Logprobs:
+    """Of the token behind each row, block by block: logits of all rows at once could be gigabytes."""
+    batch, width = following.shape
+    blocks = -(-width // LOGPROB_BLOCK)
+    room = blocks * LOGPROB_BLOCK - width
+    hidden = jnp.pad(hidden, ((0, 0), (0, room), (0, 0))).reshape(batch, blocks, LOGPROB_BLOCK, -1)
+    following = jnp.pad(following, ((0, 0), (0, room))).reshape(batch, blocks, LOGPROB_BLOCK)
+    found = jax.lax.map(
+        lambda block: logprobs_of(target.logits(block[0]), block[1], count), (hidden.swapaxes(0, 1), following.swapaxes(0, 1))
+    )
+    return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(batch, -1, *part.shape[3:])[:, :width], found)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
+from jaxspec.sampling import SamplingKind, Settings
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 MAX_STOP_TOKENS = 16
 """Stop tokens per request that the device checks, end-of-sequence tokens included."""
@@ -22,25 +23,50 @@ class Caches(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """The state of r sequences. It does not depend on the tree, so the next cycle may use another one."""
+    """What changes from cycle to cycle, of r sequences. It does not depend on the tree, so the next cycle may use another one."""
 
     length: Int[Array, " r"]
-    """Committed target slots: tokens 0 .. length - 1 are in the target's pages, 1 .. length in the head's."""
+    """Committed target slots: tokens 0 .. length - 1 are in the target's pages, 1 .. length - postponed in the head's."""
     root: Int[Array, " r"]
     """The newest token, at position `length`; not yet in the target's pages."""
     draft_hidden: Float[Array, "r h"]
-    """The head's output at slot `length`; the next draft starts here."""
+    """The head's output at its last slot; with nothing postponed, that is slot `length`, where the next draft starts."""
     feature: Float[Array, "r f"]
     """The target's feature of the last prefilled position, carried from chunk to chunk."""
-    temperature: Float[Array, " r"]
-    """0: greedy."""
-    seed: UInt[Array, "r 2"]
+    postponed: Int[Array, " r"]
+    """Newest slots that the head was not extended by yet: plain cycles leave that for later (extend.py)."""
     remaining: Int[Array, " r"]
     """Tokens that may still be emitted."""
-    stop_tokens: Int[Array, "r t"]
-    """Token ids that end the sequence; unused entries are -1."""
     done: Bool[Array, " r"]
-    """The sequence has ended (or the row is free): cycles emit and write nothing for it."""
+    """The sequence has ended (or the row is free, or prefilling): cycles emit and write nothing for it."""
+
+
+class Sizes(NamedTuple):
+    """What the shapes of the state depend on."""
+
+    hidden: int
+    """Of the head; of the target without one."""
+    feature: int
+    vocab: int
+    max_length: int
+    """Tokens of the longest sequence."""
+    postpone: int
+    """Slots by which a head may lag behind."""
+
+
+class State(NamedTuple):
+    """Everything on the device that programs change; they take it, update it in place and return it."""
+
+    caches: Caches
+    sequences: Sequences
+    settings: Settings
+    """What was asked for, by row: set when a request is admitted."""
+    history: Int[Array, "r t"]
+    """Tokens by position, prompt and output, up to and with the root."""
+    bias: Float[Array, "r v"]
+    """Added to the logits: logit_bias, and -inf for tokens that must not be drawn. Rows of other kinds than ADJUSTED are stale."""
+    postponed: Float[Array, "r steps f"]
+    """The target's features of the newest positions, as many as Sequences.postponed says."""
 
 
 def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DTypeLike) -> Sequences:
@@ -50,19 +76,57 @@ def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DType
         root=jnp.zeros(rows, jnp.int32),
         draft_hidden=jnp.zeros((rows, hidden_size), dtype),
         feature=jnp.zeros((rows, feature_size), dtype),
-        temperature=jnp.zeros(rows, jnp.float32),
-        seed=jnp.zeros((rows, 2), jnp.uint32),
+        postponed=jnp.zeros(rows, jnp.int32),
         remaining=jnp.zeros(rows, jnp.int32),
-        stop_tokens=jnp.full((rows, MAX_STOP_TOKENS), -1, jnp.int32),
         done=jnp.ones(rows, bool),
     )
 
 
-def take(sequences: Sequences, rows: Int[Array, " b"]) -> Sequences:
-    """The state of the batch's sequences."""
-    return jax.tree.map(lambda field: field[rows], sequences)
+def greedy_settings(rows: int) -> Settings:
+    """Greedy decoding without stop tokens."""
 
 
-def put(sequences: Sequences, rows: Int[Array, " b"], batch: Sequences) -> Sequences:
-    """The state with the batch's rows replaced."""
-    return jax.tree.map(lambda field, new: field.at[rows].set(new), sequences, batch)
+    def number(value: int) -> Array:  # a new array each time: donated arrays must differ
+        return jnp.full(rows, value, jnp.float32)
+
+    def whole(value: int) -> Array:
+        return jnp.full(rows, value, jnp.int32)
+
+    return Settings(
+        kind=whole(SamplingKind.GREEDY),
+        temperature=number(0),
+        seed=jnp.zeros((rows, 2), jnp.uint32),
+        top_k=whole(jnp.iinfo(jnp.int32).max),
+        top_p=number(1),
+        min_p=number(0),
+        repetition_penalty=number(1),
+        frequency_penalty=number(0),
+        presence_penalty=number(0),
+        prompt_length=whole(0),
+        min_length=whole(0),
+        stop_tokens=jnp.full((rows, MAX_STOP_TOKENS), -1, jnp.int32),
+        wants_logprobs=jnp.zeros(rows, bool),
+        wants_prompt_logprobs=jnp.zeros(rows, bool),
+    )
+
+
+def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> State:
+    """Free rows over these caches."""
+    return State(
+        caches=caches,
+        sequences=empty_sequences(rows, sizes.hidden, sizes.feature, dtype),
+        settings=greedy_settings(rows),
+        history=jnp.zeros((rows, sizes.max_length), jnp.int32),
+        bias=jnp.zeros((rows, sizes.vocab), jnp.float32),
+        postponed=jnp.zeros((rows, sizes.postpone, sizes.feature), dtype),
+    )
+
+
+def take[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"]) -> Table:
+    """The rows of the batch's sequences."""
+    return jax.tree.map(lambda field: field[rows], table)
+
+
+def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], batch: Table) -> Table:
+    """The table with the batch's rows replaced."""
+    return jax.tree.map(lambda field, new: field.at[rows].set(new), table, batch)

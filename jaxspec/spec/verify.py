@@ -6,13 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.layers import Rows
-from jaxspec.models.llama import Llama
-from jaxspec.sampling import SamplingKind, choose
-from jaxspec.spec.state import Sequences
+from jaxspec.sampling import SamplingKind, Settings, choose
+from jaxspec.spec.adjust import adjusted, tree_context
+from jaxspec.spec.lossy import Thresholds, leaning
+from jaxspec.spec.state import Sequences, State
+from jaxspec.spec.step import Models
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # why a sequence ended, as the host reads it
+REPORT_HEADER = 3
+"""Columns of a report before its tokens: emitted tokens, accepted drafts, finish code."""
 
 
 class Verified(NamedTuple):
@@ -20,6 +24,8 @@ class Verified(NamedTuple):
 
     wanted: Int[Array, "b n"]
     """The target's own token after each node."""
+    logits: Float[Array, "b n v"]
+    """Unchanged: before penalties, bias and temperature."""
     features: Float[Array, "b n f"]
     window: tuple[KeysValues, ...]
 
@@ -41,24 +47,37 @@ class Accepted(NamedTuple):
 
 @jax.named_scope("verify")
 def verify(
-    target: Llama,
-    cache: tuple[KeysValues, ...],
+    models: Models,
+    state: State,
+    rows: Int[Array, " b"],
     page_table: Int[Array, "b p"],
-    sequences: Sequences,
+    now: Sequences,
+    settings: Settings,
     tree: Tree,
-    capture: tuple[int, ...],
-    kind: SamplingKind,
+    thresholds: Thresholds | None = None,
 ) -> Verified:
     """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each."""
-    positions = sequences.length[:, None] + tree.depth
-    rows = Rows(positions, page_table, jnp.zeros_like(sequences.length), sequences.length, tree.mask)
-    out = target(tree.tokens, rows, cache, capture)
-    wanted = choose(target.logits(out.hidden), positions + 1, sequences.temperature, sequences.seed, kind)
-    return Verified(wanted, out.features, out.window)
+    positions = now.length[:, None] + tree.depth
+    window = Rows(positions, page_table, jnp.zeros_like(now.length), now.length, tree.mask)
+    out = models.target(tree.tokens, window, state.caches.target, models.capture)
+    logits = models.target.logits(out.hidden)
+
+    def adjust(logits: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
+        context = tree_context(state.history[rows], now.length, tree)
+        return adjusted(logits, positions + 1, context, settings, state.bias[rows])
+
+    if thresholds is None:
+        wanted = choose(logits, positions + 1, settings, ~now.done, adjust)
+    else:
+        needs = jnp.any(~now.done & (settings.kind == SamplingKind.ADJUSTED))
+        wanted = leaning(jax.lax.cond(needs, adjust, lambda same: same, logits), positions + 1, settings, tree, thresholds)
+    return Verified(wanted, logits, out.features, out.window)
 
 
 @jax.named_scope("accept")
-def accept(tree: Tree, wanted: Int[Array, "b n"], sequences: Sequences, num_steps: int) -> Accepted:
+def accept(
+    tree: Tree, wanted: Int[Array, "b n"], sequences: Sequences, stop_tokens: Int[Array, "b stops"], num_steps: int
+) -> Accepted:
     """Walks from the root while the target's token is a child; cuts at stop tokens and at the token budget.
 
     A node is on the walk if it and all its ancestors are what the target wanted after their parents. Siblings hold
@@ -71,11 +90,13 @@ def accept(tree: Tree, wanted: Int[Array, "b n"], sequences: Sequences, num_step
     steps = jnp.arange(num_steps + 1)
     path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
     tokens = jnp.take_along_axis(wanted, path, 1)
-    emitted, finish = cut(tokens, accepted + 1, sequences)
+    emitted, finish = cut(tokens, accepted + 1, sequences, stop_tokens)
     return Accepted(path, tokens, accepted, emitted, finish)
 
 
-def cut(tokens: Int[Array, "b j"], available: Int[Array, " b"], sequences: Sequences) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
+def cut(
+    tokens: Int[Array, "b j"], available: Int[Array, " b"], sequences: Sequences, stop_tokens: Int[Array, "b stops"]
+) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
     """How many of the first `available` tokens are emitted, and why the sequence ends, if it does. A stop token is emitted.
 
     In:  tokens [[5, 2, 9]], available [3], stop token 2, remaining 10
@@ -83,9 +104,15 @@ def cut(tokens: Int[Array, "b j"], available: Int[Array, " b"], sequences: Seque
     """
     steps = jnp.arange(tokens.shape[1])
     allowed = steps < jnp.minimum(available, sequences.remaining)[:, None]
-    stops = allowed & jnp.any(tokens[:, :, None] == sequences.stop_tokens[:, None, :], -1)
+    stops = allowed & jnp.any(tokens[:, :, None] == stop_tokens[:, None, :], -1)
     stopped = jnp.any(stops, -1)
     emitted = jnp.where(stopped, jnp.argmax(stops, -1) + 1, jnp.sum(allowed, -1))
     emitted = jnp.where(sequences.done, 0, emitted).astype(jnp.int32)
     ended = jnp.where(stopped, STOPPED, jnp.where(emitted >= sequences.remaining, OUT_OF_BUDGET, RUNNING))
     return emitted, jnp.where(sequences.done, RUNNING, ended).astype(jnp.int32)
+
+
+def report(accepted: Accepted) -> Int[Array, "b columns"]:
+    """Emitted tokens, accepted drafts, finish code, then the tokens: all that the host needs of a cycle."""
+    header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1)
+    return jnp.concatenate([header, accepted.tokens], 1)

@@ -1,5 +1,7 @@
 """Stops, budgets, aborts, admission, and what the compiled programs must not do."""
 
+import logging
+
 import jax
 import pytest
 
@@ -100,18 +102,22 @@ def test_abort_at_any_moment_frees_everything_and_disturbs_nobody(text, steps_be
         assert update.output.finish_reason == "abort"
     assert engine.abort(aborted[0].id) is None
     assert finish(engine)[1][kept.id].token_ids == text
-    engine.pages.check_idle()
+    engine.prefix_cache.check([])
     assert engine.stats().running == engine.stats().waiting == 0
 
 
-def test_requests_wait_for_pages_and_rows():
-    engine = tiny_engine(SpecConfig(3, 2, 5), max_running_requests=2, num_pages=64, page_size=4)
-    requests = [engine.add(PROMPT, SamplingParams(max_tokens=180, temperature=0, ignore_eos=True)) for _ in range(3)]
-    engine.step()
-    engine.step()
-    assert (engine.stats().running, engine.stats().waiting) == (1, 2)  # 47 of 64 pages are taken
-    _, outputs = finish(engine)
-    assert len({outputs[request.id].token_ids for request in requests}) == 1
+def test_a_full_pool_preempts_the_newest_and_changes_nothing():
+    """Three requests of 47 pages each share 64: the newest gives way, comes back and says what it would have said alone."""
+    params = SamplingParams(max_tokens=180, temperature=0.9, seed=3, ignore_eos=True)
+    alone = tiny_engine(SpecConfig(3, 2, 5), page_size=4)
+    expected = [alone.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
+    finish(alone)
+    assert alone.stats().preemptions == 0
+    engine = tiny_engine(SpecConfig(3, 2, 5), num_pages=64, page_size=4, prefix_cache=False)
+    requests = [engine.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
+    finish(engine)
+    assert [request.output for request in requests] == [request.output for request in expected]
+    assert engine.stats().preemptions > 0 and requests[0].result().finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,13 @@ def test_requests_wait_for_pages_and_rows():
         ([1, 128], {}, "token id 128"),
         ([-1, 2], {}, "token id -1"),
         ([1] * 200, {"max_tokens": 57}, "context length of 256"),
-        ([1], {"stop_token_ids": [128]}, "stop_token_ids"),
+        ([1], {"stop_token_ids": [128]}, "stop_token_ids holds token id 128"),
+        ([1], {"bad_token_ids": [200]}, "bad_token_ids holds token id 200"),
+        ([1], {"allowed_token_ids": [1, 128]}, "allowed_token_ids holds token id 128"),
+        ([1], {"logit_bias": {130: 1.0}}, "logit_bias holds token id 130"),
+        ([1], {"bad_token_ids": list(range(128))}, "bad_token_ids bans every token"),
+        ([1], {"bad_token_ids": [3, 4], "allowed_token_ids": [4, 3]}, "bad_token_ids bans every token"),
+        ([1], {"n": 2}, "n is 2"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, message):
@@ -146,7 +158,7 @@ def test_duplicate_ids_and_missing_heads_are_refused(fast):
         Engine(tiny_target(), None, None, SpecConfig(5, 4, 8), fast.config)
 
 
-def test_nothing_compiles_after_warm_up():
+def test_nothing_compiles_after_warm_up(caplog):
     engine = tiny_engine(SpecConfig(1, 2, 2), max_running_requests=2, context_length=64, prefill_chunk=8)
     engine.warm_up()
     with jax.no_tracing():
@@ -155,9 +167,8 @@ def test_nothing_compiles_after_warm_up():
                 engine.add(prompt, SamplingParams(max_tokens=12, temperature=temperature))
         finish(engine)
     engine.runner.buckets = engine.runner.buckets._replace(batches=(5,))
-    engine.add(PROMPT, SamplingParams(max_tokens=3))
-    with pytest.raises(RuntimeError, match="was not compiled ahead"):
-        finish(engine)
+    with caplog.at_level(logging.CRITICAL, "jaxspec"):
+        assert complete(engine).error.endswith("RuntimeError")  # "was not compiled ahead"
 
 
 @pytest.mark.parametrize("spec", [SpecConfig(num_steps=0), SpecConfig(3, 2, 5)])
@@ -165,9 +176,9 @@ def test_programs_update_the_caches_in_place(spec):
     """Donated caches alias the results, and no program holds a copy of one among its temporaries."""
     engine = tiny_engine(spec, num_pages=4096)
     runner = engine.runner
-    cache_bytes = sum(array.nbytes for array in jax.tree.leaves(runner._caches))
-    one_array = jax.tree.leaves(runner._caches)[0].nbytes
-    for program in runner.all_programs()[-1], runner.all_programs()[0]:
+    cache_bytes = sum(array.nbytes for array in jax.tree.leaves(runner.state.caches))
+    one_array = jax.tree.leaves(runner.state.caches)[0].nbytes
+    for program in runner.all_programs()[-1], runner.all_programs()[0], runner.all_programs()[1]:
         memory = runner.programs._compile(program).memory_analysis()
         assert memory.alias_size_in_bytes >= cache_bytes, str(program)
         assert memory.temp_size_in_bytes < one_array, str(program)

@@ -17,7 +17,7 @@ def run(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) 
     outputs = {}
     while engine.has_work:
         outputs |= {update.request_id: update.output for update in engine.step() if update.output}
-    engine.pages.check_idle()
+    engine.prefix_cache.check([])
     return [outputs[request_id].token_ids for request_id in order]
 
 

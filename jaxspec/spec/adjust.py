@@ -1,0 +1,84 @@
+"""Penalties, bias and bans: what changes the target's logits at a node, given the text before it.
+
+A node's text is the committed tokens, the root, and the node's own ancestors in the tree: a rejected sibling never counts. So
+every node gets the logits that plain decoding would compute with the same tokens before it.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxspec.sampling import Settings
+from jaxspec.spec.tree import Tree
+from jaxspec.typing import Array, Bool, Float, Int
+
+MIN_TOKENS_BAN = -1e30
+"""Not -inf: where only stop tokens are allowed, one is drawn nevertheless."""
+
+
+class Context(NamedTuple):
+    """The tokens before each of n nodes: a stretch that all share, and some of m more."""
+
+    history: Int[Array, "b t"]
+    """Tokens by position."""
+    known: Int[Array, " b"]
+    """All nodes have the first `known` tokens of the history before them (or as themselves)."""
+    extra: Int[Array, "b m"]
+    seen: Bool[Array, "b n m"]
+    """Which of the extra tokens are the node's ancestors or itself."""
+
+
+def tree_context(history: Int[Array, "b t"], length: Int[Array, " b"], tree: Tree) -> Context:
+    """The context of every node; the root, at position `length`, is in the history already."""
+    return Context(history, length + 1, tree.tokens[:, 1:], tree.mask[:, :, 1:])
+
+
+def prompt_context(history: Int[Array, "b t"], known: Int[Array, " b"]) -> Context:
+    """The context of the first generated token: `known` tokens of the history."""
+    batch = history.shape[0]
+    return Context(history, known, jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 1, 0), bool))
+
+
+def adjusted(
+    logits: Float[Array, "b n v"], positions: Int[Array, "b n"], context: Context, settings: Settings, bias: Float[Array, "b v"]
+) -> Float[Array, "b n v"]:
+    """Logits for the tokens at `positions` with penalties, then bias, then min_tokens applied, as SamplingParams says."""
+    occurs, generated = count_tokens(context, settings.prompt_length, logits.shape[-1])
+    repetition, frequency, presence = (
+        field[:, None, None] for field in (settings.repetition_penalty, settings.frequency_penalty, settings.presence_penalty)
+    )
+    repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    logits = jnp.where(occurs, repeated, logits)
+    logits = logits - frequency * generated - presence * (generated > 0)
+    logits = logits + bias[:, None]
+    return jnp.where(banned_stops(positions, settings, logits.shape[-1]), MIN_TOKENS_BAN + jnp.minimum(logits, 0), logits)
+
+
+def count_tokens(
+    context: Context, prompt_length: Int[Array, " b"], vocab_size: int
+) -> tuple[Bool[Array, "b n v"], Float[Array, "b n v"]]:
+    """Per node: which tokens occur in its text, and how often each was generated.
+
+    In:  history [7, 8, 8], known 3, prompt_length 1, extra [8], seen [[False], [True]]
+    Out: 7 and 8 occur at both nodes; 8 was generated 2 and 3 times, 7 never
+    """
+    batch, nodes, _ = context.seen.shape
+    places = jnp.arange(context.history.shape[1])
+    known = places < context.known[:, None]
+    generated = known & (places >= prompt_length[:, None])
+    sequence = jnp.arange(batch)[:, None]
+    zeros = jnp.zeros((batch, vocab_size), jnp.float32)
+    occurs = zeros.at[sequence, context.history].add(known.astype(jnp.float32))
+    counts = zeros.at[sequence, context.history].add(generated.astype(jnp.float32))
+    node = jnp.arange(nodes)[None, :, None]
+    extra = jnp.zeros((batch, nodes, vocab_size), jnp.float32)
+    extra = extra.at[sequence[:, :, None], node, context.extra[:, None, :]].add(context.seen.astype(jnp.float32))
+    return occurs[:, None] + extra > 0, counts[:, None] + extra
+
+
+def banned_stops(positions: Int[Array, "b n"], settings: Settings, vocab_size: int) -> Bool[Array, "b n v"]:
+    """Stop tokens, at positions where the text must not end yet."""
+    batch = positions.shape[0]
+    stops = jnp.zeros((batch, vocab_size + 1), bool)  # the last column takes the unused entries
+    stops = stops.at[jnp.arange(batch)[:, None], jnp.where(settings.stop_tokens < 0, vocab_size, settings.stop_tokens)].set(True)
+    return stops[:, None, :vocab_size] & (positions < settings.min_length[:, None])[:, :, None]

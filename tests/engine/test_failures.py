@@ -1,0 +1,175 @@
+"""What goes wrong costs the requests that it happened to, and nobody else: serving goes on, and no page is lost."""
+
+import logging
+
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.pages import IntegrityError
+from jaxspec.engine.request import GenerationOutput
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import TinyTokenizer, tiny_engine
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8]]
+PARAMS = SamplingParams(max_tokens=25, temperature=0.8, seed=11)
+
+
+class DeviceError(RuntimeError):
+    """What a broken device might raise."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    caplog.set_level(logging.CRITICAL, "jaxspec")
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[int, ...]]:
+    engine = tiny_engine()
+    return [finish(engine, [engine.add(prompt, PARAMS).id])[0].token_ids for prompt in PROMPTS]
+
+
+def finish(engine: Engine, order: list[str]) -> list[GenerationOutput]:
+    """Steps until all is done; the outputs of these requests."""
+    outputs = {}
+    while engine.has_work:
+        for update in engine.step():
+            if update.output:
+                assert update.request_id not in outputs, "a request ended twice"
+                outputs[update.request_id] = update.output
+    engine.prefix_cache.check([])
+    return [outputs[request_id] for request_id in order]
+
+
+def fail_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: BaseException) -> None:
+    """Makes one call of a runner's method fail after it has consumed the device state, as a failing program would."""
+    original, calls = getattr(engine.runner, name), iter(range(1000))
+
+    def failing(*arguments):
+        if next(calls) == call:
+            for array in engine.runner.state.sequences:
+                array.delete()
+            raise error
+        return original(*arguments)
+
+    monkeypatch.setattr(engine.runner, name, failing)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("name", "call"), [("launch_cycle", 0), ("launch_cycle", 4), ("launch_prefill", 2), ("read", 5)])
+def test_a_failed_program_ends_its_own_requests_only(monkeypatch, expected, overlap, name, call):
+    engine = tiny_engine(overlap=overlap)  # two rows: two requests wait
+    order = [engine.add(prompt, PARAMS).id for prompt in PROMPTS]
+    fail_at(engine, monkeypatch, name, call, DeviceError("boom"))
+    outputs = finish(engine, order)
+    failed = [output for output in outputs if output.finish_reason == "error"]
+    assert 1 <= len(failed) <= 2 and all(output.error.endswith("DeviceError") for output in failed)
+    for output, tokens in zip(outputs, expected, strict=True):
+        if output.finish_reason == "error":
+            assert output.token_ids == tokens[: len(output.token_ids)]
+        else:
+            assert output.token_ids == tokens
+    assert [output.token_ids for output in finish(engine, [engine.add(prompt, PARAMS).id for prompt in PROMPTS])] == expected
+
+
+def test_cached_prefixes_are_forgotten_with_the_device_state(monkeypatch):
+    engine = tiny_engine()
+    long = list(range(40))
+    finish(engine, [engine.add(long, PARAMS).id])
+    fail_at(engine, monkeypatch, "launch_cycle", 0, DeviceError())
+    finish(engine, [engine.add(long, PARAMS).id])
+    (again,) = finish(engine, [engine.add(long, PARAMS).id])
+    assert again.cached_tokens == 0
+    assert finish(engine, [engine.add(long, PARAMS).id])[0].cached_tokens == 40
+
+
+@pytest.mark.parametrize("name", ["launch_cycle", "launch_prefill", "read"])
+def test_an_interrupt_in_the_middle_of_a_step_loses_nothing(monkeypatch, expected, name):
+    engine = tiny_engine()
+    order = [engine.add(prompt, PARAMS).id for prompt in PROMPTS]
+    fail_at(engine, monkeypatch, name, 3, KeyboardInterrupt())
+    outputs: dict[str, GenerationOutput] = {}
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            outputs |= {update.request_id: update.output for update in engine.step() if update.output}
+    while engine.has_work:
+        outputs |= {update.request_id: update.output for update in engine.step() if update.output}
+    assert [outputs[request_id].token_ids for request_id in order] == expected
+
+
+class BrokenTokenizer(TinyTokenizer):
+    """Can't decode one token."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        if 60 in token_ids:
+            raise KeyError("no such token")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_tokenizer_that_fails_costs_one_request(expected):
+    engine = tiny_engine(tokenizer=BrokenTokenizer())
+    forced = SamplingParams(max_tokens=5, temperature=0, allowed_token_ids=[60])
+    order = [engine.add(PROMPTS[0], PARAMS).id, engine.add(PROMPTS[1], forced).id, engine.add(PROMPTS[2], PARAMS).id]
+    first, broken, third = finish(engine, order)
+    assert broken.finish_reason == "error" and broken.error.endswith("KeyError")
+    assert [first.token_ids, third.token_ids] == [expected[0], expected[2]]
+    assert engine.stats().failed_steps == 0, "the device has not failed"
+
+
+def test_failures_in_a_row_are_counted(monkeypatch):
+    engine = tiny_engine()
+    monkeypatch.setattr(engine.runner, "launch_admission", lambda _request: 1 / 0)
+    for number in range(1, 4):
+        engine.add(PROMPTS[0], PARAMS)
+        engine.step()
+        assert engine.stats().failed_steps == number
+    monkeypatch.undo()
+    finish(engine, [engine.add(PROMPTS[0], PARAMS).id])
+    assert engine.stats().failed_steps == 0
+
+
+def test_lost_pages_stop_the_engine():
+    engine = tiny_engine()
+    engine.add(PROMPTS[0], SamplingParams(max_tokens=2))
+    engine.pages.allocate(3)
+    with pytest.raises(IntegrityError, match=r"free \(\d+\) \+ cached \(\d+\) \+ held \(0\).* total \(128\)"):
+        while engine.has_work:
+            engine.step()
+
+
+def test_a_bug_in_planning_is_not_swallowed(monkeypatch):
+    engine = tiny_engine()
+    engine.add(PROMPTS[0], PARAMS)
+    monkeypatch.setattr(engine.scheduler, "plan", lambda _tokens: {}["missing"])
+    with pytest.raises(KeyError):
+        engine.step()
+
+
+def test_a_timeout_ends_a_request_wherever_it_is(expected):
+    now = [0.0]
+    engine = tiny_engine()
+    engine.clock = lambda: now[0]
+    running = engine.add(PROMPTS[0], PARAMS, timeout=5.0)
+    kept = engine.add(PROMPTS[1], PARAMS, timeout=500.0)
+    waiting = engine.add(PROMPTS[2], PARAMS, timeout=4.0)
+    for _ in range(6):
+        engine.step()
+    now[0] = 5.0
+    updates = engine.step()
+    ended = {update.request_id: update.output.finish_reason for update in updates if update.output}
+    assert ended == {running.id: "timeout", waiting.id: "timeout"}
+    assert tuple(running.output) == expected[0][: len(running.output)] and running.output
+    assert finish(engine, [kept.id])[0].token_ids == expected[1]
+    with pytest.raises(ValueError, match="timeout must be above 0"):
+        engine.add(PROMPTS[0], PARAMS, timeout=0)
+
+
+def test_priorities():
+    engine = tiny_engine(SpecConfig(num_steps=0), max_running_requests=1)
+    order = [engine.add(PROMPTS[0], SamplingParams(max_tokens=3), name, priority=priority).id for name, priority in
+             [("first", 0), ("low", -1), ("high", 5), ("second", 0)]]  # fmt: skip
+    ended = []
+    while engine.has_work:
+        ended += [update.request_id for update in engine.step() if update.output]
+    assert set(order) == set(ended) and ended == ["high", "first", "second", "low"]
