@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from jaxspec.server.arguments import ALGORITHMS, ServerArguments, parse_arguments
+from jaxspec.server.arguments import ALGORITHMS, HEAD_FLAGS, ServerArguments, in_flags, parse_arguments
 from jaxspec.server.logs import DecodeLog, configure_logging
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             llm = load(arguments)
         except (ValueError, OSError) as error:
-            return _refuse(str(error), 2)
+            return _refuse(in_flags(str(error)), 2)
         if not is_loopback(listener):
             logger.warning("other machines can reach this server, and it asks nobody for a key")
         serve(llm, arguments.served_model_name or llm.model_name, listener)
@@ -61,12 +61,17 @@ def load(arguments: ServerArguments) -> "LLM":
         warnings.simplefilter("always", UserWarning)
         llm = LLM(arguments.model, arguments.draft, arguments.spec, **options)
     for warning in caught:
-        logger.warning("%s", warning.message)
+        logger.warning("%s", in_flags(str(warning.message)))  # such as that lossy thresholds are set
+    if llm.head is None and (useless := [name for name in HEAD_FLAGS if name in arguments.given]):
+        flag = f"--{useless[0].replace('_', '-')}"
+        raise ValueError(f"{flag} has no use without a draft head, and there is none: give --speculative-draft-model-path")
     engine, stats = llm.engine, llm.engine.stats()
     tree = f"{llm.head.config.algorithm} draft tree {engine.spec}" if llm.head else "plain decoding"
     logger.info("model %s, context length %d tokens, %s", llm.model_name, engine.context_length, tree)
     tokens = stats.total_pages * stats.page_size
     logger.info("cache %d pages of %d tokens, %d tokens in all", stats.total_pages, stats.page_size, tokens)
+    if tokens < engine.context_length:
+        logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)
     seconds = engine.warm_up(progress=progress)
     logger.info("every program is compiled (%.1f s)", seconds)
     return llm
@@ -92,9 +97,17 @@ def serve(llm: "LLM", name: str, listener: socket.socket) -> None:
     from jaxspec.engine.async_engine import AsyncEngine
     from jaxspec.server.app import create_app
     from jaxspec.server.http_server import HttpServer
-    from jaxspec.server.model import ServedModel
+    from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
-    model = ServedModel(name, llm.engine.context_length, llm.engine.spec, llm.tokenizer)
+    config, stats = llm.engine.config, llm.engine.stats()
+    model = ServedModel(
+        name,
+        min(llm.engine.context_length, stats.total_pages * stats.page_size),
+        llm.engine.spec,
+        llm.tokenizer,
+        adaptive=config.adaptive,
+        max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
+    )
     engine = AsyncEngine(llm.engine, DecodeLog())
 
     def ready(url: str) -> None:

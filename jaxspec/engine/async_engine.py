@@ -14,12 +14,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import Update
+from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 
 MAX_FAILED_STEPS = 3
-"""After this many failed steps in a row the engine counts as broken."""
+"""After this many failed steps in a row the engine counts as unhealthy; it goes on trying."""
+FAILED = "the engine failed while it worked on this request"
+BROKEN = "the engine has failed and takes no more requests: the server must be started again"
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +35,19 @@ class StepEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Any: ...
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Any: ...
 
     def abort(self, request_id: str) -> Update | None: ...
+
+    def flush_cache(self) -> None: ...
 
     def step(self) -> list[Update]: ...
 
@@ -45,10 +59,10 @@ class EngineError(RuntimeError):
 
 
 class EngineClosed(EngineError):
-    """The engine takes no more requests and has given up those it had."""
+    """The engine takes no more requests, and has given up those it had."""
 
-    def __init__(self):
-        super().__init__("the server is shutting down")
+    def __init__(self, message: str = "the server is shutting down"):
+        super().__init__(message)
 
 
 class AsyncRequest(NamedTuple):
@@ -57,15 +71,21 @@ class AsyncRequest(NamedTuple):
     id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams
+    """With n = 1: see SamplingParams.copies."""
+    priority: int = 0
+    """Larger is more urgent."""
+    timeout: float | None = None
+    """Seconds after which it ends with finish_reason "timeout". None: never."""
 
 
 class Generation:
     """What the engine produces for requests that were started together: an async iterator of their updates, as they come.
 
-    It ends when every request has finished. Leaving the `with` block earlier aborts what is unfinished.
+    It ends when every request has finished. Leaving the `with` block earlier aborts what is unfinished. A request that the
+    engine fails on raises EngineError and ends the others of the generation.
     """
 
-    def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], object]):
+    def __init__(self, request_ids: Sequence[str], abort: Callable[["Generation", Sequence[str]], object]):
         self.request_ids = tuple(request_ids)
         self.loop = asyncio.get_running_loop()
         self._abort = abort
@@ -79,7 +99,7 @@ class Generation:
     def abort(self) -> None:
         """Stops what is unfinished, within one engine step; the updates of it that are on their way are dropped."""
         if self._unfinished:
-            self._abort(tuple(self._unfinished))
+            self._abort(self, tuple(self._unfinished))
             self._unfinished.clear()
 
     def __aiter__(self) -> AsyncIterator[Update]:
@@ -114,13 +134,28 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Abort:
-    """Command: forget these requests."""
+    """Command: forget these requests, as far as they were admitted for this generation."""
 
+    generation: Generation
     request_ids: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Flush:
+    """Command: forget the cached prefixes, and tell the waiting coroutine when that is done."""
+
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future
+
+
+type _Command = _Start | _Abort | _Flush
 
 
 class AsyncEngine:
     """Runs engine.step() in a thread of its own for as long as there is work.
+
+    What fails on the device ends the requests concerned (Engine.step says which) and the thread goes on. An exception out of
+    the engine ends everything: no result of it can be trusted any more.
 
     `observer(stats, idle)` is called in that thread after every step, with the engine's counters and whether the work has
     just run out; it must be quick.
@@ -129,8 +164,9 @@ class AsyncEngine:
     def __init__(self, engine: StepEngine, observer: Callable[[EngineStats, bool], None] | None = None):
         self._engine, self._observer = engine, observer
         self._condition = threading.Condition()  # guards _commands and _closing
-        self._commands: deque[_Start | _Abort] = deque()
-        self._closing = False
+        self._commands: deque[_Command] = deque()
+        self._obeying: deque[_Command] = deque()  # taken from _commands; used by the thread only
+        self._closing = self._broken = False
         self._generations: dict[str, Generation] = {}  # by request id; used by the thread only
         self._failed_steps = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -142,11 +178,11 @@ class AsyncEngine:
         return self._thread.is_alive() and not self._closing and self._failed_steps < MAX_FAILED_STEPS
 
     async def start(self, requests: Sequence[AsyncRequest]) -> Generation:
-        """Takes requests in, all of them or none. Raises the engine's ValueError for one that it refuses."""
-        generation = Generation([request.id for request in requests], lambda ids: self._post(_Abort(ids)))
+        """Takes requests in, all of them or none. Raises the engine's ValueError or QueueFull for one that it refuses."""
+        generation = Generation([request.id for request in requests], lambda owner, ids: self._post(_Abort(owner, ids)))
         admitted = generation.loop.create_future()
         if not self._post(_Start(requests, generation, admitted)):
-            raise EngineClosed
+            raise self._closed()
         try:
             await admitted
         except asyncio.CancelledError:
@@ -162,6 +198,14 @@ class AsyncEngine:
             async for update in generation:
                 yield update
 
+    async def flush_cache(self) -> None:
+        """Forgets every cached prefix; running requests are not touched."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        if not self._post(_Flush(loop, done)):
+            raise self._closed()
+        await done
+
     def stop(self) -> None:
         """Ends the thread after its current step, without waiting; whoever still waits for updates gets an EngineError."""
         with self._condition:
@@ -173,7 +217,10 @@ class AsyncEngine:
         self.stop()
         self._thread.join()
 
-    def _post(self, command: _Start | _Abort) -> bool:
+    def _closed(self) -> EngineClosed:
+        return EngineClosed(BROKEN) if self._broken else EngineClosed()
+
+    def _post(self, command: _Command) -> bool:
         """Queues a command for the thread; False if it takes no more."""
         with self._condition:
             if self._closing:
@@ -189,14 +236,17 @@ class AsyncEngine:
             while self._turn():
                 pass
         except Exception:
-            logger.exception("the engine's thread ended")
+            self._broken = True
+            logger.exception("the engine can't be trusted any more: it ends, and its %d requests too", len(self._generations))
         finally:  # nobody may wait for ever
             with self._condition:
                 self._closing = True
-            for command in self._commands:
+            for command in (*self._obeying, *self._commands):
                 if isinstance(command, _Start):
-                    _call_in_loop(command.generation.loop, _settle, command.admitted, EngineClosed())
-            self._fail_all(EngineClosed)
+                    _call_in_loop(command.generation.loop, _settle, command.admitted, self._closed())
+                elif isinstance(command, _Flush):
+                    _call_in_loop(command.loop, _settle, command.done, self._closed())
+            self._end_all()
 
     def _turn(self) -> bool:
         """Commands, then a step; waits if there is neither. False once the thread shall end."""
@@ -205,53 +255,57 @@ class AsyncEngine:
                 self._condition.wait()
             if self._closing:
                 return False
-            commands, self._commands = self._commands, deque()
-        for command in commands:
-            self._obey(command)
+            self._obeying, self._commands = self._commands, deque()
+        while self._obeying:
+            self._obey(self._obeying[0])
+            self._obeying.popleft()
         if self._should_step:
             self._step()
         return True
 
     @property
     def _should_step(self) -> bool:
-        """Also without requests: what was launched for them may still have to be read. But don't fail at that forever."""
-        return bool(self._generations) or (self._engine.has_work and self._failed_steps < MAX_FAILED_STEPS)
+        """Also without requests: what was launched for them may still have to be read."""
+        return bool(self._generations) or self._engine.has_work
 
-    def _obey(self, command: _Start | _Abort) -> None:
-        if isinstance(command, _Abort):
-            self._forget(command.request_ids)
-            return
-        refusal: Exception | None = None
-        taken = []
-        try:
-            for request in command.requests:
-                if request.id in self._generations or request.id in taken:
-                    raise ValueError(f"request_id {request.id!r} is in use")
-                self._engine.add(request.prompt_token_ids, request.params, request.id)
-                taken.append(request.id)
-        except ValueError as error:
-            refusal = error
-        except Exception:
-            logger.exception("the engine failed to take a request in")
-            refusal = EngineError("the engine failed to take the request in")
-        if refusal is None:
-            self._generations.update((request_id, command.generation) for request_id in taken)
+    def _obey(self, command: _Command) -> None:
+        if isinstance(command, _Start):
+            refusal = self._take_in(command.requests)
+            if refusal is None:
+                self._generations.update((request.id, command.generation) for request in command.requests)
+            _call_in_loop(command.generation.loop, _settle, command.admitted, refusal)
+        elif isinstance(command, _Abort):
+            self._forget(name for name in command.request_ids if self._generations.get(name) is command.generation)
         else:
+            self._engine.flush_cache()
+            _call_in_loop(command.loop, _settle, command.done, None)
+
+    def _take_in(self, requests: Sequence[AsyncRequest]) -> Exception | None:
+        """All or none: why not, if none."""
+        taken: list[str] = []
+        try:
+            for request_id, prompt, params, priority, timeout in requests:
+                if request_id in self._generations or request_id in taken:
+                    raise ValueError(f"request_id {request_id!r} is in use")
+                self._engine.add(prompt, params, request_id, priority=priority, timeout=timeout)
+                taken.append(request_id)
+        except IntegrityError:
+            raise
+        except Exception as error:
             self._forget(taken)
-        _call_in_loop(command.generation.loop, _settle, command.admitted, refusal)
+            if isinstance(error, (ValueError, QueueFull)):
+                return error
+            logger.exception("the engine failed to take a request in")
+            return EngineError("the engine failed to take the request in")
+        return None
 
     def _step(self) -> None:
-        try:
-            updates = self._engine.step()
-        except Exception:
-            self._failed_steps += 1
-            logger.exception("an engine step failed; the %d requests it worked on are given up", len(self._generations))
-            self._fail_all(lambda: EngineError("the engine failed while it worked on this request"))
-            return
-        self._failed_steps = 0
+        updates = self._engine.step()
+        stats = self._engine.stats()
+        self._failed_steps = stats.failed_steps
         self._deliver(updates)
         if self._observer is not None:
-            self._observer(self._engine.stats(), not self._engine.has_work)
+            self._observer(stats, not self._engine.has_work)
 
     def _deliver(self, updates: Iterable[Update]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update | EngineError]]] = {}
@@ -261,7 +315,8 @@ class AsyncEngine:
                 continue
             if update.output is not None:
                 del self._generations[update.request_id]
-            by_loop.setdefault(generation.loop, []).append((generation, update))
+            failed = update.output is not None and update.output.finish_reason == "error"
+            by_loop.setdefault(generation.loop, []).append((generation, EngineError(FAILED) if failed else update))
         for loop, items in by_loop.items():  # one wake-up per event loop and step, however many requests run
             if not _call_in_loop(loop, _put_all, items):
                 self._forget([request_id for request_id, generation in self._generations.items() if generation.loop is loop])
@@ -270,16 +325,14 @@ class AsyncEngine:
         """Aborts requests in the engine; ids that it no longer knows are fine."""
         for request_id in request_ids:
             self._generations.pop(request_id, None)
-            try:
-                self._engine.abort(request_id)
-            except Exception:
-                logger.exception("the engine failed to abort a request")
+            self._engine.abort(request_id)
 
-    def _fail_all(self, error: Callable[[], EngineError]) -> None:
-        generations = set(self._generations.values())
-        self._forget(list(self._generations))
-        for generation in generations:
-            _call_in_loop(generation.loop, generation.put, error())
+    def _end_all(self) -> None:
+        """Whoever waits gets an error. An engine that is broken is not touched any more."""
+        for generation in set(self._generations.values()):
+            _call_in_loop(generation.loop, generation.put, EngineError(FAILED) if self._broken else EngineClosed())
+        if not self._broken:
+            self._forget(list(self._generations))
 
 
 def _put_all(items: Sequence[tuple[Generation, Update | EngineError]]) -> None:
@@ -287,13 +340,13 @@ def _put_all(items: Sequence[tuple[Generation, Update | EngineError]]) -> None:
         generation.put(item)
 
 
-def _settle(admitted: asyncio.Future, refusal: Exception | None) -> None:
-    if admitted.done():  # its coroutine was cancelled
+def _settle(done: asyncio.Future, refusal: Exception | None) -> None:
+    if done.done():  # its coroutine was cancelled
         return
     if refusal is None:
-        admitted.set_result(None)
+        done.set_result(None)
     else:
-        admitted.set_exception(refusal)
+        done.set_exception(refusal)
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> bool:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,11 @@ SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
 
 
-class CycleProgram(NamedTuple):
+# Dataclasses, not tuples: a tuple equals any other one with the same numbers, and programs are found by name.
+
+
+@dataclass(frozen=True)
+class CycleProgram:
     """One cycle of `batch` sequences whose page tables are `pages` wide."""
 
     batch: int
@@ -36,7 +41,8 @@ class CycleProgram(NamedTuple):
         return f"cycle {self.spec}, batch {self.batch}, {self.pages} pages"
 
 
-class PrefillProgram(NamedTuple):
+@dataclass(frozen=True)
+class PrefillProgram:
     """One chunk of one prompt."""
 
     chunk: int
@@ -46,7 +52,8 @@ class PrefillProgram(NamedTuple):
         return f"prefill {self.chunk} tokens, {self.pages} pages"
 
 
-class CatchUpProgram(NamedTuple):
+@dataclass(frozen=True)
+class CatchUpProgram:
     """Extends the head by what plain cycles postponed."""
 
     batch: int
@@ -56,7 +63,8 @@ class CatchUpProgram(NamedTuple):
         return f"catch up, batch {self.batch}, {self.pages} pages"
 
 
-class AdmitProgram(NamedTuple):
+@dataclass(frozen=True)
+class AdmitProgram:
     """Sets up the state row of one request."""
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """The HTTP application: routes, limits, and one shape for every error. No CORS: pages of other origins can't call it."""
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +27,12 @@ def create_app(engine: AsyncEngine, model: ServedModel) -> FastAPI:
         if not engine.is_healthy:
             raise ApiError(503, "the engine is not running")
         return JSONResponse({"status": "ok"})
+
+    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache() -> Response:
+        """SGLang's; requests that run are not touched, so it need not wait until none does."""
+        await engine.flush_cache()
+        return PlainTextResponse("Cache flushed.\n")
 
     return app
 

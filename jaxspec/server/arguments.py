@@ -1,8 +1,9 @@
 """The command line of the server, with SGLang's names. Importing this loads neither JAX nor transformers: --help is instant."""
 
 import argparse
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,8 +19,32 @@ _FLAGS = {
     "max_running_requests": "max_running_requests",
     "mem_fraction": "mem_fraction_static",
     "random_seed": "random_seed",
+    "max_waiting_requests": "max_queued_requests",
+    "draft_window_size": "speculative_draft_window_size",
+    "draft_sink_size": "speculative_draft_sink_size",
+    "accept_threshold_single": "speculative_accept_threshold_single",
+    "accept_threshold_acc": "speculative_accept_threshold_acc",
 }
-"""Fields of EngineConfig and the flags that set them."""
+"""Fields of EngineConfig and the flags that set them to a value."""
+_CACHE_FLAG = "max_total_tokens"
+"""Its tokens become num_pages."""
+MAX_QUEUED_REQUESTS = 1024
+"""What --max-queued-requests is by default: a server's queue must have an end."""
+_TREE_FLAGS = (
+    "speculative_draft_model_path",
+    "speculative_token_map",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
+HEAD_FLAGS = (
+    "speculative_adaptive",
+    "speculative_draft_window_size",
+    "speculative_draft_sink_size",
+    "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc",
+)
+"""Flags that mean nothing without a draft head; the model's loading tells that of _TREE_FLAGS."""
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -64,18 +89,17 @@ def parse_arguments(argv: Sequence[str] | None = None) -> ServerArguments:
     algorithm = _algorithm(parser, options.speculative_algorithm)
     tree = (options.speculative_num_steps, options.speculative_eagle_topk, options.speculative_num_draft_tokens)
     if algorithm == "NONE":
-        for name in ("draft_model_path", "token_map", "num_steps", "eagle_topk", "num_draft_tokens"):
-            if getattr(options, f"speculative_{name}") is not None:
-                flag = name.replace("_", "-")
-                parser.error(f"--speculative-{flag} has no use with --speculative-algorithm NONE: leave one of them out")
-    engine = {field: value for field, flag in _FLAGS.items() if (value := getattr(options, flag)) is not None}
+        for name in _TREE_FLAGS + HEAD_FLAGS:
+            if name in given:
+                parser.error(f"{_flag(name)} has no use with --speculative-algorithm NONE: leave one of them out")
+    engine = _engine_fields(parser, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             EngineConfig(**engine)
             spec = SpecConfig(num_steps=0) if algorithm == "NONE" else _spec(tree)
         except ValueError as error:
-            parser.error(_with_flag_name(str(error)))
+            parser.error(in_flags(str(error)))
     return ServerArguments(
         model=options.model_path,
         draft=options.speculative_draft_model_path,
@@ -128,6 +152,11 @@ def _make_parser() -> _Parser:
         metavar="DIR",
         help="the head's directory (default: the head that comes with the model, such as MiMo's)",
     )
+    group.add_argument(
+        "--speculative-adaptive",
+        action="store_true",
+        help="choose the tree, a chain or plain decoding for every cycle, by what was measured",
+    )
     group.add_argument("--speculative-num-steps", type=int, metavar="N", help="levels drafted (default: 5; MTP: 1)")
     group.add_argument(
         "--speculative-eagle-topk", type=int, metavar="N", help="children kept per drafted token (default: 4; MTP: 1)"
@@ -140,6 +169,29 @@ def _make_parser() -> _Parser:
         metavar="FILE",
         help="FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",
     )
+    group.add_argument(
+        "--speculative-draft-window-size", type=int, metavar="N", help="the head sees the newest N tokens only (default: all)"
+    )
+    group.add_argument(
+        "--speculative-draft-sink-size",
+        type=int,
+        metavar="N",
+        help=f"and, beside that window, the pages of the first N (default: {engine.draft_sink_size})",
+    )
+    group.add_argument(
+        "--speculative-accept-threshold-single",
+        type=float,
+        metavar="P",
+        help="below 1 speculation is LOSSY, it changes what the model says: a draft is accepted if the target gives it "
+        f"the probability P (default: {engine.accept_threshold_single})",
+    )
+    group.add_argument(
+        "--speculative-accept-threshold-acc",
+        type=float,
+        metavar="P",
+        help="below 1 speculation is LOSSY, it changes what the model says: the target's probabilities of drafts are divided "
+        f"by P (default: {engine.accept_threshold_acc})",
+    )
 
     group = parser.add_argument_group("engine")
     group.add_argument(
@@ -149,9 +201,25 @@ def _make_parser() -> _Parser:
         help=f"requests that decode together (default: {engine.max_running_requests})",
     )
     group.add_argument(
+        "--max-queued-requests",
+        type=int,
+        default=MAX_QUEUED_REQUESTS,
+        metavar="N",
+        help="requests that wait, at most; further ones get status 503 (default: %(default)s)",
+    )
+    group.add_argument(
         "--chunked-prefill-size", type=int, metavar="N", help=f"prompt tokens computed per step (default: {engine.prefill_chunk})"
     )
     group.add_argument("--page-size", type=int, metavar="N", help=f"tokens per cache page (default: {engine.page_size})")
+    group.add_argument(
+        "--max-total-tokens",
+        type=int,
+        metavar="N",
+        help="size of the cache in tokens (default: all running requests at full length, or what fits)",
+    )
+    group.add_argument(
+        "--disable-radix-cache", action="store_true", help="compute every prompt in full, even if it begins like an earlier one"
+    )
     group.add_argument(
         "--mem-fraction-static",
         type=float,
@@ -186,11 +254,30 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _with_flag_name(message: str) -> str:
-    """A message of EngineConfig in the words of the command line; SpecConfig's words are the ends of its flags' names.
+def _engine_fields(parser: _Parser, options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of EngineConfig, as far as they were given or the server's default differs."""
+    fields = {field: value for field, flag in _FLAGS.items() if (value := getattr(options, flag)) is not None}
+    if options.disable_radix_cache:
+        fields["prefix_cache"] = False
+    if options.speculative_adaptive:
+        fields["adaptive"] = True
+    if options.max_total_tokens is not None:
+        page_size = max(1, fields.get("page_size", EngineConfig.page_size))
+        if options.max_total_tokens < page_size:
+            parser.error(f"--max-total-tokens must be at least one page, {page_size} tokens, got {options.max_total_tokens}")
+        fields["num_pages"] = options.max_total_tokens // page_size
+    return fields
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def in_flags(message: str, only: Collection[str] = (*_FLAGS, "num_pages")) -> str:
+    """A message of the engine in the words of the command line; SpecConfig's words are the ends of its flags' names.
 
     In:  "prefill_chunk must be at least 1, got 0"
     Out: "--chunked-prefill-size must be at least 1, got 0"
     """
-    field, _, rest = message.partition(" ")
-    return f"--{_FLAGS[field].replace('_', '-')} {rest}" if field in _FLAGS else message
+    flags = {name: _flag(flag) for name, flag in (_FLAGS | {"num_pages": _CACHE_FLAG}).items() if name in only}
+    return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: flags.get(word[0], word[0]), message)

@@ -6,6 +6,7 @@ Clients read all four (openai-python raises them as attributes), so nothing else
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,17 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from jaxspec.engine.async_engine import EngineClosed, EngineError
+from jaxspec.engine.scheduler import QueueFull
+from jaxspec.server.arguments import in_flags
 
 MAX_ECHO = 200
 MAX_REPORTED = 10
 """Invalid fields named in one message; the rest are counted."""
+RETRY_SECONDS = "1"
+"""When to try again after a 503: openai-python does so by itself, twice."""
+
+_OF_THE_OWNER = ("num_pages", "max_waiting_requests")
+"""Settings that the engine's messages to clients mention."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +49,11 @@ class ApiError(Exception):
         }
         return {"error": error}
 
+    @property
+    def response(self) -> Response:
+        headers = {"Retry-After": RETRY_SECONDS} if self.status == 503 else None
+        return JSONResponse(self.body, self.status, headers)
+
 
 class ClientDisconnected(Exception):
     """The client hung up before there was anything to answer."""
@@ -58,16 +71,24 @@ def echo(value: Any) -> str:
 def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
     """A refusal by the engine or by SamplingParams, whose messages begin with the field, in the client's words.
 
+    Other fields that a message mentions are renamed too, unless their names are also English words; what only the server's
+    owner can change is called by its flag.
+
     In:  ValueError("max_tokens must be ..."), {"max_tokens": "sampling_params.max_new_tokens"}
     Out: ApiError(400, "sampling_params.max_new_tokens must be ...", param="sampling_params.max_new_tokens")
     """
     field, _, rest = str(error).partition(" ")
     param = client_names.get(field, field)
-    return ApiError(400, f"{param} {rest}", param=param)
+    rest = re.sub(r"[a-z]+_[a-z_]+", lambda word: client_names.get(word[0], word[0]), rest)
+    return ApiError(400, in_flags(f"{param} {rest}", only=_OF_THE_OWNER), param=param)
 
 
 def from_engine(error: Exception) -> ApiError:
-    """A failure that is not the client's: 503 while the server ends, else 500. Of what went wrong only the log tells."""
+    """A failure that is not the client's: 503 while the queue is full or the server ends, else 500, and only the log tells more."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        return ApiError(503, in_flags(str(error), only=_OF_THE_OWNER))
     if isinstance(error, EngineClosed):
         return ApiError(503, str(error))
     return ApiError(500, str(error) if isinstance(error, EngineError) else "internal server error")
@@ -78,12 +99,11 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:
-        return JSONResponse(error.body, error.status)
+        return error.response
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(_request: Request, error: RequestValidationError) -> Response:
-        refusal = _from_validation(error.errors())
-        return JSONResponse(refusal.body, refusal.status)
+        return _from_validation(error.errors()).response
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -99,10 +119,10 @@ def add_handlers(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it; the access log shows it as other servers do
 
     @app.exception_handler(EngineError)
+    @app.exception_handler(QueueFull)
     @app.exception_handler(Exception)
     async def internal_error(_request: Request, error: Exception) -> Response:
-        refusal = from_engine(error)
-        return JSONResponse(refusal.body, refusal.status)
+        return from_engine(error).response
 
 
 def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:

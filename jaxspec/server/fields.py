@@ -7,9 +7,14 @@ and a field that we don't know is refused.
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, WrapValidator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, PlainValidator, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from jaxspec.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
+
+MAX_INT = 2**31 - 1
+"""Numbers of tokens, token ids and priorities beyond it are mistakes; a message that quotes one stays short."""
+MAX_ALLOWED_TOKENS = 2**18
 MAX_FIELDS = 100
 """Fields in one object; those that exist are fewer."""
 
@@ -40,13 +45,44 @@ def described_as(description: str) -> WrapValidator:
 
 type Strings = Annotated[list[str], FailFast()]
 """As with all lists here, the first wrong item ends the check: a body of millions of them must not cost millions of messages."""
-type TokenIds = Annotated[list[int], FailFast()]
+type TokenIds = Annotated[list[Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]], FailFast()]
 type ListsOfTokenIds = Annotated[list[TokenIds], FailFast()]
 Prompt = Annotated[
     str | Strings | TokenIds | ListsOfTokenIds,
     described_as("a string, a list of strings, a list of token ids or a list of lists of token ids"),
 ]
 StringOrStrings = Annotated[str | Strings | None, described_as("a string or a list of strings")]
+
+
+def _logit_bias(value: Any) -> dict[int, float] | None:
+    """JSON has no numbers as keys. Checked by hand: the first wrong entry of a large object must end the check."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
+        raise PydanticCustomError(
+            "logit_bias", "Input should be an object of at most {most} token ids and biases", {"most": MAX_LOGIT_BIAS}
+        )
+    for key, bias in value.items():
+        is_id = len(key) <= 10 and key.isdecimal() and str(int(key)) == key
+        is_bias = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
+        if not (is_id and is_bias):
+            raise PydanticCustomError("logit_bias", "Input should be an object that maps token ids to numbers from -100 to 100")
+    return {int(key): float(bias) for key, bias in value.items()}
+
+
+type Tokens = Annotated[int, Field(ge=1, le=MAX_INT)]
+"""A number of tokens."""
+type TokensOrNone = Annotated[int, Field(ge=0, le=MAX_INT)]
+type Copies = Annotated[int, Field(ge=1, le=MAX_N)]
+type TopK = Annotated[int, Field(ge=-1, le=MAX_INT)]
+type TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+type MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+type Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+type RepetitionPenalty = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
+type LogitBias = Annotated[dict[int, float] | None, PlainValidator(_logit_bias)]
+type AllowedTokenIds = Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)]
+type Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+type Priority = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 
 
 class Strict(BaseModel):

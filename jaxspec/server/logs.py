@@ -13,11 +13,6 @@ IDLE_INTERVAL = 1.0
 
 logger = logging.getLogger("jaxspec")
 
-_NOTHING = EngineStats(
-    running=0, waiting=0, used_pages=0, total_pages=0, page_size=1, prefilled_tokens=0, generated_tokens=0, verify_count=0,
-    verified_tokens=0,
-)  # fmt: skip
-
 
 def configure_logging(level: str) -> None:
     """Our lines and uvicorn's to stderr in SGLang's form, warnings of everyone else too; Python's warnings."""
@@ -42,7 +37,7 @@ class DecodeLog:
         self._active = 0.0
         """Seconds of activity since the line before."""
         self._busy: EngineStats | None = None
-        self._reported = _NOTHING
+        self._reported = EngineStats()
 
     def __call__(self, stats: EngineStats, idle: bool) -> None:
         """To be called after every engine step."""

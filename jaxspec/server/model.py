@@ -1,6 +1,6 @@
 """The model as requests see it: its name, its context length, and how text becomes token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
@@ -8,12 +8,11 @@ from typing import Any
 from jinja2 import TemplateError
 
 from jaxspec.config import SpecConfig
-from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.errors import ApiError, echo, refused
+from jaxspec.server.errors import ApiError, echo
 from jaxspec.tokenizer import Tokenizer
 
-MAX_PROMPTS = 256
-"""Prompts in one request."""
+MAX_COMPLETIONS = 256
+"""Completions that one request may ask for: its prompts, n of each."""
 LONG_TOKEN = 16
 """Characters per token that text hardly exceeds; longer ones (indentation) are possible."""
 CUT_SLACK = 16
@@ -28,8 +27,13 @@ class ServedModel:
     context_length: int
     spec: SpecConfig
     tokenizer: Tokenizer | None
+    adaptive: bool = False
+    """The tree is chosen anew for every cycle; `spec` is the largest."""
+    max_completions: int = MAX_COMPLETIONS
+    """Completions in one request; no more than may wait, for a request is taken in as a whole."""
     created: int = field(default_factory=lambda: int(time()))
     """Unix time, as OpenAI's model list shows it."""
+    _token_texts: dict[int, str] = field(default_factory=dict)
 
     def check_name(self, name: str | None) -> None:
         """Requests may leave the name out, but not ask for another model."""
@@ -42,9 +46,24 @@ class ServedModel:
         """One prompt or a list of them, text or token ids: the client's name of each, and its token ids."""
         if is_single(given):
             return [(param, self.token_ids(given, param))]
-        if len(given) > MAX_PROMPTS:
-            raise ApiError(400, f"{param} holds {len(given)} prompts; a request takes at most {MAX_PROMPTS}", param=param)
         return [(name := f"{param}.{index}", self.token_ids(prompt, name)) for index, prompt in enumerate(given)]
+
+    def check_count(self, given: Any, n: int | None, *, param: str, n_param: str) -> None:
+        """Refuses too many prompts, or too many completions of them, before anything is tokenized."""
+        prompts, most = 1 if is_single(given) else len(given), self.max_completions
+        if prompts > most:
+            raise ApiError(400, f"{param} holds {prompts} prompts; a request takes at most {most}", param=param)
+        if prompts * (n or 1) > most:
+            message = f"{n_param} = {n} makes {prompts * (n or 1)} completions of {prompts} prompts; a request takes at most {most}"
+            raise ApiError(400, message, param=n_param)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, special ones too. A part of a character becomes U+FFFD."""
+        assert self.tokenizer is not None
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+        return text
 
     def token_ids(self, prompt: str | list[int], param: str) -> list[int]:
         """Token ids of a prompt; text gets the special tokens that the tokenizer puts around one. Slow for long texts."""
@@ -108,14 +127,6 @@ class ServedModel:
 def is_single(given: Any) -> bool:
     """True for one prompt: a string or a list of token ids. An empty list is one empty prompt."""
     return isinstance(given, str) or not given or isinstance(given[0], int)
-
-
-def sampling_params(client_names: Mapping[str, str], **fields: Any) -> SamplingParams:
-    """SamplingParams from the fields that were given (not None)."""
-    try:
-        return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
-    except ValueError as error:
-        raise refused(error, client_names) from None
 
 
 def refuse_half_characters(text: str, param: str) -> None:

@@ -1,91 +1,51 @@
 """SGLang's native API: /generate, with text or token ids in and the cumulative text of a stream out."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
 
 from jaxspec.engine.async_engine import AsyncEngine, Generation
-from jaxspec.engine.request import GenerationOutput
+from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
+from jaxspec.server.batch import Batch, collect, sampling_params, start, updates
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import ListsOfTokenIds, Strict, StringOrStrings, TokenIds, described_as, only
-from jaxspec.server.model import ServedModel, is_single, sampling_params
-from jaxspec.server.streaming import Event, EventStream, Prompts, collect, start, unless_disconnected
+from jaxspec.server.logprobs import native_logprobs, native_top
+from jaxspec.server.model import ServedModel, is_single
+from jaxspec.server.native_protocol import GenerateRequest
+from jaxspec.server.streaming import Event, EventStream, unless_disconnected
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's."""
 
-CLIENT_NAMES = {
-    "max_tokens": "sampling_params.max_new_tokens",
-    "seed": "sampling_params.sampling_seed",
-    "temperature": "sampling_params.temperature",
-    "stop": "sampling_params.stop",
-    "stop_token_ids": "sampling_params.stop_token_ids",
+SAMPLING_NAMES = {
+    "n": "n",
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logit_bias": "logit_bias",
+    "seed": "sampling_seed",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "skip_special_tokens": "skip_special_tokens",
 }
-"""Our names of sampling parameters, and where SGLang's clients put them."""
-
-InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
-
-
-class NativeSampling(Strict):
-    """`sampling_params` of /generate."""
-
-    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
-    """None: 128, or what is left of the context."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    """None: 1.0."""
-    sampling_seed: int | None = None
-    stop: StringOrStrings = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-
-    # Not supported yet.
-    n: Annotated[Any, only(1)] = None
-    min_new_tokens: Annotated[Any, only(0)] = None
-    top_p: Annotated[Any, only(1)] = None
-    top_k: Annotated[Any, only(-1)] = None
-    min_p: Annotated[Any, only(0)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    repetition_penalty: Annotated[Any, only(1)] = None
-    logit_bias: Annotated[Any, only({})] = None
-    stop_regex: Annotated[Any, only([])] = None
-    json_schema: Annotated[Any, only()] = None
-    regex: Annotated[Any, only()] = None
-    ebnf: Annotated[Any, only()] = None
-    structural_tag: Annotated[Any, only()] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
-    no_stop_trim: Annotated[Any, only(False)] = None
-
-
-class GenerateRequest(Strict):
-    """POST /generate. Either text or input_ids; lists of them get a list of answers."""
-
-    text: StringOrStrings = None
-    input_ids: InputIds = None
-    sampling_params: NativeSampling = NativeSampling()
-    stream: bool | None = None
-
-    # Not supported yet.
-    rid: Annotated[Any, only()] = None
-    return_logprob: Annotated[Any, only(False)] = None
-    logprob_start_len: Annotated[Any, only(-1)] = None
-    top_logprobs_num: Annotated[Any, only(0)] = None
-    token_ids_logprob: Annotated[Any, only()] = None
-    return_text_in_logprobs: Annotated[Any, only(False)] = None
-    return_hidden_states: Annotated[Any, only(False)] = None
-    image_data: Annotated[Any, only()] = None
-    audio_data: Annotated[Any, only()] = None
-    video_data: Annotated[Any, only()] = None
-    lora_path: Annotated[Any, only()] = None
-    session_params: Annotated[Any, only()] = None
-    priority: Annotated[Any, only(0)] = None
+"""Our names of sampling parameters, and SGLang's."""
+CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SAMPLING_NAMES.items()} | {
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+}
+"""Where SGLang's clients put them."""
 
 
 def native_routes(engine: AsyncEngine, model: ServedModel) -> APIRouter:
@@ -102,73 +62,123 @@ def native_routes(engine: AsyncEngine, model: ServedModel) -> APIRouter:
 async def answer(engine: AsyncEngine, model: ServedModel, body: GenerateRequest) -> Response:
     """Checks, tokenizes (off the event loop), generates, answers."""
     started = perf_counter()
-    prompts, single = await run_in_threadpool(generate_prompts, body, model)
+    batch = await run_in_threadpool(generate_batch, body, model)
+    form = AnswerForm(body, batch, model, started)
     client_names = {**CLIENT_NAMES, "prompt": "input_ids" if body.text is None else "text"}
-    generation = await start(engine, uuid.uuid4().hex, prompts, client_names)
+    generation = await start(engine, uuid.uuid4().hex, batch, client_names)
     if body.stream:
-        return await EventStream.open(generation, chunks(generation, prompts, single, started))
+        return await EventStream.open(generation, form.chunks(generation))
     outputs = await collect(generation)
-    answers = [result(output, started) for output in outputs]
-    return JSONResponse(answers[0] if single else answers)
+    return JSONResponse(await run_in_threadpool(form.whole, outputs))  # thousands of logprobs take a while
 
 
-def generate_prompts(body: GenerateRequest, model: ServedModel) -> tuple[Prompts, bool]:
-    """Token ids and sampling parameters of every prompt, and whether it is a single one. Raises ApiError, naming the field."""
+def generate_batch(body: GenerateRequest, model: ServedModel) -> Batch:
+    """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field, for what can't be served."""
     if (body.text is None) == (body.input_ids is None):
         raise ApiError(400, "give either text or input_ids", param="text")
+    check_logprobs(body, model)
     param = "text" if body.input_ids is None else "input_ids"
     given: Any = body.text if body.input_ids is None else body.input_ids
-    fields = body.sampling_params
-    result = []
+    fields, budget_param = body.sampling_params, CLIENT_NAMES["max_tokens"]
+    model.check_count(given, fields.n, param=param, n_param=CLIENT_NAMES["n"])
+    logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
+    prompts = []
     for name, ids in model.prompts(given, param):
-        budget_param = CLIENT_NAMES["max_tokens"]
-        params = sampling_params(
-            CLIENT_NAMES,
-            max_tokens=model.budget(len(ids), fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS, param=name, budget_param=budget_param),
-            temperature=fields.temperature,
-            seed=fields.sampling_seed,
-            stop=fields.stop,
-            stop_token_ids=fields.stop_token_ids,
-            ignore_eos=fields.ignore_eos,
-            skip_special_tokens=fields.skip_special_tokens,
-        )
-        result.append((ids, params))
-    return result, is_single(given)
+        budget = model.budget(len(ids), fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS, param=name, budget_param=budget_param)
+        if body.prompt_start is not None and body.prompt_start >= len(ids):
+            message = f"logprob_start_len {body.prompt_start} is not inside {name}, which has {len(ids)} tokens"
+            raise ApiError(400, message, param="logprob_start_len")
+        values = {ours: getattr(fields, theirs) for ours, theirs in SAMPLING_NAMES.items()} | {"max_tokens": budget}
+        prompt_logprobs = None if body.prompt_start is None else logprobs
+        prompts.append((ids, sampling_params(CLIENT_NAMES, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
+    return Batch(prompts, body.priority or 0)
 
 
-async def chunks(generation: Generation, prompts: Prompts, single: bool, started: float) -> AsyncIterator[Event]:
-    """Each event carries all the text and tokens of its prompt so far, which is how SGLang streams."""
-    index_of = {request_id: index for index, request_id in enumerate(generation.request_ids)}
-    texts: list[str] = [""] * len(prompts)
-    tokens: list[list[int]] = [[] for _ in prompts]
-    async for update in generation:
-        index = index_of[update.request_id]
-        texts[index] += update.text
-        tokens[index] += update.token_ids
-        if update.output is not None:
-            event = result(update.output, started)
-        else:
-            counts = {"prompt_tokens": len(prompts[index][0]), "completion_tokens": len(tokens[index])}
-            meta = {"id": update.request_id, "finish_reason": None} | counts
-            event = {"text": texts[index], "output_ids": tokens[index], "meta_info": meta}
-        yield event if single else {"index": index} | event
+def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
+    """Refuses what would be ignored without return_logprob, and text without a tokenizer."""
+    for name, neutral in {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": False}.items():
+        if not body.return_logprob and getattr(body, name) not in (None, neutral):
+            raise ApiError(400, f"{name} needs return_logprob to be true", param=name)
+    if body.return_text_in_logprobs and model.tokenizer is None:
+        raise ApiError(400, "return_text_in_logprobs: this model has no tokenizer", param="return_text_in_logprobs")
 
 
-def result(output: GenerationOutput, started: float) -> Event:
-    """A finished prompt in SGLang's shape; spec_accept_length counts the tokens per verification, bonus included."""
-    return {
-        "text": output.text,
-        "output_ids": list(output.token_ids),
-        "meta_info": {
+@dataclass
+class _Growing:
+    """What a stream has brought so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, update: Update) -> None:
+        self.text += update.text
+        self.token_ids += update.token_ids
+        self.logprobs += update.logprobs or ()
+
+
+class AnswerForm:
+    """Makes SGLang's answer to one HTTP request."""
+
+    def __init__(self, body: GenerateRequest, batch: Batch, model: ServedModel, started: float):
+        self._body, self._batch, self._started = body, batch, started
+        self._text_of: Callable[[int], str] | None = model.token_text if body.return_text_in_logprobs else None
+        self._is_single = is_single(body.text if body.input_ids is None else body.input_ids) and batch.n == 1
+
+    def whole(self, outputs: list[GenerationOutput]) -> Event | list[Event]:
+        """A single prompt gets one answer; lists of prompts, and n > 1, get a list."""
+        answers = [self.result(output) for output in outputs]
+        return answers[0] if self._is_single else answers
+
+    async def chunks(self, generation: Generation) -> AsyncIterator[Event]:
+        """Each event carries all the text and tokens of its completion so far, which is how SGLang streams."""
+        index_of = {request_id: index for index, request_id in enumerate(generation.request_ids)}
+        growing = [_Growing() for _ in index_of]
+        async for update in updates(generation):
+            index = index_of[update.request_id]
+            so_far = growing[index]
+            so_far.add(update)
+            if update.output is not None:
+                event = self.result(update.output)
+            else:
+                counts = {"prompt_tokens": len(self._batch.prompt_of(index)[0]), "completion_tokens": len(so_far.token_ids)}
+                meta = {"id": update.request_id, "finish_reason": None} | counts
+                meta |= self._output_logprobs(so_far.token_ids, so_far.logprobs)
+                event = {"text": so_far.text, "output_ids": so_far.token_ids, "meta_info": meta}
+            yield event if self._is_single else {"index": index} | event
+
+    def result(self, output: GenerationOutput) -> Event:
+        """A finished completion; spec_accept_length counts the tokens per verification, bonus included."""
+        meta = {
             "id": output.request_id,
             "finish_reason": finish_reason(output),
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": len(output.token_ids),
-            "e2e_latency": round(perf_counter() - started, 6),
+            "cached_tokens": output.cached_tokens,
+            "e2e_latency": round(perf_counter() - self._started, 6),
             "spec_verify_ct": output.speculation.verify_count,
             "spec_accept_length": round(output.speculation.accept_length, 4),
-        },
-    }
+        }
+        logprobs = self._input_logprobs(output) | self._output_logprobs(output.token_ids, output.logprobs or ())
+        return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta | logprobs}
+
+    def _output_logprobs(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob]) -> Event:
+        return self._logprobs("output", token_ids, entries)
+
+    def _input_logprobs(self, output: GenerationOutput) -> Event:
+        """From logprob_start_len on. SGLang gives the first of these tokens no logprob, wherever it is."""
+        start = self._body.prompt_start
+        if start is None or output.prompt_logprobs is None:
+            return self._logprobs("input", (), ())
+        return self._logprobs("input", output.prompt_token_ids[start:], (None, *output.prompt_logprobs[start + 1 :]))
+
+    def _logprobs(self, side: str, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]) -> Event:
+        if not self._body.return_logprob:
+            return {}
+        shown: Event = {f"{side}_token_logprobs": native_logprobs(token_ids, entries, self._text_of)}
+        if self._body.top_logprobs_num:
+            shown[f"{side}_top_logprobs"] = native_top(entries, self._text_of)
+        return shown
 
 
 def finish_reason(output: GenerationOutput) -> dict[str, str | int | None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -9,14 +10,18 @@ from fastapi.responses import JSONResponse, Response
 
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.batch import Batch, collect, sampling_params, start
 from jaxspec.server.errors import ApiError
-from jaxspec.server.model import ServedModel, sampling_params
+from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.openai_protocol import ChatRequest, CompletionRequest, SamplingFields
 from jaxspec.server.openai_responses import ChatCompletion, Completion, Responder
-from jaxspec.server.streaming import Event, EventStream, Prompts, collect, start, unless_disconnected
+from jaxspec.server.streaming import Event, EventStream, unless_disconnected
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions; a chat reply may fill the context."""
+COMPLETION_NAMES = {"prompt_logprobs": "logprobs"}
+CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
+"""Our names of fields, and those of OpenAI's clients where they differ."""
 
 
 def openai_routes(engine: AsyncEngine, model: ServedModel) -> APIRouter:
@@ -34,12 +39,12 @@ def openai_routes(engine: AsyncEngine, model: ServedModel) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        work = answer(engine, body, Completion(model), partial(completion_prompts, body, model), {})
+        work = answer(engine, body, partial(Completion, model), partial(completion_batch, body, model), COMPLETION_NAMES)
         return await unless_disconnected(request, work)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        work = answer(engine, body, ChatCompletion(model), partial(chat_prompts, body, model), {"prompt": "messages"})
+        work = answer(engine, body, partial(ChatCompletion, model), partial(chat_batch, body, model), chat_names(body))
         return await unless_disconnected(request, work)
 
     return router
@@ -58,19 +63,26 @@ def model_card(model: ServedModel) -> Event:
 
 
 async def answer(
-    engine: AsyncEngine, body: SamplingFields, responder: Responder, prepare: Callable[[], Prompts], client_names: Mapping[str, str]
+    engine: AsyncEngine,
+    body: SamplingFields,
+    respond: Callable[[Batch], Responder],
+    prepare: Callable[[], Batch],
+    client_names: Mapping[str, str],
 ) -> Response:
     """Checks, tokenizes (off the event loop), generates, answers."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
-    generation = await start(engine, responder.id, await run_in_threadpool(prepare), client_names)
+    batch = await run_in_threadpool(prepare)
+    responder = respond(batch)
+    generation = await start(engine, responder.id, batch, client_names)
     if body.stream:
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return await EventStream.open(generation, responder.chunks(generation, include_usage))
-    return JSONResponse(responder.whole(await collect(generation)))
+    outputs = await collect(generation)
+    return JSONResponse(await run_in_threadpool(responder.whole, outputs))  # thousands of logprobs take a while
 
 
-def completion_prompts(body: CompletionRequest, model: ServedModel) -> Prompts:
+def completion_batch(body: CompletionRequest, model: ServedModel) -> Batch:
     """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field, for what can't be served."""
     model.check_name(body.model)
     if model.tokenizer is None:
@@ -79,30 +91,61 @@ def completion_prompts(body: CompletionRequest, model: ServedModel) -> Prompts:
             "prompt: this model has no tokenizer, so there is no text to return; send token ids to /generate as input_ids",
             param="prompt",
         )
-    result = []
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, f"best_of is not supported yet (leave it out or send n, {body.n or 1})", param="best_of")
+    if body.echo and body.logprobs is not None and body.stream:
+        raise ApiError(400, "echo with logprobs can't be streamed: leave out stream, echo or logprobs", param="echo")
+    model.check_count(body.prompt, body.n, param="prompt", n_param="n")
+    prompts = []
     for param, ids in model.prompts(body.prompt, "prompt"):
         budget = model.budget(len(ids), body.max_tokens, DEFAULT_MAX_TOKENS, param=param, budget_param="max_tokens")
-        result.append((ids, _params(body, budget)))
-    return result
+        prompt_logprobs = body.logprobs if body.echo else None
+        prompts.append((ids, _params(body, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)))
+    given = [body.prompt] if is_single(body.prompt) else body.prompt
+    texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+    return Batch(prompts, body.priority or 0, texts if body.echo else None)
 
 
-def chat_prompts(body: ChatRequest, model: ServedModel) -> Prompts:
+def chat_batch(body: ChatRequest, model: ServedModel) -> Batch:
     """Token ids and sampling parameters of the conversation. Raises ApiError, naming the field, for what can't be served."""
     model.check_name(body.model)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    model.check_count("", body.n, param="messages", n_param="n")
+    names = chat_names(body)
     ids = model.chat_token_ids([message.for_template() for message in body.messages], "messages")
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    name = names["max_tokens"]
     budget = model.budget(len(ids), getattr(body, name), None, param="messages", budget_param=name)
-    return [(ids, _params(body, budget))]
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return Batch([(ids, _params(body, names, budget, logprobs=logprobs))], body.priority or 0)
 
 
-def _params(body: SamplingFields, max_tokens: int) -> SamplingParams:
-    return sampling_params(
-        {},
-        max_tokens=max_tokens,
-        temperature=body.temperature,
-        seed=body.seed,
-        stop=body.stop,
-        stop_token_ids=body.stop_token_ids,
-        ignore_eos=body.ignore_eos,
-        skip_special_tokens=body.skip_special_tokens,
-    )
+def chat_names(body: ChatRequest) -> dict[str, str]:
+    """Also which name of the budget this client uses."""
+    return CHAT_NAMES | {"max_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"}
+
+
+def _params(body: SamplingFields, client_names: Mapping[str, str], max_tokens: int, **logprobs: int | None) -> SamplingParams:
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
+    return sampling_params(client_names, max_tokens=max_tokens, **given, **logprobs)
+
+
+_SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+"""Fields that SamplingParams has by the same name."""

@@ -4,7 +4,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from jaxspec.server.fields import Prompt, Strict, StringOrStrings, TokenIds, described_as, only
+from jaxspec.server.fields import (
+    AllowedTokenIds,
+    Copies,
+    LogitBias,
+    Logprobs,
+    MinP,
+    Penalty,
+    Priority,
+    Prompt,
+    RepetitionPenalty,
+    Strict,
+    StringOrStrings,
+    TokenIds,
+    Tokens,
+    TokensOrNone,
+    TopK,
+    TopP,
+    described_as,
+    only,
+)
 
 
 class StreamOptions(Strict):
@@ -22,15 +41,31 @@ class SamplingFields(Strict):
 
     model: str | None = None
     """None: the served model."""
+    n: Copies | None = None
+    """Completions of each prompt."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """None: 1.0."""
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    """-1 or 0: all tokens."""
+    min_p: MinP | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    """vLLM's: only these can be drawn."""
     seed: int | None = None
+    """Completion i of a prompt has the seed + i."""
+    min_tokens: TokensOrNone | None = None
     stop: StringOrStrings = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: Priority | None = None
+    """Larger is more urgent, as in SGLang. (In vLLM smaller is.)"""
 
     # Harmless: they name the client or its bookkeeping.
     user: str | None = None
@@ -39,29 +74,28 @@ class SamplingFields(Strict):
     prompt_cache_key: str | None = None
 
     # Not supported yet.
-    n: Annotated[Any, only(1)] = None
-    top_p: Annotated[Any, only(1)] = None
-    top_k: Annotated[Any, only(-1, 0)] = None
-    min_p: Annotated[Any, only(0)] = None
-    min_tokens: Annotated[Any, only(0)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    repetition_penalty: Annotated[Any, only(1)] = None
-    logit_bias: Annotated[Any, only({})] = None
     response_format: Annotated[Any, only({"type": "text"})] = None
-    priority: Annotated[Any, only(0)] = None
+    structured_outputs: Annotated[Any, only()] = None
+    bad_words: Annotated[Any, only([])] = None
+    include_stop_str_in_output: Annotated[Any, only(False)] = None
+    no_stop_trim: Annotated[Any, only(False)] = None
+    stop_regex: Annotated[Any, only([])] = None
 
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Tokens | None = None
     """None: 16, or what is left of the context."""
+    echo: bool | None = None
+    """The answer begins with the prompt, and so do its logprobs."""
+    logprobs: Logprobs | None = None
+    """The log probability of every token and of so many likeliest ones."""
+    best_of: Copies | None = None
+    """May only repeat n: choosing the best of more is not supported."""
 
-    best_of: Annotated[Any, only(1)] = None
-    echo: Annotated[Any, only(False)] = None
-    logprobs: Annotated[Any, only()] = None
+    prompt_logprobs: Annotated[Any, only()] = None
     suffix: Annotated[Any, only("")] = None
 
 
@@ -100,15 +134,17 @@ class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Tokens | None = None
     """None: max_tokens, or what is left of the context."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Tokens | None = None
     """The older name of max_completion_tokens, which wins."""
+    logprobs: bool | None = None
+    """The log probability of every token of the reply."""
+    top_logprobs: Logprobs | None = None
+    """With logprobs: and of so many likeliest ones."""
 
     parallel_tool_calls: bool | None = None
     """Harmless: without tools there are no calls."""
-    logprobs: Annotated[Any, only(False)] = None
-    top_logprobs: Annotated[Any, only(0)] = None
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
     functions: Annotated[Any, only([])] = None

@@ -3,38 +3,19 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, EngineError, Generation
-from jaxspec.engine.request import GenerationOutput
-from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.errors import ClientDisconnected, from_engine, refused
+from jaxspec.engine.async_engine import EngineError, Generation
+from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
 
 logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
-Prompts = list[tuple[list[int], SamplingParams]]
-"""The prompts of one HTTP request."""
-
-
-async def start(engine: AsyncEngine, request_id: str, prompts: Prompts, client_names: Mapping[str, str]) -> Generation:
-    """Hands the prompts of one HTTP request to the engine."""
-    try:
-        return await engine.start([AsyncRequest(f"{request_id}-{index}", *prompt) for index, prompt in enumerate(prompts)])
-    except ValueError as error:
-        raise refused(error, client_names) from None
-
-
-async def collect(generation: Generation) -> list[GenerationOutput]:
-    """The finished outputs, in the order of the prompts."""
-    with generation:
-        outputs = {update.request_id: update.output async for update in generation}  # the last update of each has it
-    return [output for request_id in generation.request_ids if (output := outputs[request_id]) is not None]
 
 
 class EventStream(StreamingResponse):
@@ -67,7 +48,7 @@ async def encode_events(first: Event, rest: AsyncIterator[Event]) -> AsyncGenera
         async for event in rest:
             yield encode(event)
     except Exception as error:
-        if not isinstance(error, EngineError):
+        if not isinstance(error, (ApiError, EngineError)):
             logger.exception("a stream failed")
         yield encode(from_engine(error).body)
     yield "data: [DONE]\n\n"

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from jaxspec.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine, AsyncRequest, EngineClosed, EngineError
+from jaxspec.engine.pages import IntegrityError
+from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 from tests.server.fakes import TEXT, FakeEngine
@@ -179,7 +181,7 @@ def test_an_event_loop_that_went_away_is_forgotten(engine: AsyncEngine, fake: Fa
     run(text_of(engine, [1]))
 
 
-def test_a_failing_step_fails_its_requests_only(engine: AsyncEngine, fake: FakeEngine, caplog: pytest.LogCaptureFixture):
+def test_a_failing_step_fails_its_requests_only(engine: AsyncEngine, fake: FakeEngine):
     async def work():
         fake.allow(0)
         first = asyncio.ensure_future(text_of(engine, [1]))
@@ -195,7 +197,36 @@ def test_a_failing_step_fails_its_requests_only(engine: AsyncEngine, fake: FakeE
         assert engine.is_healthy
 
     run(work())
-    assert "secret" in caplog.text
+
+
+def test_a_request_that_fails_ends_the_others_of_its_generation_only(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.allow(0)
+        first = await engine.start([AsyncRequest(name, [1], PARAMS) for name in ("a", "b")])
+        second = asyncio.ensure_future(text_of(engine, [1]))
+        await asyncio.sleep(0.02)
+        fake.ends_with = "error"
+        fake.allow(1)
+        with pytest.raises(EngineError):
+            async for _ in first:
+                pass
+        fake.allow(math.inf)
+        assert await second == TEXT[:18] + "x"
+        await until(lambda: not fake.running)
+        assert fake.aborted == ["b"]
+
+    run(work())
+
+
+def test_running_out_of_time_is_an_outcome(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.ends_with = "timeout"
+        generation = await engine.start([AsyncRequest("a", [1], PARAMS, 3, 2.5)])
+        outputs = [update.output async for update in generation]
+        assert [output.finish_reason for output in outputs] == ["timeout"]
+        assert (fake.priorities, fake.timeouts) == ([3], [2.5])
+
+    run(work())
 
 
 def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: AsyncEngine, fake: FakeEngine):
@@ -212,21 +243,99 @@ def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: AsyncEn
     run(work())
 
 
-def test_an_engine_that_can_not_get_rid_of_its_work_is_left_alone(caplog: pytest.LogCaptureFixture):
-    """No endless loop of failing steps."""
-
-    class Stuck(FakeEngine):
-        has_work = True
-
-        def step(self):
-            self.steps += 1
-            raise RuntimeError("stuck")
-
-    fake = Stuck()
+@pytest.mark.parametrize("error", [IntegrityError("secret: page 3 is lost"), RuntimeError("secret"), AssertionError()])
+def test_an_exception_out_of_the_engine_ends_everything(error: Exception, caplog: pytest.LogCaptureFixture):
+    """Not a single step more, and nobody waits for ever."""
+    fake = FakeEngine()
     engine = AsyncEngine(fake)
-    time.sleep(0.2)
+
+    async def work():
+        fake.allow(1)
+        first = asyncio.ensure_future(text_of(engine, [1]))
+        await until(lambda: fake.steps == 1)
+        second = asyncio.ensure_future(text_of(engine, [1]))  # not admitted yet
+        await asyncio.sleep(0.02)
+        fake.crash = error
+        fake.allow(math.inf)
+        with pytest.raises(EngineError, match="failed while it worked") as failure:
+            await first
+        assert not isinstance(failure.value, EngineClosed) and "secret" not in str(failure.value)
+        with pytest.raises(EngineClosed, match="must be started again"):
+            await second
+        fake.crash = None
+        with pytest.raises(EngineClosed, match="must be started again"):
+            await text_of(engine, [1])
+        with pytest.raises(EngineClosed):
+            await engine.flush_cache()
+        assert not engine.is_healthy
+        assert fake.steps == 2
+        assert fake.aborted == []  # a broken engine is not touched
+
+    run(work())
     engine.close()
-    assert fake.steps == MAX_FAILED_STEPS
+    assert "can't be trusted" in caplog.text and type(error).__name__ in caplog.text
+
+
+def test_an_engine_that_breaks_at_a_command_strands_nobody(caplog: pytest.LogCaptureFixture):
+    class Breaking(FakeEngine):
+        def flush_cache(self):
+            raise IntegrityError("secret")
+
+    engine = AsyncEngine(Breaking())
+
+    async def work():
+        with pytest.raises(EngineClosed, match="must be started again"):
+            await engine.flush_cache()
+
+    run(work())
+    engine.close()
+
+
+def test_flushing_the_cache(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        await engine.flush_cache()  # without work
+        fake.allow(0)
+        running = asyncio.ensure_future(text_of(engine, [1]))
+        await until(lambda: fake.running == 1)
+        flushing = asyncio.ensure_future(engine.flush_cache())
+        await asyncio.sleep(0.02)
+        assert (fake.flushes, flushing.done()) == (1, False)  # between two steps only
+        fake.allow(math.inf)
+        await flushing
+        assert fake.flushes == 2
+        assert await running == TEXT[:18] + "x"
+
+    run(work())
+
+
+def test_a_full_queue_takes_all_or_none(engine: AsyncEngine, fake: FakeEngine):
+    async def work():
+        fake.room = 2
+        with pytest.raises(QueueFull):
+            await engine.start([AsyncRequest(name, [1], PARAMS) for name in "abc"])
+        assert fake.aborted == ["a", "b"]
+        assert await text_of(engine, [1]) == TEXT[:18] + "x"
+
+    run(work())
+
+
+def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: AsyncEngine, fake: FakeEngine):
+    """The refusal and the cancellation may cross: what was never admitted must not be aborted."""
+
+    async def work():
+        fake.allow(1)
+        first = await engine.start([AsyncRequest("same", [1], PARAMS)])
+        await until(lambda: fake.steps == 1)
+        second = asyncio.ensure_future(engine.start([AsyncRequest("same", [2], PARAMS)]))
+        await asyncio.sleep(0.02)  # it waits for admission: the engine stands in a step
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        fake.allow(math.inf)
+        assert "".join([update.text async for update in first]) == TEXT[:18] + "x"
+        assert fake.aborted == []
+
+    run(work())
 
 
 def test_closing_ends_waiting_streams(engine: AsyncEngine, fake: FakeEngine):
@@ -267,7 +376,7 @@ def test_an_observer_that_fails_does_not_strand_anybody(fake: FakeEngine, caplog
         raise RuntimeError("observer")
 
     engine = AsyncEngine(fake, observer)
-    with pytest.raises(EngineClosed):
+    with pytest.raises(EngineError):
         run(text_of(engine, [1]))
     assert not engine.is_healthy
     assert "observer" in caplog.text

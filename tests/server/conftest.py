@@ -83,10 +83,13 @@ def shared() -> Iterator[Client]:
 def client(shared: Client) -> Iterator[Client]:
     """Whatever a test does to the server, afterwards it is idle and answers."""
     shared.engine.params.clear()
+    shared.engine.priorities.clear()
     shared.engine.aborted.clear()
     yield shared
     shared.engine.allow(math.inf)
     shared.engine.failures = 0
+    shared.engine.room = math.inf
+    shared.engine.cached_tokens = 0
     wait_until(lambda: not shared.engine.running)
     answer = shared.post("/v1/completions", prompt="after", max_tokens=3)
     assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "The")

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.engine.detokenizer import Detokenizer
-from jaxspec.engine.request import Request, Status, Update
+from jaxspec.engine.request import Request, Status, TokenLogprob, Update
+from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 
@@ -32,6 +33,11 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=chat_template)
 
 
+def fake_logprob(token: int, alternatives: int) -> TokenLogprob:
+    """Token t has -t / 100; the likeliest ones are 65 (A) with -0.65, 66, ..., and so the token is among them or not."""
+    return TokenLogprob(token, -token / 100, tuple((65 + rank, -(65 + rank) / 100) for rank in range(alternatives)))
+
+
 class FakeEngine:
     """Continues every prompt with TEXT, two tokens a step after the first, whatever the prompt is."""
 
@@ -39,13 +45,25 @@ class FakeEngine:
         self.tokenizer = byte_tokenizer()
         self.params: list[SamplingParams] = []
         """Of every request that was added."""
+        self.priorities: list[int] = []
+        self.timeouts: list[float | None] = []
+        self.room: float = math.inf
+        """So many requests may be unfinished; one more is refused."""
+        self.cached_tokens = 0
+        """What requests report."""
+        self.flushes = 0
         self.aborted: list[str] = []
         """Ids of the requests that were aborted while unfinished."""
         self._allowance = threading.Condition()
         self._allowed: float = math.inf
         self.failures = 0
-        """So many of the next steps raise."""
+        """In so many of the next steps the device fails, and all requests with it."""
+        self.crash: Exception | None = None
+        """What the next step raises."""
+        self.ends_with: str | None = None
+        """The finish_reason that the next step ends the first request with, from outside."""
         self.steps = 0
+        self._failed_steps = 0
         self._requests: dict[str, Request] = {}
         self._generated = self._verified = self._verifications = 0
 
@@ -63,15 +81,31 @@ class FakeEngine:
             self._allowed = steps
             self._allowance.notify()
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, request_id: str | None = None) -> Request:
-        assert request_id is not None
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Request:
+        assert request_id is not None and params.n == 1
+        if len(self._requests) >= self.room:
+            raise QueueFull(f"{len(self._requests)} requests wait already and max_waiting_requests is {self.room}: try again later")
         wrong = [token for token in prompt if not 0 <= token < VOCABULARY]
         if wrong:
             raise ValueError(f"prompt holds token id {wrong[0]}; ids are 0 to {VOCABULARY - 1}")
         detokenizer = Detokenizer(self.tokenizer, params.stop)
         self.params.append(params)
-        self._requests[request_id] = Request(request_id, tuple(prompt), params, 0, params.stop_token_ids, detokenizer)
-        return self._requests[request_id]
+        self.priorities.append(priority)
+        self.timeouts.append(timeout)
+        request = Request(request_id, tuple(prompt), params, 0, params.stop_token_ids, detokenizer)
+        request.cached_tokens = self.cached_tokens
+        if (count := params.prompt_logprobs) is not None:
+            request.prompt_logprobs[1:] = [fake_logprob(token, count) for token in prompt[1:]]
+        self._requests[request_id] = request
+        return request
 
     def abort(self, request_id: str) -> Update | None:
         request = self._requests.pop(request_id, None)
@@ -81,26 +115,43 @@ class FakeEngine:
         request.finish_reason = "abort"
         return Update(request_id, "", (), request.result())
 
+    def flush_cache(self) -> None:
+        self.flushes += 1
+
     def step(self) -> list[Update]:
         with self._allowance:
             assert self._allowance.wait_for(lambda: self._allowed > 0, timeout=20)
             self._allowed -= 1
         self.steps += 1
+        if self.crash is not None:
+            raise self.crash
         if self.failures:
             self.failures -= 1
-            raise RuntimeError("secret: /home/someone/weights")
+            self._failed_steps += 1
+            return [self._end(request, "error") for request in list(self._requests.values())]
+        self._failed_steps = 0
+        first = next(iter(self._requests.values()), None)
+        if first is not None and self.ends_with is not None:
+            reason, self.ends_with = self.ends_with, None
+            return [self._end(first, reason)]
         return [self._advance(request) for request in list(self._requests.values())]
+
+    def _end(self, request: Request, reason: str) -> Update:
+        del self._requests[request.id]
+        request.finish_reason, request.error = reason, "secret: /home/someone/weights"
+        return Update(request.id, "", (), request.result())
 
     def _advance(self, request: Request) -> Update:
         endless = TEXT.encode() * 100
         shown, new = len(request.detokenizer.text), []
         for _ in range(2 if request.output else 1):
             token = endless[len(request.output)]
-            request.output.append(token)
+            request.tokens.append(token)
             new.append(token)
+            request.detokenizer.add([token], ends_with_stop=token in request.stop_token_ids)
             if token in request.stop_token_ids:
                 request.finish_reason, request.matched_stop = "stop", token
-            elif request.detokenizer.add(token):
+            elif request.detokenizer.matched is not None:
                 request.finish_reason, request.matched_stop = "stop", request.detokenizer.matched
             elif len(request.output) == request.params.max_tokens:
                 request.finish_reason = "length"
@@ -116,17 +167,20 @@ class FakeEngine:
             request.detokenizer.finish()
             del self._requests[request.id]
             request.status = Status.FINISHED
+        logprobs = None
+        if (count := request.params.logprobs) is not None:
+            logprobs = tuple(fake_logprob(token, count) for token in new)
+            request.logprobs += logprobs
         output = request.result() if request.finish_reason else None
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), output)
+        return Update(request.id, request.detokenizer.text[shown:], tuple(new), output, logprobs)
 
     def stats(self) -> EngineStats:
         return EngineStats(
             running=self.running,
-            waiting=0,
             used_pages=self.running,
             total_pages=10,
             page_size=16,
-            prefilled_tokens=0,
+            failed_steps=self._failed_steps,
             generated_tokens=self._generated,
             verify_count=self._verifications,
             verified_tokens=self._verified,

@@ -13,9 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxspec.server import fields
 from tests.server.conftest import Client
 from tests.server.fakes import CONTEXT
-
-COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
-USER = [{"role": "user", "content": "hi"}]
+from tests.server.wrong_fields import CHAT, COMPLETIONS, GENERATE, USER, WRONG_FIELDS
 
 
 def refusal(response: httpx.Response, status: int) -> dict:
@@ -28,78 +26,6 @@ def refusal(response: httpx.Response, status: int) -> dict:
     assert error["type"] == "invalid_request_error"
     assert len(error["message"]) < 600
     return error
-
-
-WRONG_FIELDS = [
-    (COMPLETIONS, {}, "prompt"),
-    (COMPLETIONS, {"prompt": ""}, "prompt"),
-    (COMPLETIONS, {"prompt": []}, "prompt"),
-    (COMPLETIONS, {"prompt": ["a", ""]}, "prompt.1"),
-    (COMPLETIONS, {"prompt": [[1], []]}, "prompt.1"),
-    (COMPLETIONS, {"prompt": None}, "prompt"),
-    (COMPLETIONS, {"prompt": 5}, "prompt"),
-    (COMPLETIONS, {"prompt": {"text": "x"}}, "prompt"),
-    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
-    (COMPLETIONS, {"prompt": [1.5]}, "prompt"),
-    (COMPLETIONS, {"prompt": [True]}, "prompt"),
-    (COMPLETIONS, {"prompt": [1, 256]}, "prompt"),
-    (COMPLETIONS, {"prompt": ["a"] * 257}, "prompt"),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, "max_tokens"),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, "max_tokens"),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": 5.5}, "max_tokens"),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": True}, "max_tokens"),
-    (COMPLETIONS, {"prompt": "x", "temperature": -0.1}, "temperature"),
-    (COMPLETIONS, {"prompt": "x", "temperature": 1e-9}, "temperature"),
-    (COMPLETIONS, {"prompt": "x", "temperature": 2.5}, "temperature"),
-    (COMPLETIONS, {"prompt": "x", "temperature": "hot"}, "temperature"),
-    (COMPLETIONS, {"prompt": "x", "seed": 2**80}, "seed"),
-    (COMPLETIONS, {"prompt": "x", "seed": 1.5}, "seed"),
-    (COMPLETIONS, {"prompt": "x", "stop": ""}, "stop"),
-    (COMPLETIONS, {"prompt": "x", "stop": ["a", 1]}, "stop"),
-    (COMPLETIONS, {"prompt": "x", "stop": ["a"] * 33}, "stop"),
-    (COMPLETIONS, {"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids"),
-    (COMPLETIONS, {"prompt": "x", "stop_token_ids": "7"}, "stop_token_ids"),
-    (COMPLETIONS, {"prompt": "x", "ignore_eos": 1}, "ignore_eos"),
-    (COMPLETIONS, {"prompt": "x", "stream": "yes"}, "stream"),
-    (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
-    (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": {"wrong": 1}}, "stream_options.wrong"),
-    (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": True}, "stream_options"),
-    (COMPLETIONS, {"prompt": "x", "max_token": 5}, "max_token"),
-    (COMPLETIONS, {"prompt": "x", "model": 5}, "model"),
-    (COMPLETIONS, {"prompt": "x", "stream": True, "max_tokens": -1}, "max_tokens"),
-    (COMPLETIONS, {"prompt": [256], "stream": True}, "prompt"),
-    (CHAT, {}, "messages"),
-    (CHAT, {"messages": []}, "messages"),
-    (CHAT, {"messages": "hi"}, "messages"),
-    (CHAT, {"messages": ["hi"]}, "messages.0"),
-    (CHAT, {"messages": [*USER, {"role": "robot", "content": "hi"}]}, "messages.1.role"),
-    (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content"),
-    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # by the template
-    (CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
-    (CHAT, {"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens"),
-    (CHAT, {"messages": USER, "chat_template": "{{ x }}"}, "chat_template"),
-    (CHAT, {"messages": USER, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
-    (CHAT, {"messages": USER, "prompt": "x"}, "prompt"),
-    (GENERATE, {}, "text"),
-    (GENERATE, {"text": "x", "input_ids": [1]}, "text"),
-    (GENERATE, {"text": ""}, "text"),
-    (GENERATE, {"text": ["a", ""]}, "text.1"),
-    (GENERATE, {"text": 5}, "text"),
-    (GENERATE, {"input_ids": []}, "input_ids"),
-    (GENERATE, {"input_ids": [-5]}, "input_ids"),
-    (GENERATE, {"input_ids": [256]}, "input_ids"),
-    (GENERATE, {"input_ids": "x"}, "input_ids"),
-    (GENERATE, {"text": "x", "sampling_params": []}, "sampling_params"),
-    (GENERATE, {"text": "x", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
-    (GENERATE, {"text": "x", "sampling_params": {"max_new_tokens": "1"}}, "sampling_params.max_new_tokens"),
-    (GENERATE, {"text": "x", "sampling_params": {"sampling_seed": 2**70}}, "sampling_params.sampling_seed"),
-    (GENERATE, {"text": "x", "sampling_params": {"temperature": 101}}, "sampling_params.temperature"),
-    (GENERATE, {"text": "x", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
-    (GENERATE, {"text": "x", "max_new_tokens": 5}, "max_new_tokens"),
-]
 
 
 @pytest.mark.parametrize(("path", "body", "field"), WRONG_FIELDS, ids=lambda value: json.dumps(value)[:60])
@@ -117,21 +43,20 @@ def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict
             COMPLETIONS,
             {"prompt": "x"},
             {
-                "n": 2, "best_of": 2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "min_tokens": 1, "frequency_penalty": 1,
-                "presence_penalty": -1, "repetition_penalty": 1.1, "logit_bias": {"5": 1}, "logprobs": 0, "echo": True,
-                "suffix": "x", "response_format": {"type": "json_object"}, "priority": 1,
+                "best_of": 2, "suffix": "x", "response_format": {"type": "json_object"}, "bad_words": ["x"], "prompt_logprobs": 1,
+                "structured_outputs": {}, "include_stop_str_in_output": True, "no_stop_trim": True, "stop_regex": ["x"],
             },
         ),
         (
             CHAT,
             {"messages": USER},
             {
-                "n": 2, "top_p": 0.9, "logprobs": True, "top_logprobs": 1, "tools": [{}], "tool_choice": "required",
+                "tools": [{}], "tool_choice": "required",
                 "functions": [{}], "modalities": ["audio"], "reasoning_effort": "low", "store": True, "service_tier": "flex",
                 "prediction": {}, "response_format": {"type": "json_object"},
             },
         ),
-        (GENERATE, {"text": "x"}, {"rid": "7", "return_logprob": True, "return_hidden_states": True, "lora_path": "x"}),
+        (GENERATE, {"text": "x"}, {"rid": "7", "token_ids_logprob": [1], "return_hidden_states": True, "lora_path": "x"}),
     ],
 )  # fmt: skip
 def test_options_that_are_not_there_yet_are_refused_by_name(client: Client, path: str, body: dict, options: dict):
@@ -141,7 +66,7 @@ def test_options_that_are_not_there_yet_are_refused_by_name(client: Client, path
 
 
 def test_options_of_sampling_params_that_are_not_there_yet(client: Client):
-    for name, value in {"n": 2, "top_p": 0.5, "regex": "a*", "min_new_tokens": 3, "no_stop_trim": True}.items():
+    for name, value in {"regex": "a*", "json_schema": "{}", "stop_regex": ["a"], "no_stop_trim": True}.items():
         error = refusal(client.post(GENERATE, text="x", sampling_params={name: value}), 400)
         assert error["param"] == f"sampling_params.{name}"
 
@@ -158,7 +83,29 @@ def test_neutral_values_of_those_options_pass(client: Client):
 
 
 def test_true_is_not_a_neutral_one(client: Client):
-    assert refusal(client.post(COMPLETIONS, prompt="x", n=True), 400)["param"] == "n"
+    for spelt in (True, 1):
+        assert refusal(client.post(COMPLETIONS, prompt="x", no_stop_trim=spelt), 400)["param"] == "no_stop_trim"
+    assert refusal(client.post(COMPLETIONS, prompt="x", include_stop_str_in_output=0), 400)["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            CHAT,
+            {"messages": USER, "max_completion_tokens": 5, "min_tokens": 9},
+            "min_tokens (9) must not be more than max_completion_tokens (5)",
+        ),
+        (
+            GENERATE,
+            {"text": "x", "sampling_params": {"max_new_tokens": 5, "min_new_tokens": 9}},
+            "sampling_params.min_new_tokens (9) must not be more than sampling_params.max_new_tokens (5)",
+        ),
+        (COMPLETIONS, {"prompt": ["x"] * 128, "n": 3}, "n = 3 makes 384 completions of 128 prompts; a request takes at most 256"),
+    ],
+)
+def test_messages_speak_of_the_clients_fields(client: Client, path: str, body: dict, message: str):
+    assert refusal(client.post(path, **body), 400)["message"] == message
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER})])

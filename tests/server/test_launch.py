@@ -88,3 +88,26 @@ def test_an_unused_token_map_is_a_line_in_the_log(places, tmp_path, monkeypatch,
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 1 and "map.json is not used" in said[0]
     assert any("EAGLE3 draft tree 5/4/8" in record.message for record in caplog.records)
+
+
+def test_lossy_thresholds_are_a_line_in_the_log(places, monkeypatch, caplog):
+    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: 0.0)
+    command = "--speculative-accept-threshold-single 0.9 --log-level error"
+    load(arguments(places, "target", "EAGLE3", "eagle3", command))
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1 and "--speculative-accept-threshold-single" in said[0] and "lossy" in said[0]
+
+
+def test_a_cache_below_the_context_length_is_told(places, monkeypatch, caplog):
+    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: 0.0)
+    llm = load(arguments(places, "target", "EAGLE3", "eagle3", "--max-total-tokens 100 --log-level error"))
+    assert llm.engine.stats().total_pages == 6
+    assert any("up to 96 tokens" in record.message for record in caplog.records if record.levelno == logging.WARNING)
+
+
+@pytest.mark.parametrize("flag", ["--speculative-adaptive", "--speculative-accept-threshold-acc 0.5"])
+def test_flags_for_a_head_without_one_are_refused(places, flag, monkeypatch):
+    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: pytest.fail("too late"))
+    command = ["--model-path", str(places["target"]), "--log-level", "error", *flag.split()]
+    with pytest.raises(ValueError, match=f"^{flag.split()[0]} has no use without a draft head"):
+        load(parse_arguments(command))

@@ -23,6 +23,7 @@ def test_generate(client: Client, prompt):
         "finish_reason": {"type": "length", "length": 9},
         "prompt_tokens": 5,
         "completion_tokens": 9,
+        "cached_tokens": 0,
         "spec_verify_ct": 4,
         "spec_accept_length": 2.0,
     }
@@ -48,6 +49,51 @@ def test_parameters_reach_the_engine(client: Client):
     assert params == SamplingParams(
         max_tokens=5, temperature=0.5, seed=7, stop=["a"], stop_token_ids=[9], ignore_eos=True, skip_special_tokens=False
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "ours", "value"),
+    [
+        ("top_p", "top_p", 0.5),
+        ("top_k", "top_k", 3),
+        ("top_k", "top_k", 0),
+        ("min_p", "min_p", 0.1),
+        ("frequency_penalty", "frequency_penalty", -1.5),
+        ("presence_penalty", "presence_penalty", 1.5),
+        ("repetition_penalty", "repetition_penalty", 1.2),
+        ("min_new_tokens", "min_tokens", 4),
+        ("logit_bias", "logit_bias", {"9": -2.5}),
+    ],
+)
+def test_each_field_reaches_the_engine(client: Client, field: str, ours: str, value):
+    assert client.post("/generate", text="hello", sampling_params={"max_new_tokens": 5, field: value}).status_code == 200
+    expected = ((9, -2.5),) if field == "logit_bias" else value
+    assert client.engine.params == [SamplingParams(max_tokens=5, **{ours: expected})]
+
+
+def test_priority_reaches_the_engine(client: Client):
+    assert client.post("/generate", text="hello", priority=7).status_code == 200
+    assert client.engine.priorities == [7]
+
+
+def test_n_gets_a_list(client: Client):
+    params = {"n": 2, "sampling_seed": 3, "max_new_tokens": 4}
+    answers = client.post("/generate", text="hello", sampling_params=params).json()
+    assert [answer["text"] for answer in answers] == [TEXT[:4]] * 2
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [5, 5]
+    assert [each.seed for each in client.engine.params] == [3, 4]
+    answers = client.post("/generate", text=["one", "three"], sampling_params=params).json()
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 3, 5, 5]
+    texts = {}
+    for event in client.events("/generate", text=["one", "three"], sampling_params=params):
+        texts[event["index"]] = (event["text"], event["meta_info"]["prompt_tokens"])
+        assert event["meta_info"]["prompt_tokens"] == (3, 3, 5, 5)[event["index"]]  # in every event, not only the last
+    assert texts == {0: (TEXT[:4], 3), 1: (TEXT[:4], 3), 2: (TEXT[:4], 5), 3: (TEXT[:4], 5)}
+
+
+def test_cached_tokens(client: Client):
+    client.engine.cached_tokens = 3
+    assert client.post("/generate", text="hello").json()["meta_info"]["cached_tokens"] == 3
 
 
 @pytest.mark.parametrize("prompt", [{"text": ["one", "three"]}, {"input_ids": [[1, 2, 3], [4, 5, 6, 7, 8]]}])

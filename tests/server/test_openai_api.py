@@ -8,6 +8,16 @@ from tests.server.fakes import CONTEXT, TEXT
 
 USER = [{"role": "user", "content": "hi"}]
 TEMPLATED = "user: hi\n"  # what the template makes of USER
+PATHS = {"/v1/completions": {"prompt": "hello"}, "/v1/chat/completions": {"messages": USER}}
+
+
+def usage(prompt: int, completion: int, cached: int = 0) -> dict:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def test_models(client: Client):
@@ -23,7 +33,7 @@ def test_completion(client: Client):
     assert answer["object"] == "text_completion"
     assert answer["model"] == "fake"
     assert answer["choices"] == [{"index": 0, "text": TEXT[:9], "logprobs": None, "finish_reason": "length"}]
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert answer["usage"] == usage(5, 9)
 
 
 def test_completion_defaults_are_openais(client: Client):
@@ -45,6 +55,93 @@ def test_parameters_reach_the_engine(client: Client):
     assert client.engine.params == [SamplingParams(**fields)] * 2
 
 
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("top_p", [0.01, 0.5, 1, 1.0]),
+        ("top_k", [-1, 0, 1, 2**31 - 1]),
+        ("min_p", [0, 0.25, 1]),
+        ("frequency_penalty", [-2, 0.5, 2]),
+        ("presence_penalty", [-2, 0.5, 2]),
+        ("repetition_penalty", [0.01, 1.1, 10]),
+        ("allowed_token_ids", [[1], [1, 2, 3]]),
+        ("min_tokens", [0, 1, 5]),
+        ("seed", [0, -(2**63), 2**64 - 1]),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_each_field_reaches_the_engine(client: Client, path: str, field: str, values: list):
+    for value in values:
+        assert client.post(path, **PATHS[path], max_tokens=5, **{field: value}).status_code == 200, value
+    assert client.engine.params == [SamplingParams(max_tokens=5, **{field: value}) for value in values]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_logit_bias_has_strings_as_keys(client: Client, path: str):
+    for bias in ({}, {"7": -100, "0": 100.0, "255": 0.5}, {str(token): 1 for token in range(1024)}):
+        assert client.post(path, **PATHS[path], max_tokens=5, logit_bias=bias).status_code == 200
+        expected = tuple((int(token), float(value)) for token, value in bias.items())
+        assert client.engine.params[-1] == SamplingParams(max_tokens=5, logit_bias=expected)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_priority_reaches_the_engine(client: Client, path: str):
+    for priority in (5, 0, -3, None):
+        assert client.post(path, **PATHS[path], priority=priority).status_code == 200
+    assert client.engine.priorities == [5, 0, -3, 0]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_n_completions(client: Client, path: str):
+    answer = client.post(path, **PATHS[path], n=3, seed=7, max_tokens=4).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert [params.seed for params in client.engine.params] == [7, 8, 9]
+    assert {params.n for params in client.engine.params} == {1}
+    tokens = len("hello") if "prompt" in PATHS[path] else len(TEMPLATED)
+    assert answer["usage"] == usage(tokens, 12)  # the prompt counts once
+    assert "metrics" not in answer
+
+
+def test_n_completions_of_several_prompts_are_in_order_of_the_prompts(client: Client):
+    body = {"prompt": ["one", "three"], "n": 2, "seed": 1, "max_tokens": 4, "echo": True}
+    answer = client.post("/v1/completions", **body).json()
+    texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
+    assert texts == {0: "oneThe ", 1: "oneThe ", 2: "threeThe ", 3: "threeThe "}
+    assert [params.seed for params in client.engine.params] == [1, 2, 1, 2]
+    assert answer["usage"] == usage(8, 16)
+    *events, last = client.events("/v1/completions", **body, stream_options={"include_usage": True})
+    streamed = dict.fromkeys(range(4), "")
+    for event in events:
+        [choice] = event["choices"]
+        streamed[choice["index"]] += choice["text"]
+    assert (streamed, last["usage"]) == (texts, answer["usage"])
+
+
+def test_cached_tokens_count_once_per_prompt(client: Client):
+    client.engine.cached_tokens = 2
+    body = {"prompt": ["one", "three"], "n": 3, "max_tokens": 4}
+    assert client.post("/v1/completions", **body).json()["usage"] == usage(8, 24, cached=4)
+    last = client.events("/v1/completions", **body, stream_options={"include_usage": True})[-1]
+    assert last["usage"] == usage(8, 24, cached=4)
+
+
+def test_best_of_may_repeat_n(client: Client):
+    assert len(client.post("/v1/completions", prompt="x", n=2, best_of=2).json()["choices"]) == 2
+
+
+@pytest.mark.parametrize("prompt", ["hello", list(b"hello"), ["hello"], [list(b"hello")]])
+def test_echo(client: Client, prompt):
+    body = {"prompt": prompt, "max_tokens": 4, "echo": True}
+    answer = client.post("/v1/completions", **body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hello" + TEXT[:4]]
+    assert "".join(event["choices"][0]["text"] for event in client.events("/v1/completions", **body)) == "hello" + TEXT[:4]
+
+
+def test_echo_of_nonsense_is_refused_before_it_is_decoded(client: Client):
+    for prompt in ([-1], [256], [2**31 - 1]):
+        assert client.post("/v1/completions", prompt=prompt, echo=True).status_code == 400
+
+
 @pytest.mark.parametrize("prompt", ["hello", list(b"hello"), ["hello"], [list(b"hello")]])
 def test_prompt_forms(client: Client, prompt):
     answer = client.post("/v1/completions", prompt=prompt, max_tokens=4).json()
@@ -57,7 +154,7 @@ def test_several_prompts(client: Client, prompt):
     answer = client.post("/v1/completions", prompt=prompt, max_tokens=4).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert [choice["text"] for choice in answer["choices"]] == [TEXT[:4]] * 2
-    assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16}
+    assert answer["usage"] == usage(8, 8)
     assert "metrics" not in answer  # they are of one generation
 
 
@@ -120,7 +217,7 @@ def test_chat(client: Client):
     [choice] = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": TEXT[:9], "refusal": None}
     assert choice["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": len(TEMPLATED), "completion_tokens": 9, "total_tokens": len(TEMPLATED) + 9}
+    assert answer["usage"] == usage(len(TEMPLATED), 9)
 
 
 def test_a_chat_reply_may_fill_the_context(client: Client):

@@ -1,5 +1,6 @@
 """The server over the real engine, on a tiny random model: what comes over HTTP is what the engine makes."""
 
+import json
 import re
 import signal
 import subprocess
@@ -87,9 +88,101 @@ def test_a_seed_repeats_a_sample(http: httpx.Client):
     assert sample(1) == sample(1) != sample(2)
 
 
+def complete(http: httpx.Client, **body) -> dict:
+    response = http.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_n_completions_are_those_of_the_seeds(http: httpx.Client):
+    body = {"prompt": PROMPTS[1], "max_tokens": 12, "temperature": 0.9, "ignore_eos": True}
+    several = complete(http, **body, n=3, seed=5)
+    alone = [complete(http, **body, seed=seed) for seed in (5, 6, 7)]
+    assert [choice["text"] for choice in several["choices"]] == [answer["choices"][0]["text"] for answer in alone]
+    assert len({choice["text"] for choice in several["choices"]}) == 3
+    assert several["usage"]["prompt_tokens"] == len(PROMPTS[1]) and several["usage"]["completion_tokens"] == 36
+
+
+def test_all_parameters_at_once(http: httpx.Client):
+    fields = {
+        "top_p": 0.9, "top_k": 20, "min_p": 0.01, "frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.1,
+        "logit_bias": {"101": 3}, "min_tokens": 5, "max_tokens": 12, "seed": 3, "priority": 2, "temperature": 1.2,
+    }  # fmt: skip
+    first, second = (complete(http, prompt="hello", **fields)["choices"][0]["text"] for _ in range(2))
+    assert first == second
+    allowed = complete(http, prompt="hello", max_tokens=8, allowed_token_ids=[97, 98], ignore_eos=True)["choices"][0]["text"]
+    assert len(allowed) == 8 and set(allowed) <= {"a", "b"}
+
+
+def test_logprobs(http: httpx.Client):
+    """A text scored as a prompt gets the numbers that it got when it was made, and greedy tokens are the likeliest."""
+    prompt = list(b"hello")
+    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}}
+    made = http.post("/generate", json=body | {"return_logprob": True, "top_logprobs_num": 3}).json()
+    entries, top = made["meta_info"]["output_token_logprobs"], made["meta_info"]["output_top_logprobs"]
+    assert [token for _, token, _ in entries] == made["output_ids"] == [best[0][1] for best in top]
+    assert all(len(best) == 3 and best == sorted(best, key=lambda each: -each[0]) for best in top)
+
+    scored = complete(http, prompt=prompt + made["output_ids"], max_tokens=1, echo=True, logprobs=1, temperature=0)
+    [choice] = scored["choices"]
+    logprobs = choice["logprobs"]
+    assert {len(values) for values in logprobs.values()} == {5 + 8 + 1}
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"][5:-1] == pytest.approx([logprob for logprob, _, _ in entries], abs=1e-4)
+    best = [max(each.values()) for each in logprobs["top_logprobs"][5:-1]]
+    assert best == pytest.approx(logprobs["token_logprobs"][5:-1])  # as lm-eval tells that a text is greedy
+
+    native = http.post("/generate", json=body | {"input_ids": prompt + made["output_ids"], "return_logprob": True,
+                                                "logprob_start_len": 5}).json()["meta_info"]["input_token_logprobs"]  # fmt: skip
+    assert [token for _, token, _ in native] == made["output_ids"]
+    assert native[0][0] is None
+    assert [each[0] for each in native[1:]] == pytest.approx([each[0] for each in entries[1:]], abs=1e-4)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_streamed_logprobs(http: httpx.Client, path: str):
+    """One entry per token, whenever its text comes."""
+    body: dict = {"max_tokens": LENGTH, "seed": 1, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    body |= (
+        {"prompt": "x", "logprobs": 1} if "chat" not in path else {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+    )
+    lines = [line.removeprefix("data: ") for line in http.post(path, json=body).text.split("\n\n")[:-2]]
+    *events, last = map(json.loads, lines)
+    objects = [event["choices"][0]["logprobs"] or {} for event in events]
+    assert sum(len(each.get("content", each.get("tokens", []))) for each in objects) == last["usage"]["completion_tokens"] == LENGTH
+
+
+def test_cached_tokens_and_flushing(http: httpx.Client):
+    prompt = "A prompt that no other test here has, of many pages."
+
+    def cached() -> int:
+        return complete(http, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached() == 0
+    assert 48 <= cached() <= len(prompt)  # 13 pages of 4 tokens
+    assert generate(http, prompt)["meta_info"]["cached_tokens"] > 0
+    assert http.post("/flush_cache").status_code == 200
+    assert cached() == 0
+
+
+def test_a_step_that_fails_is_a_500_and_the_engine_goes_on(
+    http: httpx.Client, engine: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "launch_cycle", lambda *_: 1 / 0)
+        response = http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 9})
+    assert response.status_code == 500 and "division" not in response.text
+    assert response.json()["error"]["message"] == "the engine failed while it worked on this request"
+    assert generate(http, PROMPTS[0])["output_ids"] == expected[0]
+    assert http.get("/health").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
+        ({"prompt": "x", "logit_bias": {"256": 1}}, "logit_bias"),
+        ({"prompt": "x", "allowed_token_ids": [256]}, "allowed_token_ids"),
+        ({"prompt": [256], "echo": True, "logprobs": 1}, "prompt"),
         ({"prompt": [256]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": "x", "stop_token_ids": [256]}, "stop_token_ids"),

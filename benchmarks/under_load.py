@@ -1,0 +1,308 @@
+"""The engine under load, in one run: speculation off, on and adaptive at growing batch sizes; the prefix cache on and off;
+and what a long prompt does to short ones and to running streams at several chunk sizes.
+
+Everything compared runs in turn, in turned order every other round; ratios are taken within a round. Everything is compiled
+before, and a compilation while time is taken is an error.
+
+Example:
+    python -m benchmarks.under_load --batch 1 4 16 --rounds 3
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from tqdm import tqdm
+
+from benchmarks import record
+from benchmarks.engines import PLAIN, BenchmarkError, CompilationCounter, Spread, Workbench, alternate, exit_on_error, tree
+from benchmarks.prompts import load_prompts
+from jaxspec import SamplingParams
+from jaxspec.config import EngineConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.stats import EngineStats
+
+MODES = ("off", "on", "adaptive")
+CONTEXT = 1024
+SHARED_CONCURRENCY = 4
+"""Requests at once in the shared-prefix workload."""
+CHUNKS = (64, 256, CONTEXT)
+"""Prefill chunks that are compared; the last is no chunking at all."""
+
+
+@dataclass
+class Load:
+    """A workload, run once with a number of requests in flight at any time."""
+
+    seconds: float = 0.0
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By number of the prompt."""
+    first_token: dict[int, float] = field(default_factory=dict)
+    """Seconds from the moment it was sent, by number of the prompt."""
+    updates: dict[int, list[float]] = field(default_factory=dict)
+    """When its updates came, by number of the prompt."""
+    accept_lengths: list[int] = field(default_factory=list)
+    host_ms: float = 0.0
+    """The host's share of a cycle, in milliseconds."""
+    launch_ms: float = 0.0
+    """What handing a cycle's programs to the device took, in milliseconds."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.tokens.values())) / self.seconds
+
+
+def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], concurrency: int) -> Load:
+    """Keeps `concurrency` requests in the engine until every prompt is done."""
+    load, before, started = Load(), engine.stats(), time.perf_counter()
+    waiting = list(reversed(range(len(prompts))))
+    numbers: dict[str, int] = {}
+    sent: dict[int, float] = {}
+    while waiting or engine.has_work:
+        while waiting and len(numbers) < concurrency:
+            number = waiting.pop()
+            numbers[engine.add(prompts[number], params[number]).id] = number
+            sent[number] = time.perf_counter()
+        for update in engine.step():
+            now, number = time.perf_counter(), numbers[update.request_id]
+            load.first_token.setdefault(number, now - sent[number])
+            load.updates.setdefault(number, []).append(now)
+            if update.output:
+                if update.output.error:
+                    raise BenchmarkError(update.output.error)
+                load.tokens[number] = update.output.token_ids
+                load.accept_lengths += update.output.speculation.accept_lengths
+                del numbers[update.request_id]
+    load.seconds = time.perf_counter() - started
+    load.host_ms, load.launch_ms = per_cycle(before, engine.stats())
+    return load
+
+
+def per_cycle(before: EngineStats, after: EngineStats) -> tuple[float, float]:
+    """Milliseconds per cycle that the host took, and that launching took."""
+    cycles = max(1, after.cycles - before.cycles)
+    host, launching = after.host_seconds - before.host_seconds, after.launching_seconds - before.launching_seconds
+    return 1e3 * host / cycles, 1e3 * launching / cycles
+
+
+def make_engine(bench: Workbench, mode: str, spec, **options) -> Engine:
+    """An engine with speculation off, on, or chosen before every cycle."""
+    config = EngineConfig(adaptive=mode == "adaptive", **options)
+    off = mode == "off"
+    return Engine(bench.llm.target, None if off else bench.llm.head, bench.llm.tokenizer, PLAIN if off else spec, config)
+
+
+# Batch sizes
+
+
+def batch_sizes(bench: Workbench, prompts: Sequence[Sequence[int]], options: argparse.Namespace, counter: CompilationCounter):
+    """Every mode at every batch size, in turn."""
+    greedy = SamplingParams(max_tokens=options.max_tokens, temperature=0.0, ignore_eos=True)
+    sizes = dict(max_running_requests=max(options.batch), context_length=256, prefix_cache=False)
+    engines = {mode: make_engine(bench, mode, options.tree, **sizes) for mode in MODES}
+    for mode, engine in engines.items():
+        print(f"speculation {mode}: every program compiled and tried in {engine.warm_up(progress=True):.0f} s", flush=True)
+    results = []
+    for batch in options.batch:
+        wanted = [prompts[index % len(prompts)] for index in range(options.requests_per_row * batch)]
+        loads: dict[str, list[Load]] = {mode: [] for mode in MODES}
+        for engine in engines.values():
+            run(engine, wanted, [greedy] * len(wanted), batch)
+        before = counter.count
+        for _, mode in tqdm(list(alternate(MODES, options.rounds)), desc=f"batch {batch}", unit="run"):
+            loads[mode].append(run(engines[mode], wanted, [greedy] * len(wanted), batch))
+        counter.check(before)
+        different = [mode for mode in MODES if loads[mode][0].tokens != loads["off"][0].tokens]
+        if different:
+            raise BenchmarkError(f"text differs from plain decoding's with speculation {different} at batch {batch}")
+        results.append(describe_batch(batch, loads))
+    return results
+
+
+def describe_batch(batch: int, loads: dict[str, list[Load]]) -> dict:
+    """One batch size, for JSON; ratios round by round."""
+    speed = {mode: [load.tokens_per_second for load in loads[mode]] for mode in MODES}
+    best = [max(off, on) for off, on in zip(speed["off"], speed["on"], strict=True)]
+    lengths = loads["on"][0].accept_lengths
+    return {
+        "batch": batch,
+        "tokens_per_second": {mode: Spread(speed[mode]).describe() for mode in MODES},
+        "on_over_off": Spread([on / off for on, off in zip(speed["on"], speed["off"], strict=True)]).describe(),
+        "adaptive_over_better": Spread([mine / other for mine, other in zip(speed["adaptive"], best, strict=True)]).describe(),
+        "adaptive_over_off": Spread([mine / off for mine, off in zip(speed["adaptive"], speed["off"], strict=True)]).describe(),
+        "accept_length_on": sum(lengths) / len(lengths),
+        "host_ms_per_cycle": {mode: median(load.host_ms for load in loads[mode]) for mode in MODES},
+        "launch_ms_per_cycle": {mode: median(load.launch_ms for load in loads[mode]) for mode in MODES},
+    }
+
+
+def show_batches(results: Sequence[dict]) -> str:
+    header = ["batch", "off, tokens/s", "on", "adaptive", "on / off", "adaptive / better of both", "host ms per cycle: off", "on"]
+    rows = []
+    for each in results:
+        speed, host = each["tokens_per_second"], each["host_ms_per_cycle"]
+        ratios = [str(Spread(each[name]["values"])) for name in ("on_over_off", "adaptive_over_better")]
+        speeds = [f"{speed[mode]['median']:.0f}" for mode in MODES]
+        rows.append([str(each["batch"]), *speeds, *ratios, f"{host['off']:.2f}", f"{host['on']:.2f}"])
+    return record.table(header, rows)
+
+
+# Shared prefix
+
+
+def shared_prefix(bench: Workbench, prompts: Sequence[Sequence[int]], options: argparse.Namespace, counter: CompilationCounter):
+    """Sixteen prompts that begin with the same 600 tokens, with the cache on and off."""
+    prefix = repeat_to(prompts[0], 600)
+    wanted = [[*prefix, *prompt[-24:]] for prompt in prompts[1:17]]
+    params = [SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)] * len(wanted)
+    sizes = dict(max_running_requests=SHARED_CONCURRENCY, context_length=CONTEXT)
+    engines = {cache: make_engine(bench, "on", options.tree, prefix_cache=cache == "cache", **sizes) for cache in ("cache", "none")}
+    for engine in engines.values():
+        engine.warm_up(progress=True)
+    loads: dict[str, list[Load]] = {name: [] for name in engines}
+    before = counter.count
+    for _, name in tqdm(list(alternate(list(engines), options.rounds)), desc="shared prefix", unit="run"):
+        engines[name].flush_cache()  # the first request of every run computes the prefix
+        loads[name].append(run(engines[name], wanted, params, SHARED_CONCURRENCY))
+    counter.check(before)
+    if loads["cache"][0].tokens != loads["none"][0].tokens or loads["cache"][0].accept_lengths != loads["none"][0].accept_lengths:
+        raise BenchmarkError("the prefix cache changed a text or an accept length")
+    first = {name: [median(load.first_token.values()) for load in loads[name]] for name in engines}
+    speed = {name: [load.tokens_per_second for load in loads[name]] for name in engines}
+    hits = engines["cache"].stats()
+    return {
+        "prompt_tokens": len(wanted[0]),
+        "first_token_ms": {name: Spread([1e3 * value for value in first[name]]).describe() for name in engines},
+        "first_token_ratio": Spread([none / cache for none, cache in zip(first["none"], first["cache"], strict=True)]).describe(),
+        "tokens_per_second": {name: Spread(speed[name]).describe() for name in engines},
+        "throughput_ratio": Spread([cache / none for none, cache in zip(speed["none"], speed["cache"], strict=True)]).describe(),
+        "hit_share": hits.prefix_hit_tokens / hits.prefix_queried_tokens,
+    }
+
+
+def show_shared(result: dict) -> str:
+    rows = [
+        [label, f"{result['first_token_ms'][name]['median']:.0f}", f"{result['tokens_per_second'][name]['median']:.0f}"]
+        for name, label in (("none", "no cache"), ("cache", "prefix cache"))
+    ]
+    ratios = [str(Spread(result[name]["values"])) for name in ("first_token_ratio", "throughput_ratio")]
+    rows.append(["gain", *ratios])
+    return record.table(["shared prefix of 600 tokens", "time to first token, ms", "tokens/s"], rows)
+
+
+# A long prompt
+
+
+def long_prompt(bench: Workbench, prompts: Sequence[Sequence[int]], options: argparse.Namespace, counter: CompilationCounter):
+    """A stream runs, then a prompt of 900 tokens comes, and right behind it one of 24."""
+    long, short, stream = repeat_to(prompts[0], 900), prompts[1][-24:], prompts[2][-24:]
+    engines = {
+        chunk: make_engine(
+            bench, "on", options.tree, max_running_requests=3, context_length=CONTEXT, prefill_chunk=chunk, prefix_cache=False
+        )
+        for chunk in CHUNKS
+    }
+    for engine in engines.values():
+        engine.warm_up(progress=True)
+    times: dict[int, list[dict[str, float]]] = {chunk: [] for chunk in CHUNKS}
+    before = counter.count
+    for _, chunk in tqdm([(a, int(b)) for a, b in alternate([str(c) for c in CHUNKS], options.rounds)], desc="long prompt"):
+        times[chunk].append(interrupt(engines[chunk], stream, long, short))
+    counter.check(before)
+    names = times[CHUNKS[0]][0]
+    return [
+        {"chunk": chunk} | {name: Spread([1e3 * each[name] for each in times[chunk]]).describe() for name in names}
+        for chunk in CHUNKS
+    ]
+
+
+def interrupt(engine: Engine, stream: Sequence[int], long: Sequence[int], short: Sequence[int]) -> dict[str, float]:
+    """Seconds: first tokens of the long and the short prompt, and the running stream's usual and longest gap between updates."""
+    alone = time_to_first(engine, short)
+    running = engine.add(stream, SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True))
+    for _ in range(10):
+        engine.step()
+    gaps, last = [], time.perf_counter()
+    few = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    sent = {engine.add(long, few).id: "long", engine.add(short, few).id: "short"}
+    started, first = last, dict[str, float]()
+    while len(first) < 2:
+        for update in engine.step():
+            now = time.perf_counter()
+            if update.request_id == running.id:
+                gaps.append(now - last)
+                last = now
+            else:
+                first.setdefault(sent[update.request_id], now - started)
+    engine.abort(running.id)
+    while engine.has_work:
+        engine.step()
+    return {
+        "short_alone_ms": alone, "short_ms": first["short"], "long_ms": first["long"], "longest_gap_ms": max(gaps, default=0.0),
+    }  # fmt: skip
+
+
+def time_to_first(engine: Engine, prompt: Sequence[int]) -> float:
+    """Seconds to the first token of a prompt that has the engine for itself."""
+    started = time.perf_counter()
+    request = engine.add(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+    while not request.output:
+        engine.step()
+    seconds = time.perf_counter() - started
+    while engine.has_work:
+        engine.step()
+    return seconds
+
+
+def show_long(results: Sequence[dict]) -> str:
+    names = ("short_alone_ms", "short_ms", "long_ms", "longest_gap_ms")
+    header = [
+        "prefill chunk",
+        "first token of the short prompt alone, ms",
+        "behind a long one",
+        "of the long one",
+        "stream's longest gap",
+    ]
+    rows = [[str(each["chunk"]), *(f"{each[name]['median']:.0f}" for name in names)] for each in results]
+    return record.table(header, rows)
+
+
+def repeat_to(tokens: Sequence[int], length: int) -> list[int]:
+    """The tokens, repeated up to this length."""
+    return [tokens[index % len(tokens)] for index in range(length)]
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    record.common_arguments(parser, out="under_load.json", num_prompts=20, max_tokens=64)
+    parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at once (default: 1 2 4 8 16)")
+    parser.add_argument("--requests-per-row", type=int, default=4, help="requests per run, for each one at once (default: 4)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed runs of everything (default: %(default)s)")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run (default: all)")
+    return parser.parse_args(arguments)
+
+
+PARTS = {"batches": (batch_sizes, show_batches), "prefix": (shared_prefix, show_shared), "long": (long_prompt, show_long)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0."""
+    options = parse(arguments)
+    if options.num_prompts < 17:
+        raise BenchmarkError("--num-prompts must be at least 17: the shared-prefix workload has sixteen and a prefix")
+    prompts = load_prompts(options.prompts, options.num_prompts)
+    bench, results, counter = Workbench(options.model, options.draft), {}, CompilationCounter()
+    encoded = bench.encode(prompts.prompts)
+    for name in options.only:
+        measure, show = PARTS[name]
+        results[name] = measure(bench, encoded, options, counter)
+        print(f"\n{show(results[name])}\n", flush=True)
+    record.write("under_load", options, prompts, results)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_error(main)

@@ -1,0 +1,128 @@
+"""Trees change between cycles, and nobody notices: same tokens, and a head that lost nothing on the way."""
+
+import random
+
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.runner import POSTPONE
+from jaxspec.engine.tree_choice import PLAIN, TreeChoice, adaptive_trees
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+
+PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2]]
+PARAMS = [SamplingParams(max_tokens=60, temperature=temperature, seed=4) for temperature in (0.0, 0.8, 1.2)]
+
+
+def run(engine: Engine) -> list[list[int]]:
+    requests = [engine.add(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    while engine.has_work:
+        engine.step()
+    engine.prefix_cache.check([])
+    return [request.output for request in requests]
+
+
+def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[SpecConfig]:
+    """Makes the engine take these trees in turn; returns the list of those taken, which grows."""
+    taken: list[SpecConfig] = []
+
+    def choose(_bucket: int) -> SpecConfig:
+        taken.append(next(choices))
+        return taken[-1]
+
+    monkeypatch.setattr(engine.trees, "choose", choose)
+    return taken
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
+    expected = run(tiny_engine(PLAIN, max_running_requests=3))
+    engine, rng = tiny_engine(SpecConfig(5, 2, 6), adaptive=True, max_running_requests=3, overlap=overlap), random.Random(0)
+    assert engine.trees.all == (SpecConfig(5, 2, 6), SpecConfig(3, 1, 4), PLAIN)
+    stretches = ([tree] * rng.randrange(1, 25) for tree in iter(lambda: rng.choice(engine.trees.all), None))
+    taken = choose_by(engine, monkeypatch, (tree for stretch in stretches for tree in stretch))
+    assert run(engine) == expected
+    assert run(engine) == expected, "with the pages of the first time in the cache"
+    assert len(set(taken)) == 3
+
+
+@pytest.mark.parametrize("plain_cycles", [1, POSTPONE - 1, POSTPONE, POSTPONE + 1, 3 * POSTPONE + 5])
+def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
+    """Of the head's cache tests/spec has the rest: an oracle attends to nothing, but it knows where it is."""
+    target, prompt = tiny_target(), PROMPTS[0]
+    params = SamplingParams(max_tokens=80, temperature=0)
+    plain = tiny_engine(PLAIN, target=target, max_running_requests=1)
+    text = plain.add(prompt, params)
+    while plain.has_work:
+        plain.step()
+    head = oracle_head(target.config, [*prompt, *text.output])
+    engine = tiny_engine(SpecConfig(4, 1), target=target, head=head, adaptive=True, max_running_requests=1)
+    choose_by(engine, monkeypatch, iter([PLAIN] * plain_cycles + [SpecConfig(4, 1)] * 100))
+    request = engine.add(prompt, params)
+    while engine.has_work:
+        engine.step()
+    assert request.output == text.output
+    after = request.accept_lengths[plain_cycles:]
+    assert request.accept_lengths[:plain_cycles] == [1] * plain_cycles and after[:-1] == [5] * (len(after) - 1)
+
+
+def test_an_adaptive_engine_measures_and_chooses():
+    engine = tiny_engine(SpecConfig(3, 2, 5), adaptive=True, context_length=64, prefill_chunk=8, max_running_requests=2)
+    engine.warm_up()
+    believed = engine.trees.describe()
+    assert {tree for tree, _ in believed.seconds} == set(engine.trees.all) and set(believed.best) == {1, 2}
+    expected = tiny_engine(PLAIN, context_length=64, prefill_chunk=8, max_running_requests=2)
+    params = SamplingParams(max_tokens=50, temperature=0)
+    tokens = []
+    for each in (engine, expected):
+        requests = [each.add(prompt[:8], params) for prompt in PROMPTS]
+        while each.has_work:
+            each.step()
+        tokens.append([request.output for request in requests])
+    assert tokens[0] == tokens[1]
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_only_undisturbed_cycles_are_timed():
+    clock = Clock()
+    trees = TreeChoice(SpecConfig(3, 1), True, clock)
+    tree = trees.all[0]
+
+    def cycle(seconds: float, *, catch_up: bool = False, prefill: bool = False) -> None:
+        trees.launched(cycle=True, catch_up=catch_up, prefill=prefill)
+        clock.now += seconds
+        trees.was_read(tree, 1, [2])
+
+    def times() -> list[float]:
+        return [seconds for (which, _), seconds in trees.describe().seconds.items() if which == tree]
+
+    cycle(9.0)  # nothing before it: how long it took can't be told
+    assert times() == []
+    cycle(7.0, catch_up=True)
+    assert times() == []
+    cycle(1.0, prefill=True)
+    assert times() == [1.0]
+    cycle(5.0)  # waited for the prefill
+    cycle(1.0)
+    trees.launched(cycle=False, catch_up=False, prefill=False)
+    cycle(30.0)  # idle before
+    cycle(1.0)
+    assert times() == [1.0]
+
+
+def test_trees_of_an_adaptive_engine():
+    assert adaptive_trees(SpecConfig(5, 4, 8)) == (SpecConfig(5, 4, 8), SpecConfig(3, 1, 4), PLAIN)
+    assert adaptive_trees(SpecConfig(3, 1, 4)) == (SpecConfig(3, 1, 4), PLAIN)
+    assert adaptive_trees(SpecConfig(1, 1, 2)) == (SpecConfig(1, 1, 2), PLAIN)
+    assert TreeChoice(SpecConfig(5, 4, 8), False).all == (SpecConfig(5, 4, 8),)
+    assert TreeChoice(SpecConfig(5, 4, 8), True).most_emitted == 6
