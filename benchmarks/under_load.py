@@ -10,9 +10,10 @@ Example:
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from tqdm import tqdm
 
@@ -285,7 +286,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-PARTS = {"batches": (batch_sizes, show_batches), "prefix": (shared_prefix, show_shared), "long": (long_prompt, show_long)}
+PARTS: dict[str, tuple[Callable[..., Any], Callable[..., str]]] = {
+    "batches": (batch_sizes, show_batches),
+    "prefix": (shared_prefix, show_shared),
+    "long": (long_prompt, show_long),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

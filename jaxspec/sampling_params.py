@@ -148,7 +148,7 @@ def is_int(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """True for finite numbers."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def short(value: object) -> str:

@@ -13,6 +13,7 @@ from jaxspec.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 STRUCTURE = (ROOT / "docs/structure.md").read_text()
+SERVING = (ROOT / "docs/serving.md").read_text()
 LIFE = STRUCTURE.split("## The life of one token")[1].split("\n## ")[0]
 
 
@@ -38,7 +39,9 @@ def test_the_life_of_a_token_has_at_most_ten_steps():
     assert 5 <= len(re.findall(r"^\d+\. ", LIFE, re.MULTILINE)) <= 10
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:jaxspec|pallas_kernels|convert|benchmarks)/[\w/.]*)`", STRUCTURE))))
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:jaxspec|pallas_kernels|convert|benchmarks)/[\w/.]*)`", STRUCTURE + SERVING)))
+)
 def test_paths_exist(path):
     assert (ROOT / path).exists()
 

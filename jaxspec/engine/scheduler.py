@@ -71,11 +71,15 @@ class Scheduler:
         return bool(self._unfinished)
 
     def add(self, request: Request) -> None:
-        """Queues a new request. Raises QueueFull if as many new ones wait as may, ValueError if all pages are too few for it."""
-        if self.max_waiting_requests is not None and len(self._new) >= self.max_waiting_requests:
-            raise QueueFull(
-                f"{len(self._new)} requests wait already and max_waiting_requests is {self.max_waiting_requests}: try again later"
-            )
+        """Queues a new request.
+
+        Raises:
+            QueueFull: as many new ones wait as may, beside those that rows are free for (the next plan may admit them).
+            ValueError: all pages are too few for it.
+        """
+        queued = len(self._new) - len(self._free_rows)
+        if self.max_waiting_requests is not None and queued >= self.max_waiting_requests:
+            raise QueueFull(f"{queued} requests wait already and max_waiting_requests is {self.max_waiting_requests}: try again later")
         pages = self.cache.pages
         if (needed := pages.pages_for(request.most_tokens)) > pages.num_pages:
             raise ValueError(f"prompt and max_tokens need {needed} pages of {pages.page_size} tokens; there are {pages.num_pages}")

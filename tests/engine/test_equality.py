@@ -48,6 +48,8 @@ def test_texts_are_worth_comparing(expected):
         (SpecConfig(5, 4, 16), {"page_size": 1}),
         (SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
         (SpecConfig(1, 4, 5), {"max_running_requests": 4, "overlap": False}),
+        (SpecConfig(3, 2, 5), {"draft_window_size": 9}),
+        (SpecConfig(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False}),
     ],
 )
 def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
@@ -109,3 +111,35 @@ def test_a_random_head_is_hardly_accepted():
         engine.step()
     assert sum(request.accept_lengths) == 59  # the first token comes from the prefill
     assert request.result().speculation.accept_length < 1.5
+
+
+@pytest.mark.parametrize("options", [{}, {"draft_window_size": 16, "draft_sink_size": 4}])
+def test_texts_longer_than_the_head_was_made_for(options):
+    """Heads say 2048 positions where their target has 128 thousand: past that they go on, and the text is the target's."""
+    head, target = random_head(TINY, layer={"max_position_embeddings": 16}), tiny_target()
+    prompts = [list(range(100)) * 2, [5, 6, 7], [*range(128), *range(127)]]
+    params = [SamplingParams(max_tokens=tokens, temperature=0.0) for tokens in (56, 200, 1)]
+    assert head.config.layer.max_position_embeddings == 16
+    assert [len(prompt) + each.max_tokens for prompt, each in zip(prompts, params, strict=True)] == [
+        256,
+        203,
+        256,
+    ]  # the whole context
+    expected = run(tiny_engine(PLAIN, target=target), prompts, params)
+    assert run(tiny_engine(SpecConfig(3, 2, 5), target=target, head=head, **options), prompts, params) == expected
+
+
+def test_lossy_thresholds_accept_more_and_change_the_text():
+    params = [SamplingParams(max_tokens=60, temperature=1.5, seed=seed) for seed in range(3)]
+    prompts = [[1, 2, 3]] * 3
+    exact, lossless, lossy = (
+        tiny_engine(SpecConfig(3, 4, 12), accept_threshold_single=single, accept_threshold_acc=acc)
+        for single, acc in ((1.0, 1.0), (1.0, 0.999999), (0.01, 0.1))
+    )
+    assert run(exact, prompts, params) == run(tiny_engine(PLAIN), prompts, params)
+    run(lossless, prompts, params)
+    leaning = run(lossy, prompts, params)
+    accept_lengths = [engine.stats().verified_tokens / engine.stats().verify_count for engine in (exact, lossless, lossy)]
+    assert accept_lengths[2] > 1.2 * max(accept_lengths[:2]) and leaning != run(exact, prompts, params)
+    greedy = [SamplingParams(max_tokens=60, temperature=0)] * 3
+    assert run(lossy, prompts, greedy) == run(exact, prompts, greedy), "thresholds are about sampling"

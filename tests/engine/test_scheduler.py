@@ -228,19 +228,19 @@ def test_alone_a_request_needs_no_headroom():
 
 
 def test_too_many_waiting_requests_are_refused_but_preempted_ones_never():
-    scheduler = scheduler_of(waiting=2)
-    a = added(scheduler, "a", 5)
-    added(scheduler, "b", 5)
+    scheduler = scheduler_of(rows=1, waiting=2)
+    a, *_ = [added(scheduler, name, 5) for name in "abc"]  # one finds a free row
     with pytest.raises(QueueFull, match="2 requests wait already and max_waiting_requests is 2"):
-        added(scheduler, "c", 5)
-    assert scheduler.find("c") is None
+        added(scheduler, "d", 5)
+    assert scheduler.find("d") is None
     scheduler.plan(4)
+    with pytest.raises(QueueFull):
+        added(scheduler, "d", 5)
     scheduler.preempt(a)
     added(scheduler, "d", 5)
-    added(scheduler, "e", 5)
     with pytest.raises(QueueFull):
-        added(scheduler, "f", 5)
-    assert names(scheduler.waiting) == "a d e"
+        added(scheduler, "e", 5)
+    assert names(scheduler.waiting) == "a b c d"
 
 
 def test_a_request_that_all_pages_are_too_few_for_is_refused():
