@@ -9,9 +9,7 @@ Example:
 """
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -19,11 +17,12 @@ from tqdm import tqdm
 
 from benchmarks import record
 from benchmarks.engines import PLAIN, BenchmarkError, CompilationCounter, Spread, Workbench, alternate, exit_on_error, tree
+from benchmarks.load import Load, interrupt, run
 from benchmarks.prompts import load_prompts
+from benchmarks.replay import replay
 from jaxspec import SamplingParams
 from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.stats import EngineStats
 
 MODES = ("off", "on", "adaptive")
 CONTEXT = 1024
@@ -31,61 +30,6 @@ SHARED_CONCURRENCY = 4
 """Requests at once in the shared-prefix workload."""
 CHUNKS = (64, 256, CONTEXT)
 """Prefill chunks that are compared; the last is no chunking at all."""
-
-
-@dataclass
-class Load:
-    """A workload, run once with a number of requests in flight at any time."""
-
-    seconds: float = 0.0
-    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By number of the prompt."""
-    first_token: dict[int, float] = field(default_factory=dict)
-    """Seconds from the moment it was sent, by number of the prompt."""
-    updates: dict[int, list[float]] = field(default_factory=dict)
-    """When its updates came, by number of the prompt."""
-    accept_lengths: list[int] = field(default_factory=list)
-    host_ms: float = 0.0
-    """The host's share of a cycle, in milliseconds."""
-    launch_ms: float = 0.0
-    """What handing a cycle's programs to the device took, in milliseconds."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(map(len, self.tokens.values())) / self.seconds
-
-
-def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], concurrency: int) -> Load:
-    """Keeps `concurrency` requests in the engine until every prompt is done."""
-    load, before, started = Load(), engine.stats(), time.perf_counter()
-    waiting = list(reversed(range(len(prompts))))
-    numbers: dict[str, int] = {}
-    sent: dict[int, float] = {}
-    while waiting or engine.has_work:
-        while waiting and len(numbers) < concurrency:
-            number = waiting.pop()
-            numbers[engine.add(prompts[number], params[number]).id] = number
-            sent[number] = time.perf_counter()
-        for update in engine.step():
-            now, number = time.perf_counter(), numbers[update.request_id]
-            load.first_token.setdefault(number, now - sent[number])
-            load.updates.setdefault(number, []).append(now)
-            if update.output:
-                if update.output.error:
-                    raise BenchmarkError(update.output.error)
-                load.tokens[number] = update.output.token_ids
-                load.accept_lengths += update.output.speculation.accept_lengths
-                del numbers[update.request_id]
-    load.seconds = time.perf_counter() - started
-    load.host_ms, load.launch_ms = per_cycle(before, engine.stats())
-    return load
-
-
-def per_cycle(before: EngineStats, after: EngineStats) -> tuple[float, float]:
-    """Milliseconds per cycle that the host took, and that launching took."""
-    cycles = max(1, after.cycles - before.cycles)
-    host, launching = after.host_seconds - before.host_seconds, after.launching_seconds - before.launching_seconds
-    return 1e3 * host / cycles, 1e3 * launching / cycles
 
 
 def make_engine(bench: Workbench, mode: str, spec, **options) -> Engine:
@@ -147,6 +91,36 @@ def show_batches(results: Sequence[dict]) -> str:
         ratios = [str(Spread(each[name]["values"])) for name in ("on_over_off", "adaptive_over_better")]
         speeds = [f"{speed[mode]['median']:.0f}" for mode in MODES]
         rows.append([str(each["batch"]), *speeds, *ratios, f"{host['off']:.2f}", f"{host['on']:.2f}"])
+    return record.table(header, rows)
+
+
+# The host's share
+
+
+def host_share(bench: Workbench, prompts: Sequence[Sequence[int]], options: argparse.Namespace, _counter: CompilationCounter):
+    """The smallest and the largest batch size, beside the device and with a device that answers at once."""
+    greedy = SamplingParams(max_tokens=options.max_tokens, temperature=0.0, ignore_eos=True)
+    results = []
+    for mode in ("off", "on"):
+        engine = make_engine(
+            bench, mode, options.tree, max_running_requests=max(options.batch), context_length=256, prefix_cache=False
+        )
+        for batch in (min(options.batch), max(options.batch)):
+            wanted = [prompts[index % len(prompts)] for index in range(options.requests_per_row * batch)]
+            params = [greedy] * len(wanted)
+            run(engine, wanted, params, batch)
+            recorded, played = replay(engine, wanted, params, batch, options.rounds)
+            alone = Spread([load.host_ms for load in played]).describe()
+            results.append({"speculation": mode, "batch": batch, "beside_device_ms": recorded.host_ms, "alone_ms": alone})
+    return results
+
+
+def show_host(results: Sequence[dict]) -> str:
+    header = ["speculation", "batch", "host per cycle, ms (min..max)", "beside a CPU's XLA threads, ms"]
+    rows = [
+        [each["speculation"], str(each["batch"]), str(Spread(each["alone_ms"]["values"])), f"{each['beside_device_ms']:.2f}"]
+        for each in results
+    ]
     return record.table(header, rows)
 
 
@@ -219,44 +193,6 @@ def long_prompt(bench: Workbench, prompts: Sequence[Sequence[int]], options: arg
     ]
 
 
-def interrupt(engine: Engine, stream: Sequence[int], long: Sequence[int], short: Sequence[int]) -> dict[str, float]:
-    """Seconds: first tokens of the long and the short prompt, and the running stream's usual and longest gap between updates."""
-    alone = time_to_first(engine, short)
-    running = engine.add(stream, SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True))
-    for _ in range(10):
-        engine.step()
-    gaps, last = [], time.perf_counter()
-    few = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-    sent = {engine.add(long, few).id: "long", engine.add(short, few).id: "short"}
-    started, first = last, dict[str, float]()
-    while len(first) < 2:
-        for update in engine.step():
-            now = time.perf_counter()
-            if update.request_id == running.id:
-                gaps.append(now - last)
-                last = now
-            else:
-                first.setdefault(sent[update.request_id], now - started)
-    engine.abort(running.id)
-    while engine.has_work:
-        engine.step()
-    return {
-        "short_alone_ms": alone, "short_ms": first["short"], "long_ms": first["long"], "longest_gap_ms": max(gaps, default=0.0),
-    }  # fmt: skip
-
-
-def time_to_first(engine: Engine, prompt: Sequence[int]) -> float:
-    """Seconds to the first token of a prompt that has the engine for itself."""
-    started = time.perf_counter()
-    request = engine.add(prompt, SamplingParams(max_tokens=1, temperature=0.0))
-    while not request.output:
-        engine.step()
-    seconds = time.perf_counter() - started
-    while engine.has_work:
-        engine.step()
-    return seconds
-
-
 def show_long(results: Sequence[dict]) -> str:
     names = ("short_alone_ms", "short_ms", "long_ms", "longest_gap_ms")
     header = [
@@ -288,6 +224,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 PARTS: dict[str, tuple[Callable[..., Any], Callable[..., str]]] = {
     "batches": (batch_sizes, show_batches),
+    "host": (host_share, show_host),
     "prefix": (shared_prefix, show_shared),
     "long": (long_prompt, show_long),
 }

@@ -52,7 +52,7 @@ class SamplingParams:
     seed: int | None = None
     """The same seed gives the same text, with any tree or none. None: the engine draws one."""
     n: int = 1
-    """Completions of the prompt. With a seed, completion i has the seed + i."""
+    """Completions of the prompt. With a seed, completion i has the seed + i, modulo 2**64."""
     stop: str | tuple[str, ...] | list[str] = ()
     """Generation ends before the first of these strings; it is not part of the text."""
     stop_token_ids: tuple[int, ...] | list[int] = ()
@@ -111,7 +111,7 @@ class SamplingParams:
         """
         if self.n == 1:
             return [self]
-        seeds = [None if self.seed is None else self.seed + index for index in range(self.n)]
+        seeds = [None if self.seed is None else (self.seed + index) % 2**64 for index in range(self.n)]
         return [dataclasses.replace(self, n=1, seed=seed) for seed in seeds]
 
     @property

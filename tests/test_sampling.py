@@ -1,21 +1,50 @@
-"""The noise knows the seed, the position and the token, and nothing else."""
+"""Noise knows the seed, the position and the token only; filters are what SamplingParams says; company changes nothing."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jaxspec.sampling import SamplingKind, choose, gumbel_noise
+from jaxspec.sampling import SamplingKind, choose, gumbel_noise, logprobs_of, no_logprobs, sorted_and_kept
+from jaxspec.sampling_params import SamplingParams
+from tests.spec.law_in_numpy import kept, softmax
+from tests.spec.rows import settings_of
+
+VOCAB = 50
 
 
 def seeds(*values: int) -> jnp.ndarray:
     return jnp.array([[value >> 32, value & 0xFFFFFFFF] for value in values], jnp.uint32)
 
 
+def random_logits(seed: int, batch: int, nodes: int, scale: float = 2.0) -> jnp.ndarray:
+    return jnp.asarray(scale * np.random.default_rng(seed).normal(size=(batch, nodes, VOCAB)), jnp.float32)
+
+
+def unchanged(logits: jnp.ndarray) -> jnp.ndarray:
+    return logits
+
+
+compiled_choose = jax.jit(choose, static_argnames="adjust")
+
+
+def chosen(logits, positions, params, *, company=(), adjust=unchanged) -> np.ndarray:
+    """The tokens of these requests, one per row of `logits`, while requests of other kinds are in the batch."""
+    everyone = [*params, *company]
+    settings = settings_of(everyone, VOCAB)
+    logits = jnp.concatenate([logits, *[logits[:1]] * len(company)])
+    positions = jnp.concatenate([positions, *[positions[:1]] * len(company)])
+    return np.asarray(compiled_choose(logits, positions, settings, jnp.ones(len(everyone), bool), adjust=adjust))[: len(params)]
+
+
 def test_noise_depends_on_seed_and_position_only():
     seed, other = seeds(5, 5 + 2**32)
-    base = gumbel_noise(seed, jnp.array(17), 50)
-    assert jnp.array_equal(base, gumbel_noise(seed, jnp.array(17), 50))
-    assert not jnp.array_equal(base, gumbel_noise(seed, jnp.array(18), 50))
-    assert not jnp.array_equal(base, gumbel_noise(other, jnp.array(17), 50))
+    base = gumbel_noise(seed, jnp.array(17), VOCAB)
+    assert jnp.array_equal(base, gumbel_noise(seed, jnp.array(17), VOCAB))
+    assert not jnp.array_equal(base, gumbel_noise(seed, jnp.array(18), VOCAB))
+    assert not jnp.array_equal(base, gumbel_noise(other, jnp.array(17), VOCAB))
 
 
 def test_noise_is_standard_gumbel():
@@ -23,15 +52,136 @@ def test_noise_is_standard_gumbel():
     assert abs(noise.mean() - 0.5772) < 0.03 and abs(noise.var() - np.pi**2 / 6) < 0.06
 
 
-def test_choice_is_the_same_in_any_batch_and_for_any_number_of_nodes():
-    rng = np.random.default_rng(0)
-    logits, positions = jnp.asarray(rng.normal(size=(3, 4, 50)), jnp.float32), jnp.array([[7, 8, 8, 9]] * 3)
-    temperature, seed = jnp.array([0.5, 0.0, 2.0]), seeds(1, 2, 3)
-    chosen = choose(logits, positions, temperature, seed, SamplingKind.TEMPERATURE)
-    for row in range(3):
+PARAMS = {
+    SamplingKind.GREEDY: SamplingParams(temperature=0, seed=1),
+    SamplingKind.TEMPERATURE: SamplingParams(temperature=0.5, seed=2),
+    SamplingKind.FILTERED: SamplingParams(temperature=2.0, top_k=9, top_p=0.9, min_p=0.02, seed=3),
+    SamplingKind.ADJUSTED: SamplingParams(temperature=1.3, presence_penalty=1.0, seed=4),
+}
+POSITIONS = jnp.array([[7, 8, 8, 9]] * 4)
+
+
+@pytest.mark.parametrize("kind", SamplingKind)
+def test_choice_is_the_same_in_any_batch_and_for_any_number_of_nodes(kind):
+    params = [each for other, each in PARAMS.items() if other <= kind]
+    logits, positions = random_logits(0, len(params), 4), POSITIONS[: len(params)]
+    together = chosen(logits, positions, params)
+    for row in range(len(params)):
         for node in range(4):
             alone = slice(row, row + 1), slice(node, node + 1)
-            one = choose(logits[alone], positions[alone], temperature[row : row + 1], seed[row : row + 1], SamplingKind.TEMPERATURE)
-            assert one[0, 0] == chosen[row, node]
-    greedy = choose(logits, positions, temperature, seed, SamplingKind.GREEDY)
-    assert (greedy == logits.argmax(-1)).all() and (chosen[1] == greedy[1]).all() and (chosen[2] != greedy[2]).any()
+            assert chosen(logits[alone], positions[alone], params[row : row + 1])[0, 0] == together[row, node]
+
+
+@pytest.mark.parametrize(("kind", "above"), [(kind, above) for above in SamplingKind for kind in SamplingKind if kind <= above])
+def test_no_kind_changes_the_tokens_of_the_kinds_before_it(kind, above):
+    """Adjusting is the identity for requests that ask for none, as spec.adjust is."""
+    logits, positions = random_logits(1, 40, 1), jnp.arange(40)[:, None]
+    params = [dataclasses.replace(PARAMS[kind], seed=seed) for seed in range(40)]
+    assert (chosen(logits, positions, params, company=[PARAMS[above]]) == chosen(logits, positions, params)).all()
+
+
+def test_greedy_is_argmax_and_sampling_is_not():
+    logits, positions = random_logits(2, 20, 3), jnp.tile(jnp.array([3, 4, 5]), (20, 1))
+    likeliest = np.asarray(logits.argmax(-1))
+    assert (chosen(logits, positions, [PARAMS[SamplingKind.GREEDY]] * 20) == likeliest).all()
+    for kind in (SamplingKind.TEMPERATURE, SamplingKind.FILTERED, SamplingKind.ADJUSTED):
+        assert (chosen(logits, positions, [PARAMS[kind]] * 20) != likeliest).any()
+
+
+@pytest.mark.parametrize(
+    "off", [{"top_p": 1.0, "top_k": 0}, {"top_k": VOCAB}, {"top_k": VOCAB + 7}, {"top_k": -1}, {"min_p": 1e-30}], ids=str
+)
+def test_filters_that_keep_all_draw_what_plain_temperature_draws(off):
+    logits, positions = random_logits(3, 60, 2), jnp.tile(jnp.array([3, 4]), (60, 1))
+    plain = [SamplingParams(temperature=1.5, seed=seed) for seed in range(60)]
+    filtered = [dataclasses.replace(params, **off) for params in plain]
+    company = [PARAMS[SamplingKind.FILTERED]]
+    assert (chosen(logits, positions, filtered, company=company) == chosen(logits, positions, plain)).all()
+
+
+def test_only_active_rows_say_what_a_batch_runs():
+    """A done row that once had penalties costs nobody anything: what it would run is not even looked at."""
+    logits, positions = random_logits(4, 2, 1), jnp.array([[3], [4]])
+    settings = settings_of([PARAMS[SamplingKind.GREEDY], PARAMS[SamplingKind.ADJUSTED]], VOCAB)
+
+    def poison(logits):
+        return jnp.full_like(logits, jnp.nan).at[..., 7].set(jnp.inf)
+
+    quiet = choose(logits, positions, settings, jnp.array([True, False]), poison)
+    loud = choose(logits, positions, settings, jnp.array([True, True]), poison)
+    assert quiet[0, 0] == logits[0, 0].argmax() and loud[0, 0] != quiet[0, 0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_filters_keep_what_numpy_keeps(seed):
+    """Random k, p and min_p, each now and then off."""
+    rng = np.random.default_rng(seed)
+    params = [
+        SamplingParams(
+            temperature=float(rng.uniform(0.3, 2)),
+            top_k=int(rng.choice([-1, 0, 1, 2, 7, 30, VOCAB, 2 * VOCAB])),
+            top_p=float(rng.choice([1.0, rng.uniform(0.01, 1), 0.95])),
+            min_p=float(rng.choice([0.0, rng.uniform(0, 0.3), 0.01])),
+        )
+        for _ in range(6)
+    ]
+    logits = random_logits(seed, 6, 3)
+    scaled = logits / jnp.array([each.temperature for each in params])[:, None, None]
+    ordered, ids, found = map(np.asarray, sorted_and_kept(scaled, settings_of(params, VOCAB)))
+    assert (np.diff(ordered, axis=-1) <= 0).all()
+    assert (np.take_along_axis(np.asarray(scaled), ids, -1) == ordered).all() and (np.sort(ids, -1) == np.arange(VOCAB)).all()
+    for row, each in enumerate(params):
+        for node in range(3):
+            expected = kept(softmax(np.asarray(scaled)[row, node]), each)
+            assert set(ids[row, node][found[row, node]]) == set(np.flatnonzero(expected))
+
+
+def test_equally_likely_tokens_come_in_order_of_their_ids():
+    _, ids, found = sorted_and_kept(jnp.zeros((1, 1, VOCAB)), settings_of([SamplingParams(top_k=3)], VOCAB))
+    assert ids[0, 0][found[0, 0]].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
+def test_the_narrowest_filters_leave_the_likeliest_token(filters):
+    logits, positions = random_logits(5, 20, 1), jnp.full((20, 1), 4)
+    params = [SamplingParams(temperature=3.0, seed=seed, **filters) for seed in range(20)]
+    assert (chosen(logits, positions, params) == np.asarray(logits.argmax(-1))).all()
+
+
+def test_the_docstrings_example_of_filters():
+    logits = jnp.log(jnp.array([[[0.15, 0.5, 0.05, 0.3]]]))
+    for filters, kept_ids in (
+        ({"top_k": 3}, [1, 3, 0]),
+        ({"top_p": 0.9}, [1, 3, 0]),
+        ({"min_p": 0.4}, [1, 3]),
+        ({"top_k": 3, "top_p": 0.9, "min_p": 0.4}, [1, 3]),
+    ):
+        _, ids, found = sorted_and_kept(logits, settings_of([SamplingParams(**filters)], 4))
+        assert ids[0, 0][found[0, 0]].tolist() == kept_ids
+
+
+@pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.TEMPERATURE, SamplingKind.FILTERED])
+def test_banned_tokens_are_never_drawn(kind):
+    """-inf is what spec.admit adds for them."""
+    allowed = [4, 11, 30]
+    logits, positions = random_logits(6, 100, 1), jnp.full((100, 1), 4)
+    banned = jnp.full(VOCAB, -jnp.inf).at[jnp.array(allowed)].set(0.0)
+    params = [dataclasses.replace(PARAMS[kind], seed=seed, presence_penalty=0.1) for seed in range(100)]
+    tokens = chosen(logits, positions, params, adjust=lambda logits: logits + banned)
+    assert set(tokens.ravel()) <= set(allowed) and len(set(tokens.ravel())) > 1
+
+
+def test_logprobs_are_those_of_the_unchanged_logits():
+    logits = random_logits(7, 2, 3, scale=5.0)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 3))
+    found = logprobs_of(logits, jnp.asarray(tokens), 6)
+    expected = np.log(np.apply_along_axis(softmax, -1, np.asarray(logits)))
+    best = np.argsort(-expected, -1)[..., :6]
+    np.testing.assert_allclose(found.chosen, np.take_along_axis(expected, tokens[..., None], -1)[..., 0], atol=2e-5)
+    assert np.asarray(found.top_ids).tolist() == best.tolist()
+    np.testing.assert_allclose(found.top, np.take_along_axis(expected, best, -1), atol=2e-5)
+
+
+def test_no_logprobs_look_like_logprobs():
+    there, missing = logprobs_of(random_logits(8, 2, 3), jnp.zeros((2, 3), jnp.int32), 6), no_logprobs(2, 3, 6)
+    assert [(array.shape, array.dtype) for array in there] == [(array.shape, array.dtype) for array in missing]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MIN_CONTEXT, _MAX_CONTEXT = 6, 24  # tokens that are decoded again: what a token says depends on those just before it
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this the bytes are invalid, not incomplete
 
 
@@ -31,6 +32,8 @@ class Detokenizer:
         self._tokens: list[int] = []
         self._context = 0  # first token that is decoded again for context
         self._decoded = 0  # tokens whose text is in _held or text already
+        self._before = ""  # the text of the tokens from _context to _decoded
+        self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
 
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
@@ -75,15 +78,19 @@ class Detokenizer:
 
     def _new_text(self) -> str:
         """The text that the tokens after _decoded add to those before."""
+        if self._decoded - self._context > _MAX_CONTEXT:
+            self._context = self._decoded - _MIN_CONTEXT
+            self._before = self._decode(self._tokens[self._context : self._decoded])
+        self._after = self._decode(self._tokens[self._context :])
+        return self._after[len(self._before) :]
+
+    def _decode(self, tokens: list[int]) -> str:
         assert self._tokenizer is not None
-        before, after = (
-            self._tokenizer.decode(self._tokens[self._context : end], skip_special_tokens=self._skip_special_tokens)
-            for end in (self._decoded, len(self._tokens))
-        )
-        return after[len(before) :]
+        return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special_tokens)
 
     def _take(self, new: str) -> None:
-        self._context, self._decoded = self._decoded, len(self._tokens)
+        """Shows the new text, as far as it can't begin a stop string."""
+        self._decoded, self._before = len(self._tokens), self._after
         self._held += new
         counts = len(self._tokens) >= self._min_tokens
         found = [(self._held.find(string), string) for string in self._stop if counts and string in self._held]

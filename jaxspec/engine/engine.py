@@ -3,18 +3,18 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.detokenizer import Decoder
 from jaxspec.engine.intake import Intake, Limits
 from jaxspec.engine.pages import IntegrityError, PageAllocator
 from jaxspec.engine.prefix_cache import PrefixCache
-from jaxspec.engine.request import Request, Status, Update
+from jaxspec.engine.request import Request, Status, TokenLogprob, Update
 from jaxspec.engine.runner import POSTPONE, Emitted, Launched, Runner
-from jaxspec.engine.scheduler import Plan, Scheduler
+from jaxspec.engine.scheduler import Plan, PrefillStep, Scheduler
 from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.stopwatch import Stopwatch
 from jaxspec.engine.tree_choice import TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
@@ -60,11 +60,11 @@ class Engine:
         self._intake = Intake(limits, target.config.eos_token_ids, tokenizer, config.random_seed)
         self._launched: list[Launched] = []
         self._suspects: list[Request] = []
-        """Whose program is being launched or read: whom a failure is about."""
+        """Whose program is being launched or read: a failure now is theirs."""
         self._state_is_lost = False
         self._prefilled = self._generated = self._verifications = self._verified = 0
         self._preemptions = self._cycles = self._failed_steps = 0
-        self._step_seconds = 0.0
+        self._stepping = Stopwatch()
 
     # Requests
 
@@ -132,9 +132,9 @@ class Engine:
             preemptions=self._preemptions,
             cycles=self._cycles,
             failed_steps=self._failed_steps,
-            step_seconds=self._step_seconds,
-            waiting_seconds=self.runner.waiting_seconds,
-            launching_seconds=self.runner.launching_seconds,
+            step_seconds=self._stepping.seconds,
+            waiting_seconds=self.runner.waiting.seconds,
+            launching_seconds=self.runner.launching.seconds,
         )
 
     def warm_up(self, *, progress: bool = False) -> float:
@@ -154,7 +154,11 @@ class Engine:
         Raises:
             IntegrityError: pages are missing or have two owners: nothing that the engine says can be trusted any more.
         """
-        started = time.perf_counter()
+        with self._stepping:
+            updates = self._safe_step()
+        return [update for update in updates if update.token_ids or update.output]
+
+    def _safe_step(self) -> list[Update]:
         try:
             if self._state_is_lost:
                 self._recover()
@@ -175,8 +179,7 @@ class Engine:
             raise
         finally:
             self._suspects = []
-            self._step_seconds += time.perf_counter() - started
-        return [update for update in updates if update.token_ids or update.output]
+        return updates
 
     def plain_step(self) -> list[Update]:
         """Launches what is next and waits for it."""
@@ -207,10 +210,11 @@ class Engine:
     def _launch_cycle(self, plan: Plan) -> list[Launched]:
         spec, catches_up, launched = self.trees.all[0], False, []
         if plan.cycle:
-            with self._about(plan.cycle):
-                spec = self.trees.choose(self.runner.bucket(len(plan.cycle)))
-                catches_up = self._catch_up(plan.cycle, spec)
-                launched = [self.runner.launch_cycle(plan.cycle, spec)]
+            self._suspects = plan.cycle
+            spec = self.trees.choose(self.runner.bucket(len(plan.cycle)))
+            catches_up = self._catch_up(plan.cycle, spec)
+            launched = [self.runner.launch_cycle(plan.cycle, spec)]
+            self._suspects = []
             self._cycles += 1
         self.trees.launched(cycle=bool(plan.cycle), catch_up=catches_up, prefill=bool(plan.prefills))
         return launched
@@ -231,11 +235,12 @@ class Engine:
     def _launch_prefills(self, plan: Plan) -> list[Launched]:
         admitted, launched = set(plan.admitted), []
         for step in plan.prefills:
-            with self._about([step.request]):
-                if step.request in admitted:
-                    step.request.postponed = 0
-                    self.runner.launch_admission(step.request)
-                prefill = self.runner.launch_prefill(step)
+            self._suspects = [step.request]
+            if step.request in admitted:
+                step.request.postponed = 0
+                self.runner.launch_admission(step.request)
+            prefill = self.runner.launch_prefill(step)
+            self._suspects = []
             self._prefilled += step.size
             if prefill.emits or prefill.prompt_logprobs is not None:
                 launched.append(prefill)
@@ -244,9 +249,11 @@ class Engine:
     def _read(self, launched: list[Launched]) -> list[Update]:
         updates = []
         for step in launched:
-            with self._about(step.requests):
-                results = self.runner.read(step)
-                self._take_prompt_logprobs(step)
+            self._suspects = step.requests
+            results = self.runner.read(step)
+            if step.prefill is not None:
+                self._take_prompt_logprobs(step.prefill, self.runner.read_prompt_logprobs(step))
+            self._suspects = []
             if step.spec is not None:
                 self.trees.was_read(step.spec, self.runner.bucket(len(step.requests)), [len(each.tokens) for each in results])
             for request, emitted in zip(step.requests if step.emits else (), results, strict=False):
@@ -256,10 +263,9 @@ class Engine:
                     updates.append(self._take_safely(request, emitted, step.spec is not None))
         return updates
 
-    def _take_prompt_logprobs(self, step: Launched) -> None:
-        for index, entry in enumerate(self.runner.read_prompt_logprobs(step)):
-            assert step.prefill is not None
-            step.prefill.request.prompt_logprobs[step.prefill.first_slot + 1 + index] = entry
+    def _take_prompt_logprobs(self, prefill: PrefillStep, entries: list[TokenLogprob]) -> None:
+        for index, entry in enumerate(entries):
+            prefill.request.prompt_logprobs[prefill.first_slot + 1 + index] = entry
 
     def _take_safely(self, request: Request, emitted: Emitted, is_cycle: bool) -> Update:
         """Whatever a request's tokens and text do to the tokenizer, only that request ends."""
@@ -316,13 +322,6 @@ class Engine:
         return Update(request.id, request.detokenizer.text[shown:], tuple(new), request.result(), logprobs or None)
 
     # Failures
-
-    @contextmanager
-    def _about(self, requests: list[Request]) -> Iterator[None]:
-        """What fails inside is these requests' failure."""
-        self._suspects = requests
-        yield
-        self._suspects = []
 
     def _fail(self, request: Request, error: Exception) -> Update:
         """Ends a request that the engine could not serve; the text that was handed out stays."""

@@ -23,6 +23,7 @@ from jaxspec.engine.programs import (
 )
 from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillStep
+from jaxspec.engine.stopwatch import Stopwatch
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling import Logprobs
 from jaxspec.spec.cycle import CycleOptions
@@ -105,7 +106,7 @@ class Runner:
         self.state = self._new_state()
         self.buckets = Buckets.of(config, pages_per_sequence, narrow_tables=True)
         self.programs = Programs(merge, self.params, self.state, cycle_options(config))
-        self.launching_seconds = self.waiting_seconds = 0.0
+        self.launching, self.waiting = Stopwatch(), Stopwatch()
 
     def _new_state(self) -> State:
         pools = [empty_cache(model, self.num_pages, self._config.page_size, self._dtype) for model in self._models]
@@ -196,35 +197,35 @@ class Runner:
     def _page_table(self, held: list[list[int]], lengths: list[int], batch: int, widths: tuple[int, ...]) -> np.ndarray:
         """[batch, pages] int32, wide enough for the slots that the launch may reach (`lengths`); unused entries are page 0."""
         size = self._config.page_size
-        needed = [pages[: -(-length // size)] for pages, length in zip(held, lengths, strict=True)]
-        table = np.zeros((batch, smallest(widths, max(map(len, needed)))), np.int32)
-        for row, pages in zip(table, needed, strict=False):
-            row[: len(pages)] = pages
+        needed = [-(-length // size) for length in lengths]
+        table = np.zeros((batch, smallest(widths, max(map(min, needed, map(len, held))))), np.int32)
+        for row, pages, count in zip(table, held, needed, strict=False):
+            row[: min(count, len(pages))] = pages[:count]
         return table
 
     def _launch(self, program: Program, requests: list[Request], prefill: PrefillStep | None, *arguments) -> Launched:
-        started = time.perf_counter()
-        step = self.programs[program](self.params, self.state, *arguments)
-        self.state = step.state
-        logprobs = step.logprobs if any(request.params.logprobs is not None for request in requests) else None
-        prompt_logprobs = step.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
-        for array in jax.tree.leaves((step.report, logprobs, prompt_logprobs)):
-            array.copy_to_host_async()
-        self.launching_seconds += time.perf_counter() - started
+        with self.launching:
+            step = self.programs[program](self.params, self.state, *arguments)
+            self.state = step.state
+            logprobs = step.logprobs if any(request.params.logprobs is not None for request in requests) else None
+            prompt_logprobs = (
+                step.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
+            )
+            for array in (step.report, *(logprobs or ()), *(prompt_logprobs or ())):
+                array.copy_to_host_async()
         spec = program.spec if isinstance(program, CycleProgram) else None
         return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs)
 
     def _launch_quietly(self, program: Program, *arguments) -> None:
         """Launches a program that reports nothing."""
-        started = time.perf_counter()
-        self.state = self.programs[program](self.params, self.state, *arguments)
-        self.launching_seconds += time.perf_counter() - started
+        with self.launching:
+            self.state = self.programs[program](self.params, self.state, *arguments)
 
     def read(self, launched: Launched) -> list[Emitted]:
         """Waits for a launched program and returns what it emitted, per request."""
-        started = time.perf_counter()
-        report, logprobs = np.asarray(launched.report), jax.tree.map(np.asarray, launched.logprobs)
-        self.waiting_seconds += time.perf_counter() - started
+        with self.waiting:
+            report = np.asarray(launched.report)
+            logprobs = None if launched.logprobs is None else jax.tree.map(np.asarray, launched.logprobs)
         emitted = []
         for row, (request, line) in enumerate(zip(launched.requests, report.tolist(), strict=False)):
             tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]

@@ -79,7 +79,9 @@ class Scheduler:
         """
         queued = len(self._new) - len(self._free_rows)
         if self.max_waiting_requests is not None and queued >= self.max_waiting_requests:
-            raise QueueFull(f"{queued} requests wait already and max_waiting_requests is {self.max_waiting_requests}: try again later")
+            raise QueueFull(
+                f"{queued} requests wait already and max_waiting_requests is {self.max_waiting_requests}: try again later"
+            )
         pages = self.cache.pages
         if (needed := pages.pages_for(request.most_tokens)) > pages.num_pages:
             raise ValueError(f"prompt and max_tokens need {needed} pages of {pages.page_size} tokens; there are {pages.num_pages}")

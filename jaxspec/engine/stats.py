@@ -42,5 +42,6 @@ class EngineStats:
 
     @property
     def host_seconds(self) -> float:
-        """What the engine itself took: scheduling, pages, reading results, text. Divide by cycles for the host's share of one."""
+        """What the engine itself took: scheduling, pages, reading results, text. Divide by cycles for the host's share of one.
+        Where the device is a CPU, its threads slow this down too."""
         return self.step_seconds - self.waiting_seconds - self.launching_seconds

@@ -13,7 +13,7 @@ from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Bool, Float, Int
 
 MIN_TOKENS_BAN = -1e30
-"""Not -inf: where only stop tokens are allowed, one is drawn nevertheless."""
+"""Not -inf: where only stop tokens are allowed, the text ends nevertheless, with the lowest of their ids."""
 
 
 class Context(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import conversion, lossless, peers, speculative
+from benchmarks import conversion, lossless, peers, speculative, under_load
 from benchmarks.engines import BenchmarkError, CompilationCounter, alternate, count_equal, depth_acceptance, tree
 from benchmarks.prompts import load_prompts
 from benchmarks.record import table
@@ -49,6 +49,27 @@ def test_lossless_compares_token_for_token(flags, capsys):
     assert lossless.main([*flags, "--trees", "2/2/4", "--batch", "2"]) == 0
     assert len(result(flags)["results"]) == 4  # plain decoding and the tree, greedy and sampled
     assert "2/2" in capsys.readouterr().out
+
+
+def test_under_load_compares_off_on_and_adaptive(flags, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"token_ids": [5, 9, number]}) + "\n" for number in range(17)))
+    few = ["--prompts", str(prompts), "--num-prompts", "17", "--out", str(tmp_path / "out.json")]
+    options = ["--tree", "2/1/3", "--batch", "1", "2", "--rounds", "2", "--requests-per-row", "2", "--only", "batches", "long"]
+    assert under_load.main([*flags, *options, *few]) == 0
+    written = result(few)["results"]
+    assert [row["batch"] for row in written["batches"]] == [1, 2]
+    for row in written["batches"]:
+        ratios = row["adaptive_over_better"]["values"]
+        speed = {mode: row["tokens_per_second"][mode]["values"] for mode in under_load.MODES}
+        assert ratios == [mine / max(off, on) for mine, off, on in zip(speed["adaptive"], speed["off"], speed["on"], strict=True)]
+        assert all(0 < row["host_ms_per_cycle"][mode] < 50 for mode in under_load.MODES)
+    for row in written["long"]:
+        assert 0 < row["short_alone_ms"]["median"] < row["short_ms"]["median"]
+        assert row["short_ms"]["median"] < row["long_ms"]["median"] or row["chunk"] == under_load.CONTEXT
+    assert "adaptive / better of both" in capsys.readouterr().out
+    with pytest.raises(BenchmarkError, match="at least 17"):
+        under_load.main(flags)
 
 
 def test_the_first_difference_is_found():

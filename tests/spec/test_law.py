@@ -1,108 +1,180 @@
-"""Sampled speculation has exactly the target's law: chi-square over a tiny vocabulary."""
+"""Sampled speculation has exactly the law that SamplingParams describes: chi-square over a tiny vocabulary."""
 
 import dataclasses
+from functools import cache
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxspec.config import SpecConfig
-from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.layers import causal_rows
 from jaxspec.models.llama import Llama
-from jaxspec.models.loaded import LoadedModel, take_apart
+from jaxspec.models.loaded import LoadedHead, LoadedTarget, take_apart
 from jaxspec.sampling import SamplingKind
-from jaxspec.spec.cycle import REPORT_HEADER, Models, cycle
-from jaxspec.spec.prefill import Chunk, prefill
-from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, empty_sequences
-from jaxspec.testing import random_head, tiny_config
-from jaxspec.typing import KeysValues
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.admit import admit
+from jaxspec.spec.cycle import LOSSLESS, CycleOptions, cycle, draft_tree
+from jaxspec.spec.lossy import Thresholds
+from jaxspec.spec.prefill import prefill
+from jaxspec.spec.state import take
+from jaxspec.spec.step import Models
+from jaxspec.spec.verify import REPORT_HEADER
+from jaxspec.testing import random_eagle, tiny_config
+from tests.spec.law_in_numpy import law, leaning_law
+from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
-VOCAB, PROMPT, TEMPERATURE = 6, [1, 4, 2, 5], 0.7
-BATCH, ROUNDS, PAGE = 256, 40, 8
-SPEC = SpecConfig(3, 3, 8)
+VOCAB, PROMPT = 8, [1, 4, 2, 4, 5]
+BATCH, ROUNDS, PAGE = 512, 20, 8
+SPEC, ONE_LEVEL = SpecConfig(3, 3, 8), SpecConfig(1, 3, 4)
+
+FILTERS = {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.3}
+NARROWER = {"temperature": 0.7, "top_k": 5, "top_p": 0.7, "min_p": 0.3}  # here top_p takes what the others leave
+ADJUSTMENTS = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.4,
+    "logit_bias": {0: 0.8, 3: -0.7},
+    "bad_token_ids": [6],
+    "stop_token_ids": [2],
+    "min_tokens": 2,  # the third token may be the stop token, the first two can't
+}
+SETTINGS = {
+    "temperature": SamplingParams(temperature=0.7),
+    "top_k": SamplingParams(top_k=3),
+    "top_p": SamplingParams(top_p=0.8),
+    "min_p": SamplingParams(min_p=0.2),
+    "filters": SamplingParams(**FILTERS),
+    "narrower filters": SamplingParams(**NARROWER),
+    "adjustments": SamplingParams(**ADJUSTMENTS),
+    "everything": SamplingParams(**FILTERS, **ADJUSTMENTS),
+    "allowed": SamplingParams(allowed_token_ids=[0, 1, 4, 5, 7]),
+}
 
 
-def flat_target() -> LoadedModel:
+class Draws(NamedTuple):
+    """What BATCH * ROUNDS requests with different seeds got."""
+
+    tokens: np.ndarray
+    """The first three tokens of each, [draws, 3]."""
+    mean_emitted: float
+    """Tokens per cycle."""
+    children: np.ndarray
+    """The tree's other nodes, by first token, [VOCAB, nodes]: a tree is the same whenever the text before it is."""
+
+
+@cache
+def models() -> tuple[LoadedTarget, LoadedHead]:
     """Logits within a few units, so that every token has a chance and counts are large enough to test."""
-    config = tiny_config(vocab_size=VOCAB)
+    config = tiny_config(vocab_size=VOCAB, num_layers=3)
     target = take_apart(Llama(config, rngs=nnx.Rngs(3)), config)
-    return dataclasses.replace(target, params=jax.tree.map(lambda array: array * 6 if array.ndim == 2 else array, target.params))
+    target = dataclasses.replace(target, params=jax.tree.map(lambda array: array * 6 if array.ndim == 2 else array, target.params))
+    return target, random_eagle(config)
 
 
-def draw(target: LoadedModel, head: LoadedModel) -> tuple[np.ndarray, float]:
-    """BATCH * ROUNDS continuations of three tokens [draws, 3], and the mean number of tokens per cycle."""
-
-    def models(params):
-        return Models(target.merge(params[0]), head.merge(params[1]), default_captured_layers(8))
+@cache
+def program(spec: SpecConfig, options: CycleOptions):
+    """Prefill and two cycles in one compiled program; what is sampled, and how, is data."""
+    target, head = models()
+    state = poisoned_state(target, head, rows=BATCH, pages=2 * BATCH, page_size=PAGE, max_length=2 * PAGE)
+    rows, table = jnp.arange(BATCH), jnp.arange(2 * BATCH).reshape(BATCH, 2)
 
     @jax.jit
-    def continuations(params, seeds):
-        pages = jnp.zeros((2 * BATCH, PAGE, 2, 8))
-        caches = Caches(tuple(KeysValues(pages, pages) for _ in range(8)), (KeysValues(pages, pages),))
-        rows, table = jnp.arange(BATCH), jnp.arange(2 * BATCH).reshape(BATCH, 2)
-        chunk = Chunk(
-            row=rows,
-            page_table=table,
-            tokens=jnp.broadcast_to(jnp.array(PROMPT), (BATCH, len(PROMPT))),
-            first_slot=jnp.zeros(BATCH, jnp.int32),
-            size=jnp.full(BATCH, len(PROMPT)),
-            is_last=jnp.ones(BATCH, bool),
-            temperature=jnp.full(BATCH, TEMPERATURE),
-            seed=seeds,
-            max_tokens=jnp.full(BATCH, 100),
-            stop_tokens=jnp.full((BATCH, MAX_STOP_TOKENS), -1),
-        )
-        empty = empty_sequences(BATCH, 32, 96, jnp.dtype(jnp.float32))
-        first = prefill(models(params), caches, empty, chunk, kind=SamplingKind.TEMPERATURE)
-        sampled = {"spec": SPEC, "kind": SamplingKind.TEMPERATURE}
-        second = cycle(models(params), first.caches, first.sequences, rows, table, **sampled)
-        third = cycle(models(params), second.caches, second.sequences, rows, table, **sampled)
-        return first.report, second.report, third.report
+    def continuations(params, state, admission):
+        merged = Models(target.merge(params[0]), head.merge(params[1]), ())
+        first = prefill(merged, admit(state, admission), chunk_of(PROMPT, table), options=options)
+        tree = draft_tree(merged, first.state.caches.draft, take(first.state.sequences, rows), table, spec, options.window)
+        second = cycle(merged, first.state, rows, table, spec=spec, options=options)
+        third = cycle(merged, second.state, rows, table, spec=spec, options=options)
+        return first.report, second.report, third.report, tree.tokens
 
-    draws, emitted = [], []
+    return lambda admission: continuations((target.params, head.params), state, admission)
+
+
+@cache
+def draws(params: SamplingParams, spec: SpecConfig = SPEC, options: CycleOptions = LOSSLESS) -> Draws:
+    admission = admission_of(params, PROMPT, rows=BATCH, max_length=2 * PAGE, vocab_size=VOCAB)
+    texts, emitted, children = [], [], np.zeros((VOCAB, spec.num_draft_tokens - 1), int)
     for number in range(ROUNDS):
         seeds = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.uint32)
-        first, second, third = map(np.asarray, continuations((target.params, head.params), np.stack([seeds * 0, seeds], 1)))
+        seeded = admission.settings._replace(seed=jnp.asarray(np.stack([seeds * 0, seeds], 1)))
+        first, second, third, trees = map(np.asarray, program(spec, options)(admission._replace(settings=seeded)))
         for a, b, c in zip(first, second, third, strict=True):
             tokens = [a[REPORT_HEADER], *b[REPORT_HEADER : REPORT_HEADER + b[0]], *c[REPORT_HEADER : REPORT_HEADER + c[0]]]
-            draws.append(tokens[:3])
+            texts.append(tokens[:3])
         emitted.append(second[:, 0])
-    return np.array(draws), float(np.mean(emitted))
+        children[trees[:, 0]] = trees[:, 1:]
+    return Draws(np.array(texts), float(np.mean(emitted)), children)
 
 
-def next_token_law(target: LoadedModel, tokens: list[int]) -> np.ndarray:
+@cache
+def logits_after_prompt() -> np.ndarray:
+    """The target's own, from whole sequences without a cache: [a, b, 3, v] after the prompt, a, and a and b."""
+    target, _ = models()
     module = target.merge(target.params)
-    hidden = module(jnp.array([tokens]), causal_rows(1, len(tokens))).hidden
-    return np.asarray(jax.nn.softmax(module.logits(hidden)[0, -1] / TEMPERATURE), np.float64)
+    texts = [[*PROMPT, a, b] for a in range(VOCAB) for b in range(VOCAB)]
+    hidden = module(jnp.array(texts), causal_rows(len(texts), len(texts[0]))).hidden
+    return np.asarray(module.logits(hidden)[:, -3:]).reshape(VOCAB, VOCAB, 3, VOCAB)
+
+
+def laws(params: SamplingParams) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the first token [v], of the second given the first [v, v], of the third given both [v, v, v]."""
+    logits, tokens = logits_after_prompt(), range(VOCAB)
+    first = law(logits[0, 0, 0], PROMPT, len(PROMPT), params)
+    second = [law(logits[a, 0, 1], [*PROMPT, a], len(PROMPT), params) for a in tokens]
+    third = [[law(logits[a, b, 2], [*PROMPT, a, b], len(PROMPT), params) for b in tokens] for a in tokens]
+    return first, np.array(second), np.array(third)
 
 
 def chi_square_is_plausible(counts: np.ndarray, law: np.ndarray) -> bool:
-    """Below the 1 - 1e-4 quantile (Wilson-Hilferty); cells that expect fewer than 5 are one cell."""
+    """Below the 1 - 1e-4 quantile (Wilson-Hilferty); cells that expect fewer than 5 are one cell, impossible ones are empty."""
+    if counts[law == 0].any():
+        return False
     expected = law * counts.sum()
     rare = expected < 5
     counts, expected = (np.append(values[~rare], values[rare].sum()) for values in (counts, expected))
     counts, expected = counts[expected > 0], expected[expected > 0]
     statistic, freedom = ((counts - expected) ** 2 / expected).sum(), len(counts) - 1
-    assert freedom >= 3
+    if freedom == 0:
+        return True
     return statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
-def test_first_token_and_pairs_have_the_targets_law():
-    target = flat_target()
-    draws, mean_emitted = draw(target, random_head(target.config, draft_vocab_size=None))
-    assert mean_emitted > 1.3, "drafts are hardly ever accepted: this would test plain sampling only"
+def assert_law(tokens: np.ndarray, params: SamplingParams) -> None:
+    """First tokens, pairs and triples are plausible draws."""
+    first, second, third = laws(params)
+    pairs = first[:, None] * second
+    triples = pairs[:, :, None] * third
+    for depth, expected in enumerate((first, pairs, triples), 1):
+        counts = np.zeros(expected.shape, int)
+        np.add.at(counts, tuple(tokens[:, :depth].T), 1)
+        assert chi_square_is_plausible(counts.ravel(), expected.ravel()), f"{depth} tokens"
 
-    first = next_token_law(target, PROMPT)
-    assert chi_square_is_plausible(np.bincount(draws[:, 0], minlength=VOCAB), first)
-    second = np.array([next_token_law(target, [*PROMPT, token]) for token in range(VOCAB)])
-    pairs = (first[:, None] * second).ravel()
-    assert chi_square_is_plausible(np.bincount(draws[:, 0] * VOCAB + draws[:, 1], minlength=VOCAB**2), pairs)
-    third = np.array([next_token_law(target, [*PROMPT, a, b]) for a in range(VOCAB) for b in range(VOCAB)])
-    triples = (pairs[:, None] * third).ravel()
-    codes = (draws[:, 0] * VOCAB + draws[:, 1]) * VOCAB + draws[:, 2]
-    assert chi_square_is_plausible(np.bincount(codes, minlength=VOCAB**3), triples)
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_speculation_has_the_targets_law(name):
+    got = draws(SETTINGS[name])
+    assert got.mean_emitted > 1.2, "drafts are hardly ever accepted: this would test plain sampling only"
+    assert_law(got.tokens, SETTINGS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "off"),
+    [
+        *[("filters", name, off) for name, off in {"temperature": 1.0, "top_k": -1, "min_p": 0.0}.items()],
+        *[("narrower filters", name, off) for name, off in {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}.items()],
+        *[("adjustments", name, SamplingParams.__dataclass_fields__[name].default) for name in ADJUSTMENTS],
+    ],
+)
+def test_every_setting_matters(name, field, off):
+    """Without any one of them the law would be another, which these draws are not from."""
+    others = {"min_tokens": 0} if field == "stop_token_ids" else {}
+    without = dataclasses.replace(SETTINGS[name], **{field: off, **others})
+    with pytest.raises(AssertionError):
+        assert_law(draws(SETTINGS[name]).tokens, without)
 
 
 def test_the_test_can_fail():
@@ -111,3 +183,42 @@ def test_the_test_can_fail():
     skewed = law * [1.05, 1, 1, 1, 1, 1] / (law * [1.05, 1, 1, 1, 1, 1]).sum()
     counts = np.random.default_rng(0).multinomial(BATCH * ROUNDS * 4, skewed)
     assert not chi_square_is_plausible(counts, law)
+
+
+@pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
+def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_law(name):
+    got = draws(SETTINGS[name], options=CycleOptions(thresholds=Thresholds(1.0, 1.0)))
+    assert got.mean_emitted > 1.2
+    assert_law(got.tokens, SETTINGS[name])
+
+
+def test_lossy_acceptance_accepts_more_and_changes_the_law():
+    params = SETTINGS["temperature"]
+    lossless, lossy = draws(params), draws(params, options=CycleOptions(thresholds=Thresholds(single=0.12)))
+    assert lossy.mean_emitted > lossless.mean_emitted + 0.2
+    with pytest.raises(AssertionError, match="2 tokens"):  # the first comes from the prefill, which knows no drafts
+        assert_law(lossy.tokens, params)
+
+
+@pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
+def test_lossy_acceptance_has_the_documented_law(name):
+    """Of a tree of one level the second token's law is known exactly."""
+    single, acc = 0.35, 0.8
+    got = draws(SETTINGS[name], ONE_LEVEL, CycleOptions(thresholds=Thresholds(single, acc)))
+    first, second, _ = laws(SETTINGS[name])
+    leaning = np.array([leaning_law(second[a], got.children[a].tolist(), single, acc) for a in range(VOCAB)])
+    counts = np.bincount(got.tokens[:, 0] * VOCAB + got.tokens[:, 1], minlength=VOCAB**2)
+    assert chi_square_is_plausible(counts, (first[:, None] * leaning).ravel())
+    assert not chi_square_is_plausible(counts, (first[:, None] * second).ravel())
+
+
+def test_greedy_requests_stay_greedy_under_lossy_acceptance():
+    greedy = SamplingParams(temperature=0)
+    lossy = draws(greedy, options=CycleOptions(thresholds=Thresholds(single=0.12)))
+    assert (lossy.tokens == lossy.tokens[0]).all()
+    assert_law(lossy.tokens, greedy)
+
+
+def test_all_kinds_but_greedy_are_tried():
+    kinds = {SamplingKind.of(params) for params in SETTINGS.values()}
+    assert kinds == set(SamplingKind) - {SamplingKind.GREEDY}

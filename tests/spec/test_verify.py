@@ -4,15 +4,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.state import empty_sequences
+from jaxspec.spec.state import MAX_STOP_TOKENS, Sequences, empty_sequences
 from jaxspec.spec.tree import Tree, ancestor_mask
 from jaxspec.spec.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, cut
 
 
-def sequences(count: int, *, remaining: int = 100, stop_tokens: tuple[int, ...] = (), done: bool = False):
-    empty = empty_sequences(count, 1, 1, jnp.float32)
-    stops = empty.stop_tokens.at[:, : len(stop_tokens)].set(jnp.array(stop_tokens, jnp.int32))
-    return empty._replace(remaining=jnp.full(count, remaining), stop_tokens=stops, done=jnp.full(count, done))
+def sequence(*, remaining: int = 100, done: bool = False) -> Sequences:
+    """One row that may emit `remaining` tokens."""
+    return empty_sequences(1, 1, 1, jnp.float32)._replace(remaining=jnp.array([remaining]), done=jnp.array([done]))
+
+
+def stops(*tokens: int) -> jnp.ndarray:
+    """Stop tokens of one row."""
+    return jnp.array([[*tokens, *[-1] * (MAX_STOP_TOKENS - len(tokens))]], jnp.int32)
 
 
 def walk(tokens, parents, wanted) -> list[int]:
@@ -40,7 +44,7 @@ def test_accept_is_the_walk(seed):
 
     array = jnp.array([parents], jnp.int32)
     tree = Tree(jnp.array([tokens]), array, jnp.array([depth]), ancestor_mask(array, steps))
-    result = accept(tree, jnp.asarray(wanted[None]), sequences(1), steps)
+    result = accept(tree, jnp.asarray(wanted[None]), sequence(), stops(), steps)
     path = walk(tokens, parents, wanted)
     assert int(result.accepted[0]) == len(path) - 1
     assert int(result.emitted[0]) == len(path)
@@ -50,18 +54,23 @@ def test_accept_is_the_walk(seed):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "count", "settings", "expected"),
+    ("tokens", "count", "stop", "remaining", "expected"),
     [
-        ([5, 2, 9], 3, {}, (3, RUNNING)),
-        ([5, 2, 9], 3, {"stop_tokens": (2,)}, (2, STOPPED)),
-        ([5, 2, 9], 1, {"stop_tokens": (2,)}, (1, RUNNING)),  # the stop token was not accepted
-        ([5, 2, 9], 3, {"remaining": 2}, (2, OUT_OF_BUDGET)),
-        ([5, 2, 9], 2, {"remaining": 2}, (2, OUT_OF_BUDGET)),
-        ([5, 2, 9], 3, {"remaining": 1, "stop_tokens": (2,)}, (1, OUT_OF_BUDGET)),  # the budget ends before the stop
-        ([5, 2, 9], 3, {"remaining": 2, "stop_tokens": (2,)}, (2, STOPPED)),
-        ([5, 2, 9], 3, {"done": True}, (0, RUNNING)),
+        ([5, 2, 9], 3, (), 100, (3, RUNNING)),
+        ([5, 2, 9], 3, (2,), 100, (2, STOPPED)),
+        ([5, 2, 9], 3, (7, 9, 2), 100, (2, STOPPED)),  # the first in the text, not in the list
+        ([5, 2, 9], 1, (2,), 100, (1, RUNNING)),  # the stop token was not accepted
+        ([5, 2, 9], 3, (), 2, (2, OUT_OF_BUDGET)),
+        ([5, 2, 9], 2, (), 2, (2, OUT_OF_BUDGET)),
+        ([5, 2, 9], 3, (2,), 1, (1, OUT_OF_BUDGET)),  # the budget ends before the stop
+        ([5, 2, 9], 3, (2,), 2, (2, STOPPED)),
     ],
 )
-def test_cut(tokens, count, settings, expected):
-    got = cut(jnp.array([tokens]), jnp.array([count]), sequences(1, **settings))
+def test_cut(tokens, count, stop, remaining, expected):
+    got = cut(jnp.array([tokens]), jnp.array([count]), sequence(remaining=remaining), stops(*stop))
     assert (int(got[0][0]), int(got[1][0])) == expected
+
+
+def test_a_finished_sequence_emits_nothing():
+    emitted, finish = cut(jnp.array([[5, 2, 9]]), jnp.array([3]), sequence(done=True), stops(2))
+    assert (emitted.tolist(), finish.tolist()) == ([0], [RUNNING])

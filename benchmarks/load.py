@@ -1,0 +1,103 @@
+"""Keeping an engine busy and looking at the clock: a workload with so many requests in flight, and a long prompt in between."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.engines import BenchmarkError
+from jaxspec import SamplingParams
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.stats import EngineStats
+
+
+@dataclass
+class Load:
+    """A workload, run once with a number of requests in flight at any time."""
+
+    seconds: float = 0.0
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By number of the prompt."""
+    first_token: dict[int, float] = field(default_factory=dict)
+    """Seconds from the moment it was sent, by number of the prompt."""
+    updates: dict[int, list[float]] = field(default_factory=dict)
+    """When its updates came, by number of the prompt."""
+    accept_lengths: list[int] = field(default_factory=list)
+    host_ms: float = 0.0
+    """The host's share of a cycle, in milliseconds."""
+    launch_ms: float = 0.0
+    """What handing a cycle's programs to the device took, in milliseconds."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.tokens.values())) / self.seconds
+
+
+def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], concurrency: int) -> Load:
+    """Keeps `concurrency` requests in the engine until every prompt is done."""
+    load, before, started = Load(), engine.stats(), time.perf_counter()
+    waiting = list(reversed(range(len(prompts))))
+    numbers: dict[str, int] = {}
+    sent: dict[int, float] = {}
+    while waiting or engine.has_work:
+        while waiting and len(numbers) < concurrency:
+            number = waiting.pop()
+            numbers[engine.add(prompts[number], params[number]).id] = number
+            sent[number] = time.perf_counter()
+        for update in engine.step():
+            now, number = time.perf_counter(), numbers[update.request_id]
+            load.first_token.setdefault(number, now - sent[number])
+            load.updates.setdefault(number, []).append(now)
+            if update.output:
+                if update.output.error:
+                    raise BenchmarkError(update.output.error)
+                load.tokens[number] = update.output.token_ids
+                load.accept_lengths += update.output.speculation.accept_lengths
+                del numbers[update.request_id]
+    load.seconds = time.perf_counter() - started
+    load.host_ms, load.launch_ms = per_cycle(before, engine.stats())
+    return load
+
+
+def per_cycle(before: EngineStats, after: EngineStats) -> tuple[float, float]:
+    """Milliseconds per cycle that the host took, and that launching took."""
+    cycles = max(1, after.cycles - before.cycles)
+    host, launching = after.host_seconds - before.host_seconds, after.launching_seconds - before.launching_seconds
+    return 1e3 * host / cycles, 1e3 * launching / cycles
+
+
+def interrupt(engine: Engine, stream: Sequence[int], long: Sequence[int], short: Sequence[int]) -> dict[str, float]:
+    """Seconds: first tokens of the long and the short prompt, and the running stream's usual and longest gap between updates."""
+    alone = time_to_first(engine, short)
+    running = engine.add(stream, SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True))
+    for _ in range(10):
+        engine.step()
+    gaps, last = [], time.perf_counter()
+    few = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    sent = {engine.add(long, few).id: "long", engine.add(short, few).id: "short"}
+    started, first = last, dict[str, float]()
+    while len(first) < 2:
+        for update in engine.step():
+            now = time.perf_counter()
+            if update.request_id == running.id:
+                gaps.append(now - last)
+                last = now
+            else:
+                first.setdefault(sent[update.request_id], now - started)
+    engine.abort(running.id)
+    while engine.has_work:
+        engine.step()
+    return {
+        "short_alone_ms": alone, "short_ms": first["short"], "long_ms": first["long"], "longest_gap_ms": max(gaps, default=0.0),
+    }  # fmt: skip
+
+
+def time_to_first(engine: Engine, prompt: Sequence[int]) -> float:
+    """Seconds to the first token of a prompt that has the engine for itself."""
+    started = time.perf_counter()
+    request = engine.add(prompt, SamplingParams(max_tokens=1, temperature=0.0))
+    while not request.output:
+        engine.step()
+    seconds = time.perf_counter() - started
+    while engine.has_work:
+        engine.step()
+    return seconds

@@ -1,0 +1,78 @@
+"""State rows for tests: set up from SamplingParams as the engine does it, over caches full of NaN."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import ModelConfig
+from jaxspec.engine import admission as engine
+from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.engine.request import Request
+from jaxspec.models.loaded import LoadedHead, LoadedTarget
+from jaxspec.sampling import Settings
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.admit import Admission
+from jaxspec.spec.prefill import Chunk
+from jaxspec.spec.state import Caches, Sizes, State, empty_state
+from jaxspec.testing import TinyTokenizer
+from jaxspec.typing import KeysValues
+
+
+def poisoned_cache(config: ModelConfig, pages: int, page_size: int) -> tuple[KeysValues, ...]:
+    """Pages full of NaN: whatever reads a slot that was never written spoils everything after it."""
+    empty = jnp.full((pages, page_size, config.num_kv_heads, config.head_dim), jnp.nan)
+    return (KeysValues(empty, empty),) * config.num_layers
+
+
+def poisoned_state(
+    target: LoadedTarget, head: LoadedHead, *, rows: int, pages: int, page_size: int, max_length: int, postpone: int = 1
+) -> State:
+    """Free rows whose last users left nothing but NaN."""
+    caches = Caches(poisoned_cache(target.config, pages, page_size), poisoned_cache(head.config.layer, pages, page_size))
+    sizes = Sizes(head.config.layer.hidden_size, head.config.feature_size, target.config.vocab_size, max_length, postpone)
+    state = empty_state(caches, rows, sizes, jnp.float32)
+    nan = {name: jnp.full_like(getattr(state.sequences, name), jnp.nan) for name in ("draft_hidden", "feature")}
+    return state._replace(sequences=state.sequences._replace(**nan), bias=jnp.full_like(state.bias, jnp.nan))
+
+
+def request(params: SamplingParams, prompt: Sequence[int] = (0,)) -> Request:
+    """A request that has just arrived."""
+    seed = 0 if params.seed is None else params.seed
+    return Request("test", tuple(prompt), params, seed, params.stop_token_ids, Detokenizer(TinyTokenizer(), ()), row=0)
+
+
+def settings_of(params: Sequence[SamplingParams], vocab_size: int, prompt: Sequence[int] = (0,)) -> Settings:
+    """One row per request, all with this prompt."""
+    rows = [engine.settings(request(each, prompt), vocab_size) for each in params]
+    return jax.tree.map(lambda *fields: jnp.asarray(np.concatenate(fields)), *rows)
+
+
+def admission_of(params: SamplingParams, prompt: Sequence[int], *, rows: int, max_length: int, vocab_size: int) -> Admission:
+    """The same request in rows 0, 1, ..."""
+    one = engine.admission(request(params, prompt), Sizes(1, 1, vocab_size, max_length, 1), None)
+    several = jax.tree.map(lambda field: jnp.repeat(jnp.asarray(field), rows, 0), one)
+    return several._replace(row=jnp.arange(rows, dtype=jnp.int32))
+
+
+def chunk_of(
+    tokens: Sequence[int],
+    page_table: jax.Array,
+    *,
+    width: int | None = None,
+    first_slot: int = 0,
+    cached: int | None = None,
+    is_last: bool = True,
+) -> Chunk:
+    """The same chunk for rows 0, 1, ..., one per line of the page table, padded with token 5."""
+    rows, width = len(page_table), width or len(tokens)
+    return Chunk(
+        row=jnp.arange(rows, dtype=jnp.int32),
+        page_table=page_table,
+        tokens=jnp.broadcast_to(jnp.array([*tokens, *[5] * (width - len(tokens))], jnp.int32), (rows, width)),
+        first_slot=jnp.full(rows, first_slot, jnp.int32),
+        size=jnp.full(rows, len(tokens), jnp.int32),
+        cached=jnp.full(rows, first_slot if cached is None else cached, jnp.int32),
+        is_last=jnp.full(rows, is_last),
+    )

@@ -1,0 +1,144 @@
+"""Penalties, bias and bans per node of a tree, against plain Python that writes every node's text out."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.sampling import SamplingKind, choose
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.adjust import Context, adjusted, banned_stops, count_tokens, prompt_context, tree_context
+from jaxspec.spec.tree import Tree, ancestor_mask
+from tests.spec import law_in_numpy
+from tests.spec.rows import admission_of, settings_of
+
+VOCAB, LENGTH = 12, 20
+
+
+def random_tree(rng: np.random.Generator, root: int, nodes: int = 8) -> Tree:
+    """Any shape, with tokens that repeat in other branches and in the text."""
+    parents = [-1, *(int(rng.integers(0, node)) for node in range(1, nodes))]
+    mask = ancestor_mask(jnp.array([parents]), nodes)
+    return Tree(jnp.array([[root, *rng.integers(0, VOCAB, nodes - 1)]]), jnp.array([parents]), mask.sum(-1) - 1, mask)
+
+
+def text_at(tree: Tree, node: int) -> list[int]:
+    """Tokens of the node's ancestors below the root, and its own."""
+    parents, tokens, path = tree.parents[0].tolist(), tree.tokens[0].tolist(), []
+    while node > 0:
+        path.insert(0, tokens[node])
+        node = parents[node]
+    return path
+
+
+def random_params(rng: np.random.Generator) -> SamplingParams:
+    return SamplingParams(
+        repetition_penalty=float(rng.choice([1.0, 1.4, 0.7])),
+        frequency_penalty=float(rng.choice([0.0, 0.6, -0.3])),
+        presence_penalty=float(rng.choice([0.0, 0.9, -0.5])),
+        logit_bias={int(token): float(rng.normal()) for token in rng.integers(0, VOCAB, 3)},
+        bad_token_ids=rng.integers(0, VOCAB, 1).tolist(),
+        allowed_token_ids=None if rng.random() < 0.5 else rng.choice(VOCAB, 7, replace=False).tolist(),
+        stop_token_ids=rng.integers(0, VOCAB, 2).tolist(),
+        min_tokens=int(rng.integers(0, 12)),
+    )
+
+
+def close_where_drawable(found: np.ndarray, expected: np.ndarray) -> None:
+    """Equal, where a ban may be any number that no other token is ever as low as."""
+    possible = np.isfinite(expected)
+    np.testing.assert_allclose(found[possible], expected[possible], rtol=1e-5, atol=1e-5)
+    assert (found[~possible] < -1e20).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_node_has_the_logits_that_plain_decoding_would_have(seed):
+    """The history beyond the root holds garbage, as it does after another request."""
+    rng = np.random.default_rng(seed)
+    prompt_length, length = 4, int(rng.integers(5, 12))
+    history, params = rng.integers(0, VOCAB, LENGTH), random_params(rng)
+    tree = random_tree(rng, root=int(history[length]))
+    logits = 3 * rng.normal(size=(1, 8, VOCAB)).astype(np.float32)
+    admission = admission_of(params, history[:prompt_length].tolist(), rows=1, max_length=LENGTH, vocab_size=VOCAB)
+    found = adjusted(
+        jnp.asarray(logits),
+        jnp.array([length + 1]) + tree.depth,
+        tree_context(jnp.asarray(history[None]), jnp.array([length]), tree),
+        admission.settings,
+        admission.bias,
+    )
+    for node in range(8):
+        text = [*history[: length + 1].tolist(), *text_at(tree, node)]
+        expected = law_in_numpy.adjusted(logits[0, node], text, prompt_length, params)
+        close_where_drawable(np.asarray(found)[0, node], expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_token_counts_the_prompt_only_as_prompt(seed):
+    rng = np.random.default_rng(seed)
+    prompt, params = rng.integers(0, VOCAB, 6).tolist(), random_params(rng)
+    logits = 3 * rng.normal(size=(1, 1, VOCAB)).astype(np.float32)
+    admission = admission_of(params, prompt, rows=1, max_length=LENGTH, vocab_size=VOCAB)
+    history = jnp.asarray([[*prompt, *rng.integers(0, VOCAB, LENGTH - 6)]])
+    context = prompt_context(history, jnp.array([6]))
+    found = adjusted(jnp.asarray(logits), jnp.array([[6]]), context, admission.settings, admission.bias)
+    close_where_drawable(np.asarray(found)[0, 0], law_in_numpy.adjusted(logits[0, 0], prompt, 6, params))
+
+
+def test_a_rejected_sibling_does_not_count():
+    """Root 3 with the children 7 and 8; 8 has the child 7."""
+    parents = jnp.array([[-1, 0, 0, 2]])
+    mask = ancestor_mask(parents, 2)
+    tree = Tree(jnp.array([[3, 7, 8, 7]]), parents, mask.sum(-1) - 1, mask)
+    context = tree_context(jnp.array([[3, 3, 0, 0]]), jnp.array([1]), tree)
+    occurs, counts = count_tokens(context, jnp.array([1]), VOCAB)
+    assert [np.flatnonzero(row).tolist() for row in np.asarray(occurs)[0]] == [[3], [3, 7], [3, 8], [3, 7, 8]]
+    assert np.asarray(counts)[0][:, [3, 7, 8]].tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 1, 1]]
+
+
+def test_the_docstrings_example_of_counting():
+    context = Context(jnp.array([[7, 8, 8]]), jnp.array([3]), jnp.array([[8]]), jnp.array([[[False], [True]]]))
+    occurs, counts = count_tokens(context, jnp.array([1]), VOCAB)
+    assert [np.flatnonzero(row).tolist() for row in np.asarray(occurs)[0]] == [[7, 8], [7, 8]]
+    assert np.asarray(counts)[0, :, 8].tolist() == [2, 3] and not np.asarray(counts)[0, :, 7].any()
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 3])
+def test_stop_tokens_are_banned_until_min_tokens_are_there(min_tokens):
+    params = SamplingParams(stop_token_ids=[0, 4, VOCAB - 1], min_tokens=min_tokens)
+    settings = settings_of([params], VOCAB, prompt=[1] * 5)
+    banned = np.asarray(banned_stops(jnp.arange(5, 10)[None], settings, VOCAB))[0]
+    for generated in range(5):
+        assert np.flatnonzero(banned[generated]).tolist() == ([0, 4, VOCAB - 1] if generated < min_tokens else [])
+
+
+def test_without_stop_tokens_nothing_is_banned():
+    assert not banned_stops(jnp.array([[5]]), settings_of([SamplingParams(min_tokens=9)], VOCAB), VOCAB).any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "min_p": 0.01, "top_k": 3}], ids=["all", "filtered"])
+@pytest.mark.parametrize(("allowed", "expected"), [([4, 5], {4, 5}), ([4, 5, 6], {6})])
+def test_a_stop_token_is_drawn_too_early_only_if_nothing_else_is_allowed(temperature, filters, allowed, expected):
+    """4 and 5 end the text, which is too short yet."""
+    bans = {"allowed_token_ids": allowed, "stop_token_ids": [4, 5], "min_tokens": 5}
+    params = [SamplingParams(temperature=temperature, seed=seed, **bans, **filters) for seed in range(20)]
+    settings = settings_of(params, VOCAB)
+    bias = admission_of(params[0], [0], rows=20, max_length=4, vocab_size=VOCAB).bias
+    context = prompt_context(jnp.zeros((20, 4), jnp.int32), jnp.ones(20, jnp.int32))
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(20, 1, VOCAB)), jnp.float32)
+    positions = jnp.ones((20, 1), jnp.int32)
+
+    def adjust(logits):
+        return adjusted(logits, positions, context, settings, bias)
+
+    tokens = choose(logits, positions, settings, jnp.ones(20, bool), adjust)
+    assert set(np.asarray(tokens).ravel()) <= expected
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_p=0.9)])
+def test_requests_without_adjustments_keep_their_logits_bit_for_bit(params):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, VOCAB)), jnp.float32)
+    context = prompt_context(jnp.array([[3, 3, 4, 5]]), jnp.array([3]))
+    settings = settings_of([params], VOCAB)
+    assert settings.kind[0] != SamplingKind.ADJUSTED
+    assert (adjusted(logits, jnp.array([[3]]), context, settings, jnp.zeros((1, VOCAB))) == logits).all()

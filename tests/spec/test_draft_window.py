@@ -1,0 +1,75 @@
+"""What a draft window leaves visible, slot by slot."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.spec.draft_window import DraftWindow, Visible, visible
+
+
+def slots_seen(seen: Visible, row: int, pages: np.ndarray, page_size: int) -> list[int]:
+    """The sequence's own slots in the order in which attention finds them."""
+    number = {int(page): index for index, page in enumerate(pages[row])}
+    table = np.asarray(seen.page_table)[row]
+    assert set(table) <= set(pages[row]), "attention wants valid pages, also where it looks at no slot"
+    places = range(int(seen.start[row]), int(seen.length[row]))
+    return [number[int(table[place // page_size])] * page_size + place % page_size for place in places]
+
+
+def slots_left(length: int, page_size: int, window: DraftWindow | None) -> list[int]:
+    """All from slot 1 on, or the last `size` and, with a sink, the slots of the pages that hold it."""
+    slots = range(1, length)
+    if window is None:
+        return list(slots)
+    sink = -(-window.sink // page_size) * page_size
+    return [slot for slot in slots if slot < sink or slot >= length - window.size]
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 7])
+@pytest.mark.parametrize("seed", range(10))
+def test_without_a_sink_exactly_the_window_is_visible(seed, page_size):
+    rng = np.random.default_rng(seed)
+    table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
+    window = DraftWindow(int(rng.integers(1, 9 * page_size + 3)))
+    length = rng.integers(1, 9 * page_size + 1, 3)
+    seen = visible(jnp.asarray(table), jnp.asarray(length), page_size, window)
+    for row in range(3):
+        assert slots_seen(seen, row, table, page_size) == slots_left(int(length[row]), page_size, window)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 7])
+@pytest.mark.parametrize("seed", range(20))
+def test_with_a_sink_its_pages_and_the_window_are_visible_and_at_most_one_page_more(seed, page_size):
+    """Stretches are whole pages: the window may begin inside a page, whose first slots are then visible too."""
+    rng = np.random.default_rng(seed)
+    table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
+    window = DraftWindow(int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)))
+    length = rng.integers(1, 9 * page_size + 1, 3)
+    seen = visible(jnp.asarray(table), jnp.asarray(length), page_size, window)
+    wide = seen.page_table.shape[1] == table.shape[1]
+    for row in range(3):
+        found, left = slots_seen(seen, row, table, page_size), slots_left(int(length[row]), page_size, window)
+        assert found == sorted(set(found)) and set(left) <= set(found)
+        if not wide:  # a table that is hardly longer than the window is left as it is: everything is visible
+            begin = max(int(length[row]) - window.size, 0) // page_size * page_size
+            assert set(found) - set(left) <= set(range(begin, begin + page_size))
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_without_a_window_all_slots_but_the_first_are_visible(page_size):
+    table, length = np.arange(12).reshape(2, 6), np.array([1, 5])
+    seen = visible(jnp.asarray(table), jnp.asarray(length), page_size, None)
+    assert [slots_seen(seen, row, table, page_size) for row in (0, 1)] == [[], [1, 2, 3, 4]]
+
+
+def test_the_docstrings_example():
+    table = np.array([[3, 8, 5, 9, 4]])
+    seen = visible(jnp.asarray(table), jnp.array([18]), 4, DraftWindow(5, 2))
+    assert seen.page_table[0, :3].tolist() == [3, 9, 4]
+    assert (seen.start.tolist(), seen.length.tolist()) == ([1], [10])
+    assert slots_seen(seen, 0, table, 4) == [1, 2, 3, 12, 13, 14, 15, 16, 17]
+
+
+def test_a_window_reads_fewer_pages():
+    seen = visible(jnp.arange(20)[None], jnp.array([70]), 4, DraftWindow(8, 4))
+    assert seen.page_table.shape[1] == 4

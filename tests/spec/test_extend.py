@@ -1,0 +1,296 @@
+"""However tokens get into the caches (in one chunk, behind a prefix hit, by plain cycles or by trees), the caches are the same."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.models.layers import causal_rows
+from jaxspec.models.loaded import LoadedHead, LoadedTarget
+from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
+from jaxspec.spec.admit import admit
+from jaxspec.spec.cycle import CycleOptions, cycle
+from jaxspec.spec.draft_window import DraftWindow
+from jaxspec.spec.extend import catch_up
+from jaxspec.spec.prefill import prefill
+from jaxspec.spec.state import State
+from jaxspec.spec.step import Models, Step
+from jaxspec.spec.verify import REPORT_HEADER
+from jaxspec.testing import oracle_head, random_eagle, random_head, tiny_target
+from jaxspec.typing import KeysValues
+from tests.spec import law_in_numpy
+from tests.spec.rows import admission_of, chunk_of, poisoned_state
+
+PAGE, PAGES, LENGTH, POSTPONE = 4, 12, 48, 16
+TABLE = jnp.array([[5, 2, 9, 0, 7, 11, 3, 1, 10, 4, 8, 6]])
+PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 18)]
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=0.8, presence_penalty=1.5, seed=5, logprobs=3)
+PLAIN, TREE = SpecConfig(num_steps=0), SpecConfig(3, 2, 5)
+HEADS = ("EAGLE3", "EAGLE")
+
+
+@cache
+def models(algorithm: str) -> tuple[LoadedTarget, LoadedHead]:
+    target = tiny_target()
+    if algorithm == "ORACLE":  # knows what SAMPLED is going to say
+        text = plain_states("EAGLE3", SAMPLED)[-1].history[0, : len(PROMPT) + POSTPONE + 1].tolist()
+        return target, oracle_head(target.config, text)
+    return target, random_head(target.config) if algorithm == "EAGLE3" else random_eagle(target.config, num_layers=2)
+
+
+@cache
+def compiled(program: Any, algorithm: str, **static):
+    """The program as a function of its arrays only."""
+    target, head = models(algorithm)
+
+    @jax.jit
+    def run(params, *arguments):
+        return program(Models(target.merge(params[0]), head.merge(params[1]), head.config.captured_layers), *arguments, **static)
+
+    return lambda *arguments: run((target.params, head.params), *arguments)
+
+
+def fresh(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY, rows: int = 1) -> State:
+    """Admitted, with nothing in the caches but NaN. Features that would wrongly be taken for postponed ones are huge."""
+    target, head = models(algorithm)
+    size = {"pages": rows * PAGES, "page_size": PAGE, "max_length": LENGTH, "postpone": POSTPONE}
+    state = poisoned_state(target, head, rows=rows, **size)
+    state = state._replace(postponed=jnp.full_like(state.postponed, 1e6))
+    return admit(state, admission_of(params, tokens, rows=rows, max_length=LENGTH, vocab_size=target.config.vocab_size))
+
+
+def prefilled(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY) -> Step:
+    """The whole text in one chunk."""
+    return compiled(prefill, algorithm)(fresh(algorithm, tokens, params), chunk_of(tokens, TABLE, width=40))
+
+
+def flat(layers: tuple[KeysValues, ...]) -> np.ndarray:
+    """[slots, everything] of the one sequence, in the order of its slots."""
+    arrays = [np.asarray(array)[np.asarray(TABLE[0])].reshape(PAGES * PAGE, -1) for layer in layers for array in layer]
+    return np.concatenate(arrays, 1)
+
+
+def assert_close(found: Any, expected: Any, name: str) -> None:
+    """Up to rounding, as differently shaped matrix products have it."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max(), err_msg=name)
+
+
+def assert_same_caches(found: State, expected: State, length: int) -> None:
+    """Target slots 0 .. length - 1 and head slots 1 .. length; all others were never written."""
+    for name, slots in (("target", range(length)), ("draft", range(1, length + 1))):
+        left, right = flat(getattr(found.caches, name)), flat(getattr(expected.caches, name))
+        assert_close(left[slots], right[slots], name)
+        assert np.isnan(np.delete(left, slots, 0)).all() and np.isnan(np.delete(right, slots, 0)).all()
+
+
+def assert_same(found: State, expected: State) -> None:
+    """The caches, and all that the next cycle starts from."""
+    length = int(expected.sequences.length[0])
+    assert (int(found.sequences.length[0]), int(found.sequences.root[0])) == (length, int(expected.sequences.root[0]))
+    assert found.history[0, : length + 1].tolist() == expected.history[0, : length + 1].tolist()
+    assert found.sequences.postponed.tolist() == expected.sequences.postponed.tolist() == [0]
+    assert_close(found.sequences.draft_hidden, expected.sequences.draft_hidden, "draft_hidden")
+    assert_same_caches(found, expected, length)
+
+
+def with_only_prefix(state: State, cached: int) -> tuple[KeysValues, ...]:
+    """The caches of another request with the same first pages: NaN from slot `cached` on."""
+    shared = TABLE[0, : cached // PAGE]
+
+    def keep(pages):
+        return jnp.full_like(pages, jnp.nan).at[shared].set(pages[shared])
+
+    return jax.tree.map(keep, state.caches)
+
+
+@pytest.mark.parametrize("algorithm", HEADS)
+@pytest.mark.parametrize("cached", range(PAGE, len(PROMPT), PAGE))
+def test_a_prefix_hit_leaves_what_prefilling_the_whole_prompt_leaves(algorithm, cached):
+    """The row's last user left a feature of NaN, which must not be carried over."""
+    whole = prefilled(algorithm, PROMPT)
+    state = fresh(algorithm, PROMPT)._replace(caches=with_only_prefix(whole.state, cached))
+    chunk = chunk_of(PROMPT[cached - 1 :], TABLE, width=24, first_slot=cached - 1, cached=cached)
+    hit = compiled(prefill, algorithm)(state, chunk)
+    assert hit.report.tolist() == whole.report.tolist()
+    assert_same(hit.state, whole.state)
+    for name in ("target", "draft"):  # shared pages belong to others too
+        before, after = flat(getattr(state.caches, name))[:cached], flat(getattr(hit.state.caches, name))[:cached]
+        assert np.array_equal(before, after, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 17])
+@pytest.mark.parametrize("cached", [0, 8])
+def test_chunks_of_any_size_leave_the_same(size, cached):
+    whole = prefilled("EAGLE3", PROMPT)
+    state = fresh("EAGLE3", PROMPT)
+    if cached:
+        state = state._replace(caches=with_only_prefix(whole.state, cached))
+    begin = max(cached - 1, 0)
+    for first in range(begin, len(PROMPT), size):
+        part = PROMPT[first : first + size]
+        is_last = first + len(part) == len(PROMPT)
+        known = cached if first == begin else first
+        if is_last or len(part) == size:
+            chunk = chunk_of(part, TABLE, width=24, first_slot=first, cached=known, is_last=is_last)
+            step = compiled(prefill, "EAGLE3")(state, chunk)
+            state = step.state
+            assert bool(state.sequences.done[0]) != is_last and (int(step.report[0, 0]) == 1) == is_last
+    assert_same(state, whole.state)
+
+
+@cache
+def plain_states(algorithm: str, params: SamplingParams = GREEDY) -> list[State]:
+    """After 0 .. POSTPONE plain cycles."""
+    states = [prefilled(algorithm, PROMPT, params).state]
+    for _ in range(POSTPONE):
+        states.append(compiled(cycle, algorithm, spec=PLAIN)(states[-1], jnp.array([0]), TABLE).state)
+    return states
+
+
+@pytest.mark.parametrize("algorithm", HEADS)
+@pytest.mark.parametrize("cycles", range(POSTPONE + 1))
+def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves(algorithm, cycles):
+    state = plain_states(algorithm)[cycles]
+    text = state.history[0, : len(PROMPT) + cycles].tolist()
+    assert state.sequences.postponed.tolist() == [cycles]
+    caught_up = compiled(catch_up, algorithm)(state, jnp.array([0]), TABLE)
+    assert_same(caught_up, prefilled(algorithm, text).state)
+
+
+@pytest.mark.parametrize("algorithm", HEADS)
+@pytest.mark.parametrize("cycles", [1, 4, 9])
+def test_trees_leave_what_plain_cycles_and_catching_up_leave(algorithm, cycles):
+    """The budget makes trees stop at the same length."""
+    budget = SamplingParams(temperature=0, max_tokens=cycles + 1)
+    state = prefilled(algorithm, PROMPT, budget).state
+    while not state.sequences.done[0]:
+        state = compiled(cycle, algorithm, spec=TREE)(state, jnp.array([0]), TABLE).state
+    assert int(state.sequences.remaining[0]) == 0
+    plain = compiled(catch_up, algorithm)(plain_states(algorithm)[cycles], jnp.array([0]), TABLE)
+    assert_same(state, plain)
+
+
+def test_catching_up_twice_and_going_on():
+    """Plain, catch up, tree, plain, catch up: as one prefill of the text."""
+    state, rows = prefilled("EAGLE3", PROMPT).state, jnp.array([0])
+    for spec, count in ((PLAIN, 3), (TREE, 2), (PLAIN, 2), (PLAIN, 1), (TREE, 1), (PLAIN, 5)):
+        for _ in range(count):
+            state = compiled(cycle, "EAGLE3", spec=spec)(state, rows, TABLE).state
+        state = compiled(catch_up, "EAGLE3")(state, rows, TABLE)
+    again = compiled(catch_up, "EAGLE3")(state, rows, TABLE)
+    assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(*map(jax.tree.leaves, (state, again)), strict=True))
+    assert_same(state, prefilled("EAGLE3", state.history[0, : int(state.sequences.length[0])].tolist()).state)
+
+
+def test_rows_of_a_batch_catch_up_each_by_its_own_number():
+    """Row 0 ends after three plain cycles, row 1 goes on; both are then what they are alone."""
+    table = jnp.concatenate([TABLE, TABLE + PAGES])
+    state = compiled(prefill, "EAGLE3")(fresh("EAGLE3", PROMPT, rows=2), chunk_of(PROMPT, table, width=24)).state
+    state = state._replace(sequences=state.sequences._replace(remaining=jnp.array([3, 100])))
+    for _ in range(7):
+        state = compiled(cycle, "EAGLE3", spec=PLAIN)(state, jnp.arange(2), table).state
+    assert state.sequences.postponed.tolist() == [3, 7] and state.sequences.done.tolist() == [True, False]
+    state = compiled(catch_up, "EAGLE3")(state, jnp.arange(2), table)
+    for row, cycles in enumerate((3, 7)):
+        pages = slice(row * PAGES, (row + 1) * PAGES)
+        of_row = jax.tree.map(lambda array, row=row: array[row : row + 1], state._replace(caches=None))
+        of_row = of_row._replace(caches=jax.tree.map(lambda array, pages=pages: array[pages], state.caches))
+        text = of_row.history[0, : len(PROMPT) + cycles].tolist()
+        assert_same(of_row, prefilled("EAGLE3", text).state)
+
+
+@pytest.mark.parametrize(("size", "sink"), [(6, 0), (6, 2), (3, 4)])
+def test_a_draft_window_hides_what_is_outside_it(size, sink):
+    """With NaN in all hidden slots of the head's cache, trees still are what they are without."""
+    options, rows = CycleOptions(window=DraftWindow(size, sink)), jnp.array([0])
+    state = compiled(catch_up, "EAGLE3")(plain_states("EAGLE3")[10], rows, TABLE)
+    length = int(state.sequences.length[0]) + 1
+    first = (length - size) // PAGE * PAGE if sink else length - size
+    hidden = range(-(-sink // PAGE) * PAGE, first)
+    assert len(hidden) > 10
+    pages = TABLE[0, jnp.array(hidden) // PAGE], jnp.array(hidden) % PAGE
+    draft = jax.tree.map(lambda array: array.at[pages].set(jnp.nan), state.caches.draft)
+    poisoned = state._replace(caches=state.caches._replace(draft=draft))
+    step = compiled(cycle, "EAGLE3", spec=TREE, options=options)
+    clean, spoiled = step(state, rows, TABLE), step(poisoned, rows, TABLE)
+    assert clean.report.tolist() == spoiled.report.tolist()
+    assert np.array_equal(clean.state.sequences.draft_hidden, spoiled.state.sequences.draft_hidden)
+    everything = compiled(cycle, "EAGLE3", spec=TREE)(state, rows, TABLE)
+    assert not np.array_equal(clean.state.sequences.draft_hidden, everything.state.sequences.draft_hidden)
+
+
+def whole_forward(text: list[int]) -> np.ndarray:
+    """Logits of the token behind each token of the text, from one pass over all of it."""
+    target = tiny_target()
+    module = target.merge(target.params)
+    hidden = module(jnp.array([text]), causal_rows(1, len(text))).hidden
+    return np.asarray(module.logits(hidden)[0])
+
+
+def log_probabilities(text: list[int]) -> np.ndarray:
+    return np.asarray(jax.nn.log_softmax(whole_forward(text), -1))
+
+
+def test_the_first_token_is_penalized_for_the_whole_prompt():
+    """The prompt's last token would be the likeliest one, and with its penalty just isn't."""
+    newest, logits = PROMPT[-1], whole_forward(PROMPT)[-1]
+    assert newest not in PROMPT[:-1]
+    penalized = law_in_numpy.adjusted(logits, PROMPT, len(PROMPT), SamplingParams(repetition_penalty=5.0))
+    others = np.delete(penalized, newest).max()
+    bias = others - (logits[newest] + penalized[newest]) / 2
+    params = SamplingParams(temperature=0, repetition_penalty=5.0, logit_bias={newest: float(bias)})
+    assert penalized[newest] + bias < others - 0.1 and logits[newest] + bias > others + 0.1
+    root = int(prefilled("EAGLE3", PROMPT, params).state.sequences.root[0])
+    assert root == int(np.argmax(np.where(np.arange(len(penalized)) == newest, -np.inf, penalized)))
+
+
+@pytest.mark.parametrize(("size", "width"), [(18, 40), (18, 18), (5, 24), (7, 7)])
+def test_prompt_logprobs_are_those_of_a_whole_forward(size, width):
+    expected = log_probabilities(PROMPT)
+    state = fresh("EAGLE3", PROMPT, SamplingParams(temperature=0.5, top_k=3, presence_penalty=1.0, prompt_logprobs=0))
+    chosen, top_ids, top = [], [], []
+    for first in range(0, len(PROMPT), size):
+        part = PROMPT[first : first + size]
+        is_last = first + len(part) == len(PROMPT)
+        step = compiled(prefill, "EAGLE3")(state, chunk_of(part, TABLE, width=width, first_slot=first, is_last=is_last))
+        state, found = step.state, step.prompt_logprobs
+        chosen += found.chosen[0, : len(part)].tolist()
+        top_ids += found.top_ids[0, : len(part)].tolist()
+        top += found.top[0, : len(part)].tolist()
+    assert not np.any(step.logprobs.chosen), "nobody asked for the output's"
+    following = expected[np.arange(len(PROMPT) - 1), PROMPT[1:]]
+    np.testing.assert_allclose(chosen[:-1], following, rtol=1e-4, atol=1e-4)
+    best = np.argsort(-expected, -1)[:, :MAX_LOGPROBS]
+    assert top_ids == best.tolist()
+    np.testing.assert_allclose(top, np.take_along_axis(expected, best, -1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("algorithm", "spec"), [("EAGLE3", PLAIN), ("EAGLE3", TREE), ("ORACLE", TREE)], ids=str)
+def test_logprobs_of_the_output_are_those_of_a_whole_forward(algorithm, spec):
+    """Before temperature and penalties, for every emitted token, drafts and bonus alike."""
+    step = prefilled(algorithm, PROMPT, SAMPLED)
+    text, found = [*PROMPT, int(step.report[0, REPORT_HEADER])], [float(step.logprobs.chosen[0, 0])]
+    for _ in range(4):
+        step = compiled(cycle, algorithm, spec=spec)(step.state, jnp.array([0]), TABLE)
+        count = int(step.report[0, 0])
+        assert algorithm != "ORACLE" or count == TREE.num_steps + 1, "a walk past the root's second child"
+        text += step.report[0, REPORT_HEADER : REPORT_HEADER + count].tolist()
+        found += step.logprobs.chosen[0, :count].tolist()
+        best = np.argsort(-log_probabilities(text[:-1])[-1])[:MAX_LOGPROBS]
+        assert step.logprobs.top_ids[0, count - 1].tolist() == best.tolist()
+    assert not np.any(step.prompt_logprobs if step.prompt_logprobs is not None else 0)
+    expected = log_probabilities(text)[np.arange(len(PROMPT) - 1, len(text) - 1), text[len(PROMPT) :]]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_logprobs_that_nobody_wants_are_zeros():
+    step = prefilled("EAGLE3", PROMPT)
+    assert not any(np.any(array) for array in (*step.logprobs, *step.prompt_logprobs))
+    step = compiled(cycle, "EAGLE3", spec=TREE)(step.state, jnp.array([0]), TABLE)
+    assert not any(np.any(array) for array in step.logprobs) and step.prompt_logprobs is None
