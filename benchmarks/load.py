@@ -21,11 +21,18 @@ class Load:
     """Seconds from the moment it was sent, by number of the prompt."""
     updates: dict[int, list[float]] = field(default_factory=dict)
     """When its updates came, by number of the prompt."""
-    accept_lengths: list[int] = field(default_factory=list)
+    accept_lengths: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Of every verification, by number of the prompt."""
     host_ms: float = 0.0
     """The host's share of a cycle, in milliseconds."""
     launch_ms: float = 0.0
     """What handing a cycle's programs to the device took, in milliseconds."""
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per verification."""
+        lengths = [length for each in self.accept_lengths.values() for length in each]
+        return sum(lengths) / len(lengths)
 
     @property
     def tokens_per_second(self) -> float:
@@ -51,7 +58,7 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
                 if update.output.error:
                     raise BenchmarkError(update.output.error)
                 load.tokens[number] = update.output.token_ids
-                load.accept_lengths += update.output.speculation.accept_lengths
+                load.accept_lengths[number] = update.output.speculation.accept_lengths
                 del numbers[update.request_id]
     load.seconds = time.perf_counter() - started
     load.host_ms, load.launch_ms = per_cycle(before, engine.stats())

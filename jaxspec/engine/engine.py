@@ -10,8 +10,9 @@ from jaxspec.engine.detokenizer import Decoder
 from jaxspec.engine.intake import Intake, Limits
 from jaxspec.engine.pages import IntegrityError, PageAllocator
 from jaxspec.engine.prefix_cache import PrefixCache
-from jaxspec.engine.request import Request, Status, TokenLogprob, Update
-from jaxspec.engine.runner import POSTPONE, Emitted, Launched, Runner
+from jaxspec.engine.request import Request, TokenLogprob, Update
+from jaxspec.engine.results import Results
+from jaxspec.engine.runner import POSTPONE, Launched, Runner
 from jaxspec.engine.scheduler import Plan, PrefillStep, Scheduler
 from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.stopwatch import Stopwatch
@@ -19,11 +20,8 @@ from jaxspec.engine.tree_choice import TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.state import MAX_STOP_TOKENS
-from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
 
 logger = logging.getLogger(__name__)
-
-FAILED = "the engine failed while it worked on this request"
 
 
 class Engine:
@@ -56,14 +54,14 @@ class Engine:
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests
         )
+        self.results = Results(self.scheduler)
         limits = Limits(self.vocab_size, self.context_length, MAX_STOP_TOKENS, self.runner.num_pages, config.page_size)
         self._intake = Intake(limits, target.config.eos_token_ids, tokenizer, config.random_seed)
         self._launched: list[Launched] = []
         self._suspects: list[Request] = []
         """Whose program is being launched or read: a failure now is theirs."""
         self._state_is_lost = False
-        self._prefilled = self._generated = self._verifications = self._verified = 0
-        self._preemptions = self._cycles = self._failed_steps = 0
+        self._prefilled = self._preemptions = self._cycles = self._failed_steps = 0
         self._stepping = Stopwatch()
 
     # Requests
@@ -102,7 +100,7 @@ class Engine:
     def abort(self, request_id: str) -> Update | None:
         """Ends a request now, wherever it is, with finish_reason "abort"; None if no unfinished request has this id."""
         request = self.scheduler.find(request_id)
-        return self._end(request, "abort") if request else None
+        return self.results.end(request, "abort") if request else None
 
     def flush_cache(self) -> None:
         """Forgets every cached prefix. Running requests keep their pages; what they compute is cached no more."""
@@ -110,8 +108,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """A step would do something: requests are unfinished, or a launched program was not read yet."""
-        return self.scheduler.has_work or bool(self._launched)
+        """A step would do something: requests are unfinished, a launched program was not read, or an update not handed out."""
+        return self.scheduler.has_work or bool(self._launched) or self.results.are_waiting
 
     def stats(self) -> EngineStats:
         """Totals since the start, and what is held now."""
@@ -126,9 +124,9 @@ class Engine:
             prefilled_tokens=self._prefilled,
             prefix_queried_tokens=cache.queried_tokens,
             prefix_hit_tokens=cache.hit_tokens,
-            generated_tokens=self._generated,
-            verify_count=self._verifications,
-            verified_tokens=self._verified,
+            generated_tokens=self.results.generated_tokens,
+            verify_count=self.results.verify_count,
+            verified_tokens=self.results.verified_tokens,
             preemptions=self._preemptions,
             cycles=self._cycles,
             failed_steps=self._failed_steps,
@@ -155,15 +153,19 @@ class Engine:
             IntegrityError: pages are missing or have two owners: nothing that the engine says can be trusted any more.
         """
         with self._stepping:
-            updates = self._safe_step()
-        return [update for update in updates if update.token_ids or update.output]
+            self._safe_step()
+        return self.results.hand_out()
 
-    def _safe_step(self) -> list[Update]:
+    def _safe_step(self) -> None:
         try:
             if self._state_is_lost:
                 self._recover()
-            updates = [self._end(request, "timeout") for request in self.scheduler.expired(self.clock())]
-            updates += self.overlapped_step() if self.config.overlap else self.plain_step()
+            for request in self.scheduler.expired(self.clock()):
+                self.results.time_out(request)
+            if self.config.overlap:
+                self.overlapped_step()
+            else:
+                self.plain_step()
             self._failed_steps = 0
         except IntegrityError:
             raise
@@ -173,21 +175,19 @@ class Engine:
             if not self._suspects:  # it is nobody's program: going on would fail again
                 raise
             logger.exception("a step failed; the %d requests that it worked on end with an error", len(self._suspects))
-            updates = [self._fail(request, error) for request in self._suspects if request.status is not Status.FINISHED]
+            for request in self._suspects:
+                self.results.fail(request, error)
         except BaseException:  # Ctrl-C may come in the middle of a launch
             self._state_is_lost = True
             raise
         finally:
             self._suspects = []
-        return updates
 
-    def plain_step(self) -> list[Update]:
+    def plain_step(self) -> None:
         """Launches what is next and waits for it."""
-        self._launched = self._launch()
-        before, self._launched = self._launched, []
-        return self._read(before)
+        self._read(self._launch())
 
-    def overlapped_step(self) -> list[Update]:
+    def overlapped_step(self) -> None:
         """Launches what is next, then reads what the step before launched while the device works.
 
         The next launch needs no result of the one before: lengths, roots and whether a sequence is done live on the device,
@@ -195,7 +195,7 @@ class Engine:
         """
         before = self._launched
         self._launched = self._launch()
-        return self._read(before)
+        self._read(before)
 
     def _launch(self) -> list[Launched]:
         plan = self.scheduler.plan(self.trees.most_emitted)
@@ -246,89 +246,24 @@ class Engine:
                 launched.append(prefill)
         return launched
 
-    def _read(self, launched: list[Launched]) -> list[Update]:
-        updates = []
+    def _read(self, launched: list[Launched]) -> None:
         for step in launched:
             self._suspects = step.requests
-            results = self.runner.read(step)
+            emitted = self.runner.read(step)
             if step.prefill is not None:
                 self._take_prompt_logprobs(step.prefill, self.runner.read_prompt_logprobs(step))
             self._suspects = []
             if step.spec is not None:
-                self.trees.was_read(step.spec, self.runner.bucket(len(step.requests)), [len(each.tokens) for each in results])
-            for request, emitted in zip(step.requests if step.emits else (), results, strict=False):
-                request.in_flight -= 1
-                request.in_flight_tokens -= step.most_emitted
-                if request.status is not Status.FINISHED:  # finished since: by a stop string or an abort
-                    updates.append(self._take_safely(request, emitted, step.spec is not None))
-        return updates
+                self.trees.was_read(step.spec, self.runner.bucket(len(step.requests)), [len(each.tokens) for each in emitted])
+            if step.emits:
+                for request, its in zip(step.requests, emitted, strict=True):
+                    request.in_flight -= 1
+                    request.in_flight_tokens -= step.most_emitted
+                    self.results.take(request, its, is_cycle=step.spec is not None)
 
     def _take_prompt_logprobs(self, prefill: PrefillStep, entries: list[TokenLogprob]) -> None:
         for index, entry in enumerate(entries):
             prefill.request.prompt_logprobs[prefill.first_slot + 1 + index] = entry
-
-    def _take_safely(self, request: Request, emitted: Emitted, is_cycle: bool) -> Update:
-        """Whatever a request's tokens and text do to the tokenizer, only that request ends."""
-        try:
-            return self._take(request, emitted, is_cycle)
-        except IntegrityError:
-            raise
-        except Exception as error:
-            logger.exception("request %s ends with an error", request.id)
-            return self._fail(request, error)
-
-    def _take(self, request: Request, emitted: Emitted, is_cycle: bool) -> Update:
-        """Adds what a program emitted to the request; finishes it at a stop or at its budget."""
-        shown = len(request.detokenizer.text)
-        new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == STOPPED)]
-        logprobs = tuple(emitted.logprobs[: len(new)])
-        request.tokens += new
-        request.logprobs += logprobs
-        self._generated += len(new)
-        if is_cycle and new:
-            request.accept_lengths.append(len(new))
-            request.accepted_drafts += min(emitted.accepted, len(new))
-            self._verifications += 1
-            self._verified += len(new)
-        reason: str | None = None
-        matched: int | str | None = request.detokenizer.matched
-        if matched is not None:
-            reason = "stop"
-        elif emitted.finish == STOPPED:
-            reason, matched = "stop", new[-1]
-        elif emitted.finish == OUT_OF_BUDGET:
-            reason = "length"
-        if reason is not None:
-            return self._finish(request, reason, matched, shown, new, logprobs)
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), logprobs=logprobs or None)
-
-    def _end(self, request: Request, reason: str) -> Update:
-        """Ends a request from outside."""
-        try:
-            return self._finish(request, reason, None, len(request.detokenizer.text), (), ())
-        except IntegrityError:
-            raise
-        except Exception as error:
-            logger.exception("request %s ends with an error", request.id)
-            return self._fail(request, error)
-
-    def _finish(self, request: Request, reason: str, matched: int | str | None, shown: int, new: Sequence[int], logprobs) -> Update:
-        """Ends a request; `shown` characters of its text were handed out before."""
-        request.detokenizer.finish()
-        if request.detokenizer.matched is not None and reason in ("stop", "length"):
-            reason, matched = "stop", request.detokenizer.matched
-        request.finish_reason, request.matched_stop = reason, matched
-        self.scheduler.finish(request)
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), request.result(), logprobs or None)
-
-    # Failures
-
-    def _fail(self, request: Request, error: Exception) -> Update:
-        """Ends a request that the engine could not serve; the text that was handed out stays."""
-        request.error = f"{FAILED}: {type(error).__name__}"
-        request.finish_reason = "error"
-        self.scheduler.finish(request)
-        return Update(request.id, "", (), request.result())
 
     def _recover(self) -> None:
         """Begins again after a failure: the state was donated to a program that may never have run, so all keys are gone.

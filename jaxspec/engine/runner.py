@@ -227,7 +227,7 @@ class Runner:
             report = np.asarray(launched.report)
             logprobs = None if launched.logprobs is None else jax.tree.map(np.asarray, launched.logprobs)
         emitted = []
-        for row, (request, line) in enumerate(zip(launched.requests, report.tolist(), strict=False)):
+        for row, (request, line) in enumerate(zip(launched.requests, report.tolist(), strict=False)):  # padding comes last
             tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
             wanted = request.params.logprobs
             entries = [] if logprobs is None or wanted is None else token_logprobs(logprobs, row, tokens, wanted)

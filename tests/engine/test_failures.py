@@ -165,6 +165,25 @@ def test_a_timeout_ends_a_request_wherever_it_is(expected):
         engine.add(PROMPTS[0], PARAMS, timeout=0)
 
 
+@pytest.mark.parametrize("error", [DeviceError(), KeyboardInterrupt()])
+def test_a_failure_loses_no_update_of_its_step(monkeypatch, error):
+    """Two requests end in the step whose launch fails: by a deadline, and by nothing else than the failure."""
+    now = [0.0]
+    engine = tiny_engine()
+    engine.clock = lambda: now[0]
+    running = engine.add(PROMPTS[0], PARAMS)
+    engine.step()
+    late = engine.add(PROMPTS[1], PARAMS, timeout=1.0)
+    now[0] = 2.0
+    fail_at(engine, monkeypatch, "launch_cycle", 0, error)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        assert engine.has_work
+    ended = {update.request_id: update.output.finish_reason for update in engine.step() if update.output}
+    assert ended == {late.id: "timeout"} | ({running.id: "error"} if isinstance(error, DeviceError) else {})
+
+
 def test_priorities():
     engine = tiny_engine(SpecConfig(num_steps=0), max_running_requests=1)
     order = [engine.add(PROMPTS[0], SamplingParams(max_tokens=3), name, priority=priority).id for name, priority in
