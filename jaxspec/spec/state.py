@@ -85,7 +85,6 @@ def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DType
 def greedy_settings(rows: int) -> Settings:
     """Greedy decoding without stop tokens."""
 
-
     def number(value: int) -> Array:  # a new array each time: donated arrays must differ
         return jnp.full(rows, value, jnp.float32)
 
