@@ -1,7 +1,7 @@
 """`LLM`: what users call from Python."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
@@ -137,12 +137,17 @@ class LLM:
         ids: list[str] = []
         for index, (prompt, its_params) in enumerate(zip(listed, each, strict=True)):
             try:
+                if not isinstance(its_params, SamplingParams):
+                    raise ValueError(f"params must be SamplingParams, got {its_params!r:.80}")
                 tokens = self.encode(prompt)
-                ids += [self.engine.add(tokens, copy).id for copy in its_params.copies()]
-            except ValueError as error:
-                for request in self.engine.scheduler.unfinished:
-                    self.engine.abort(request.id)
-                raise ValueError(f"prompt {index}: {error}" if len(listed) > 1 else str(error)) from None
+                for copy in its_params.copies():
+                    ids.append(self.engine.add(tokens, copy).id)
+            except BaseException as error:
+                for request_id in ids:
+                    self.engine.abort(request_id)
+                if isinstance(error, ValueError) and len(listed) > 1:
+                    raise ValueError(f"prompt {index}: {error}") from None
+                raise
         return ids
 
     def _run(self, request_ids: list[str]) -> Iterator[Update]:
@@ -159,6 +164,8 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises ValueError for text if the model has no tokenizer."""
         if not isinstance(prompt, str):
+            if not isinstance(prompt, Iterable) or not all(isinstance(token, Integral) for token in prompt):
+                raise ValueError(f"a prompt is a string or a list of token ids, got {prompt!r:.80}")
             return [int(token) for token in prompt]
         if self.tokenizer is None:
             raise ValueError("this model directory has no tokenizer: give lists of token ids instead of text")
@@ -173,8 +180,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    tokens = [int(prompt) for prompt in prompts if isinstance(prompt, Integral)]
-    others = [prompt for prompt in prompts if not isinstance(prompt, int | Integral)]
+    listed = list(prompts)
+    tokens = [int(prompt) for prompt in listed if isinstance(prompt, Integral)]
+    others = [prompt for prompt in listed if not isinstance(prompt, int | Integral)]
     if tokens and others:
         raise ValueError("prompts mixes token ids with prompts: give one list of token ids, or a list of prompts")
     return [tokens] if tokens else others

@@ -115,3 +115,25 @@ def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch
     head = write_head(tmp_path / "head", random_head(tiny_target(vocab_size=256).config))
     with pytest.raises(ValueError, match="its vocab_size is 256, the target's 128"):
         LLM(model, head)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        (["import os", None], None, "prompt 1: a prompt is a string or a list of token ids, got None"),
+        (["a", "b"], [SamplingParams(max_tokens=1), {"max_tokens": 3}], "prompt 1: params must be SamplingParams"),
+        ([[5.9, 6.2]], None, "a prompt is a string or a list of token ids"),
+    ],
+)
+def test_a_wrong_prompt_leaves_the_model_usable(fast, prompts, params, message):
+    with pytest.raises(ValueError, match=message):
+        fast.generate(prompts, params)
+    short = SamplingParams(max_tokens=2, temperature=0)
+    assert len(fast.generate((prompt for prompt in ["import os", "def f("]), short)) == 2
+
+
+def test_n_completions_come_one_after_the_other(fast):
+    sampled = SamplingParams(max_tokens=4, seed=5, n=2)
+    outputs = fast.generate(["import os", "def f("], sampled)
+    pairs = [(prompt, SamplingParams(max_tokens=4, seed=seed)) for prompt in ("import os", "def f(") for seed in (5, 6)]
+    assert [output.token_ids for output in outputs] == [fast.generate(*pair)[0].token_ids for pair in pairs]

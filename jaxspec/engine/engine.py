@@ -1,5 +1,6 @@
 """The engine: requests in, tokens out. One thread only; `server/` wraps it for many clients."""
 
+import itertools
 import logging
 import math
 import time
@@ -57,7 +58,12 @@ class Engine:
         self.results = Results(self.scheduler)
         limits = Limits(self.vocab_size, self.context_length, MAX_STOP_TOKENS, self.runner.num_pages, config.page_size)
         self._intake = Intake(limits, target.config.eos_token_ids, tokenizer, config.random_seed)
+        self._names = (f"request-{number}" for number in itertools.count())
         self._launched: list[Launched] = []
+        """Programs whose results were not read yet, in order of their launch."""
+        self._unseen: list[Request] = []
+        """Whose chunks were launched since the last program that reports: if one failed, that one's result will tell."""
+        self._is_launching = False
         self._suspects: list[Request] = []
         """Whose program is being launched or read: a failure now is theirs."""
         self._state_is_lost = False
@@ -88,7 +94,9 @@ class Engine:
             ValueError: it can't be served; the message names the field.
             QueueFull: max_waiting_requests wait already.
         """
-        if request_id is not None and self.scheduler.find(request_id):
+        if request_id is None:
+            request_id = next(name for name in self._names if not self.scheduler.find(name))
+        elif self.scheduler.find(request_id):
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
@@ -172,6 +180,8 @@ class Engine:
         except Exception as error:
             self._failed_steps += 1
             self._state_is_lost = True
+            if self._is_launching:
+                self._suspects = self._first_failed() or [*self._unseen, *self._suspects]
             if not self._suspects:  # it is nobody's program: going on would fail again
                 raise
             logger.exception("a step failed; the %d requests that it worked on end with an error", len(self._suspects))
@@ -181,7 +191,7 @@ class Engine:
             self._state_is_lost = True
             raise
         finally:
-            self._suspects = []
+            self._suspects, self._is_launching = [], False
 
     def plain_step(self) -> None:
         """Launches what is next and waits for it."""
@@ -198,9 +208,11 @@ class Engine:
         self._read(before)
 
     def _launch(self) -> list[Launched]:
+        self._is_launching = True
         plan = self.scheduler.plan(self.trees.most_emitted)
         self._preemptions += len(plan.preempted)
         launched = [*self._launch_cycle(plan), *self._launch_prefills(plan)]
+        self._is_launching = False
         for step in launched:
             for request in step.requests if step.emits else ():
                 request.in_flight += 1
@@ -213,7 +225,7 @@ class Engine:
             self._suspects = plan.cycle
             spec = self.trees.choose(self.runner.bucket(len(plan.cycle)))
             catches_up = self._catch_up(plan.cycle, spec)
-            launched = [self.runner.launch_cycle(plan.cycle, spec)]
+            launched = [self._with_unseen(self.runner.launch_cycle(plan.cycle, spec))]
             self._suspects = []
             self._cycles += 1
         self.trees.launched(cycle=bool(plan.cycle), catch_up=catches_up, prefill=bool(plan.prefills))
@@ -243,12 +255,18 @@ class Engine:
             self._suspects = []
             self._prefilled += step.size
             if prefill.emits or prefill.prompt_logprobs is not None:
-                launched.append(prefill)
+                launched.append(self._with_unseen(prefill))
+            else:
+                self._unseen.append(step.request)
         return launched
+
+    def _with_unseen(self, step: Launched) -> Launched:
+        step, self._unseen = step._replace(unseen=self._unseen), []
+        return step
 
     def _read(self, launched: list[Launched]) -> None:
         for step in launched:
-            self._suspects = step.requests
+            self._suspects = [*step.requests, *step.unseen]
             emitted = self.runner.read(step)
             if step.prefill is not None:
                 self._take_prompt_logprobs(step.prefill, self.runner.read_prompt_logprobs(step))
@@ -265,6 +283,15 @@ class Engine:
         for index, entry in enumerate(entries):
             prefill.request.prompt_logprobs[prefill.first_slot + 1 + index] = entry
 
+    def _first_failed(self) -> list[Request]:
+        """A launch failed, perhaps because of an earlier program: whose result can't be read?"""
+        for step in self._launched:
+            try:
+                self.runner.read(step)
+            except Exception:
+                return [*step.requests, *step.unseen]
+        return []
+
     def _recover(self) -> None:
         """Begins again after a failure: the state was donated to a program that may never have run, so all keys are gone.
 
@@ -272,7 +299,7 @@ class Engine:
         """
         self.runner.reset()
         self.scheduler.lose_device_state()
-        self._launched = []
+        self._launched, self._unseen = [], []
         self.trees.forget_launched()
         for request in self.scheduler.unfinished:
             request.in_flight = request.in_flight_tokens = 0

@@ -29,9 +29,7 @@ class Intake:
         self._seeds = random.Random(random_seed)
         self._arrivals = 0
 
-    def request(
-        self, prompt: Sequence[int], params: SamplingParams, request_id: str | None, priority: int, deadline: float
-    ) -> Request:
+    def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str, priority: int, deadline: float) -> Request:
         """A new request. Raises ValueError, naming the field, for one that can't be served."""
         prompt = tuple(prompt)
         self._check(prompt, params)
@@ -43,7 +41,7 @@ class Intake:
         drawn = self._seeds.getrandbits(64)  # drawn for every request, so that one with a seed does not shift the others
         number, self._arrivals = self._arrivals, self._arrivals + 1
         return Request(
-            id=f"request-{number}" if request_id is None else request_id,
+            id=request_id,
             prompt=prompt,
             params=params,
             seed=drawn if params.seed is None else params.seed % 2**64,

@@ -86,12 +86,12 @@ class Buckets(NamedTuple):
         """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
 
         In:  max_running_requests 20, prefill_chunk 256, page_size 16, max_pages 64
-        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 256), pages (16, 64)
+        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), pages (16, 64)
         """
         most = config.max_running_requests
         powers = [2**power for power in range(most.bit_length())]
         batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
-        chunks = {max(1, config.prefill_chunk // 4**i) for i in range(3)}
+        chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # a half: what one of two prompts gets
         narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
         pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
         return cls(*(tuple(sorted(sizes)) for sizes in (batches, chunks, pages)))

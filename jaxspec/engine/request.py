@@ -55,7 +55,7 @@ class GenerationOutput:
     """The stop token id or stop string that ended it."""
     speculation: Speculation
     cached_tokens: int = 0
-    """Tokens of the prompt that the prefix cache spared."""
+    """Tokens of the prompt that were found in the prefix cache."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One entry per generated token, if they were asked for."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -115,7 +115,7 @@ class Request:
     prefilled: int = 0
     """Tokens whose keys the launched prefill chunks have committed, cached ones included."""
     cached_tokens: int = 0
-    """Tokens that the prefix cache spared when the request was first admitted."""
+    """Tokens that were found in the prefix cache when the request was first admitted."""
 
     in_flight: int = 0
     """Launched steps that emit tokens and whose results were not read yet."""

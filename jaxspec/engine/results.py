@@ -11,6 +11,8 @@ from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
 logger = logging.getLogger(__name__)
 
 FAILED = "the engine failed while it worked on this request"
+MAX_ERROR = 300
+"""Characters of a request's error message."""
 
 
 class Results:
@@ -65,7 +67,7 @@ class Results:
         """Ends a request that could not be served; the text that was handed out stays."""
         if request.status is Status.FINISHED:
             return
-        request.error = f"{FAILED}: {type(error).__name__}"
+        request.error = f"{FAILED}: {type(error).__name__}: {error}"[:MAX_ERROR]
         request.finish_reason = "error"
         self._scheduler.finish(request)
         self._updates.append(Update(request.id, "", (), request.result()))

@@ -52,6 +52,8 @@ class Launched(NamedTuple):
     logprobs: Logprobs | None
     """Only if one of the requests wants them, as the next."""
     prompt_logprobs: Logprobs | None
+    unseen: list[Request]
+    """Requests whose chunks were launched before and report nothing themselves: a failure here may be theirs."""
 
     @property
     def emits(self) -> bool:
@@ -114,7 +116,9 @@ class Runner:
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
-        del self.state  # two caches would not fit
+        for array in jax.tree.leaves(self.state):  # two caches would not fit
+            if not array.is_deleted():
+                array.delete()
         self.state = self._new_state()
 
     @property
@@ -214,7 +218,7 @@ class Runner:
             for array in (step.report, *(logprobs or ()), *(prompt_logprobs or ())):
                 array.copy_to_host_async()
         spec = program.spec if isinstance(program, CycleProgram) else None
-        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs)
+        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs, unseen=[])
 
     def _launch_quietly(self, program: Program, *arguments) -> None:
         """Launches a program that reports nothing."""

@@ -64,7 +64,7 @@ class State(NamedTuple):
     history: Int[Array, "r t"]
     """Tokens by position, prompt and output, up to and with the root."""
     bias: Float[Array, "r v"]
-    """Added to the logits: logit_bias, and -inf for tokens that must not be drawn. Rows of other kinds than ADJUSTED are stale."""
+    """Added to the logits: logit_bias, and -inf for tokens that must not be drawn. Zeros for who asked for neither."""
     postponed: Float[Array, "r steps f"]
     """The target's features of the newest positions, as many as Sequences.postponed says."""
 

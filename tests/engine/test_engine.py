@@ -168,7 +168,7 @@ def test_nothing_compiles_after_warm_up(caplog):
         finish(engine)
     engine.runner.buckets = engine.runner.buckets._replace(batches=(5,))
     with caplog.at_level(logging.CRITICAL, "jaxspec"):
-        assert complete(engine).error.endswith("RuntimeError")  # "was not compiled ahead"
+        assert "was not compiled ahead" in complete(engine).error
 
 
 @pytest.mark.parametrize("spec", [SpecConfig(num_steps=0), SpecConfig(3, 2, 5)])
