@@ -49,7 +49,6 @@ def sampling_params(client_names: Mapping[str, str], **fields: Any) -> SamplingP
     """SamplingParams from the fields that were given (not None). Raises ApiError, in the client's words."""
     try:
         params = SamplingParams(**{name: value for name, value in fields.items() if value is not None})
-        params.copies()  # a seed at the end of its range has no successors
     except ValueError as error:
         raise refused(error, client_names) from None
     return params

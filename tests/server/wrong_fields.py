@@ -49,7 +49,6 @@ WRONG_FIELDS = [
     (COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0}, "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "n": 129}, "n"),
     (COMPLETIONS, {"prompt": ["x"] * 3, "n": 86}, "n"),
-    (COMPLETIONS, {"prompt": "x", "n": 2, "seed": 2**64 - 1}, "seed"),
     (COMPLETIONS, {"prompt": "x", "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "x", "n": 3, "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "x", "logprobs": 21}, "logprobs"),
@@ -147,7 +146,6 @@ WRONG_FIELDS = [
         for value in values
     ),
     (GENERATE, {"text": ["x"] * 100, "sampling_params": {"n": 3}}, "sampling_params.n"),
-    (GENERATE, {"text": "x", "sampling_params": {"n": 2, "sampling_seed": 2**64 - 1}}, "sampling_params.sampling_seed"),
     (GENERATE, {"text": "x", "priority": "high"}, "priority"),
     (GENERATE, {"text": "x", "return_logprob": [True]}, "return_logprob"),
     (GENERATE, {"text": "x", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
