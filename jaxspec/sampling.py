@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.sampling_params import SamplingParams
+from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxspec.typing import Array, Bool, Float, Int, UInt
 
 type Logits = Float[Array, "b n v"]
@@ -153,18 +153,19 @@ def sorted_and_kept(scaled: Logits, settings: Settings) -> tuple[Logits, Int[Arr
     return -negative, ids, kept
 
 
-def logprobs_of(logits: Float[Array, "b j v"], tokens: Int[Array, "b j"], count: int) -> Logprobs:
-    """Log probabilities of the tokens under unchanged logits, and of the `count` likeliest ones."""
+def logprobs_of(logits: Float[Array, "b j v"], tokens: Int[Array, "b j"], count: int = MAX_LOGPROBS) -> Logprobs:
+    """Log probabilities of the tokens under unchanged logits, and of the `count` likeliest ones, or of all if there are fewer."""
+    count = min(count, logits.shape[-1])
     total = jax.nn.logsumexp(logits, -1)
     top, ids = jax.lax.top_k(logits, count)
     chosen = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
     return Logprobs(chosen - total, ids, top - total[..., None])
 
 
-def no_logprobs(batch: int, positions: int, count: int) -> Logprobs:
-    """What stands for log probabilities that nobody asked for."""
-    return Logprobs(
-        jnp.zeros((batch, positions), jnp.float32),
-        jnp.zeros((batch, positions, count), jnp.int32),
-        jnp.zeros((batch, positions, count), jnp.float32),
-    )
+def logprobs_if(wanted: Bool[Array, " b"], compute: Callable[[], Logprobs]) -> Logprobs:
+    """What `compute` gives if any sequence wants it; else zeros of the same shapes, for nothing."""
+
+    def zeros() -> Logprobs:
+        return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), jax.eval_shape(compute))
+
+    return jax.lax.cond(jnp.any(wanted), compute, zeros)

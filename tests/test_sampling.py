@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.sampling import SamplingKind, choose, gumbel_noise, logprobs_of, no_logprobs, sorted_and_kept
+from jaxspec.sampling import SamplingKind, choose, gumbel_noise, logprobs_if, logprobs_of, sorted_and_kept
 from jaxspec.sampling_params import SamplingParams
 from tests.spec.law_in_numpy import kept, softmax
 from tests.spec.rows import settings_of
@@ -182,6 +182,12 @@ def test_logprobs_are_those_of_the_unchanged_logits():
     np.testing.assert_allclose(found.top, np.take_along_axis(expected, best, -1), atol=2e-5)
 
 
-def test_no_logprobs_look_like_logprobs():
-    there, missing = logprobs_of(random_logits(8, 2, 3), jnp.zeros((2, 3), jnp.int32), 6), no_logprobs(2, 3, 6)
-    assert [(array.shape, array.dtype) for array in there] == [(array.shape, array.dtype) for array in missing]
+def test_log_probabilities_that_nobody_wants_are_zeros_of_the_same_shapes():
+    logits, tokens = random_logits(8, 2, 3), jnp.ones((2, 3), jnp.int32)
+    there = logprobs_of(logits, tokens, 6)
+    for wanted in ([False, False], [False, True]):
+        found = logprobs_if(jnp.array(wanted), lambda: logprobs_of(logits, tokens, 6))
+        for computed, array in zip(there, found, strict=True):
+            expected = np.asarray(computed) if any(wanted) else np.zeros_like(computed)
+            assert array.dtype == computed.dtype
+            np.testing.assert_array_equal(array, expected)

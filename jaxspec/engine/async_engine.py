@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import Update
+from jaxspec.engine.request import FAILED, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 
 MAX_FAILED_STEPS = 3
 """After this many failed steps in a row the engine counts as unhealthy; it goes on trying."""
-FAILED = "the engine failed while it worked on this request"
 BROKEN = "the engine has failed and takes no more requests: the server must be started again"
 
 logger = logging.getLogger(__name__)

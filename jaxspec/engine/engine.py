@@ -220,7 +220,7 @@ class Engine:
         return launched
 
     def _launch_cycle(self, plan: Plan) -> list[Launched]:
-        spec, catches_up, launched = self.trees.all[0], False, []
+        catches_up, launched = False, []
         if plan.cycle:
             self._suspects = plan.cycle
             spec = self.trees.choose(self.runner.bucket(len(plan.cycle)))

@@ -9,6 +9,9 @@ from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.prefix_cache import HeldPages
 from jaxspec.sampling_params import SamplingParams
 
+FAILED = "the engine failed while it worked on this request"
+"""What whoever asked learns of a failure that is not theirs."""
+
 
 @dataclass(frozen=True)
 class Speculation:

@@ -3,14 +3,13 @@
 import logging
 
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import Request, Status, TokenLogprob, Update
+from jaxspec.engine.request import FAILED, Request, Status, TokenLogprob, Update
 from jaxspec.engine.runner import Emitted
 from jaxspec.engine.scheduler import Scheduler
 from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
 
 logger = logging.getLogger(__name__)
 
-FAILED = "the engine failed while it worked on this request"
 MAX_ERROR = 300
 """Characters of a request's error message."""
 

@@ -79,6 +79,6 @@ def count_tokens(
 def banned_stops(positions: Int[Array, "b n"], settings: Settings, vocab_size: int) -> Bool[Array, "b n v"]:
     """Stop tokens, at positions where the text must not end yet."""
     batch = positions.shape[0]
-    stops = jnp.zeros((batch, vocab_size + 1), bool)  # the last column takes the unused entries
-    stops = stops.at[jnp.arange(batch)[:, None], jnp.where(settings.stop_tokens < 0, vocab_size, settings.stop_tokens)].set(True)
+    stops = jnp.zeros((batch, vocab_size + 1), bool)  # the last column takes the unused entries, which are -1
+    stops = stops.at[jnp.arange(batch)[:, None], settings.stop_tokens].set(True)
     return stops[:, None, :vocab_size] & (positions < settings.min_length[:, None])[:, :, None]

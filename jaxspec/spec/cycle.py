@@ -6,12 +6,10 @@ a cycle is one compiled program; docs/structure.md follows one token through it.
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
-from jaxspec.sampling import Logprobs, logprobs_of, no_logprobs
-from jaxspec.sampling_params import MAX_LOGPROBS
+from jaxspec.sampling import Logprobs, logprobs_if, logprobs_of
 from jaxspec.spec.commit import commit
 from jaxspec.spec.draft import draft
 from jaxspec.spec.draft_window import DraftWindow
@@ -112,11 +110,8 @@ def postpone(state: State, rows: Int[Array, " b"], verified: Verified, now: Sequ
 
 def logprobs(verified: Verified, accepted: Accepted, wanted: Bool[Array, " b"]) -> Logprobs:
     """Of the emitted tokens; computed only if a request of the batch wants them."""
-    batch, width = accepted.tokens.shape
-    count = min(MAX_LOGPROBS, verified.logits.shape[-1])
 
     def compute() -> Logprobs:
-        at_path = jnp.take_along_axis(verified.logits, accepted.path[:, :, None], 1)
-        return logprobs_of(at_path, accepted.tokens, count)
+        return logprobs_of(jnp.take_along_axis(verified.logits, accepted.path[:, :, None], 1), accepted.tokens)
 
-    return jax.lax.cond(jnp.any(wanted), compute, lambda: no_logprobs(batch, width, count))
+    return logprobs_if(wanted, compute)

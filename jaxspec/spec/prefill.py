@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from jaxspec.models.layers import Rows
 from jaxspec.models.llama import Llama
-from jaxspec.sampling import Logprobs, choose, logprobs_of, no_logprobs
-from jaxspec.sampling_params import MAX_LOGPROBS
+from jaxspec.sampling import Logprobs, choose, logprobs_if, logprobs_of
 from jaxspec.spec.adjust import adjusted, prompt_context
 from jaxspec.spec.commit import commit
 from jaxspec.spec.cycle import LOSSLESS, CycleOptions
@@ -86,7 +85,6 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
         root=root[:, 0],
         draft_hidden=draft_hidden,
         feature=last(out.features, chunk.size),
-        postponed=jnp.zeros_like(length),
         remaining=before.remaining - emitted,
         done=~chunk.is_last | (finish != RUNNING),
     )
@@ -96,20 +94,13 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
         history=write_history(state.history, chunk.row, length, root, emitted),
     )
     sampled = Accepted(path=root, tokens=root, accepted=jnp.zeros_like(emitted), emitted=emitted, finish=finish)
-    count = min(MAX_LOGPROBS, logits.shape[-1])
-    of_root = jax.lax.cond(
-        jnp.any(settings.wants_logprobs), lambda: logprobs_of(logits, root, count), lambda: no_logprobs(batch, 1, count)
-    )
+    of_root = logprobs_if(settings.wants_logprobs, lambda: logprobs_of(logits, root))
     following = jnp.take_along_axis(state.history[chunk.row], jnp.minimum(positions + 1, state.history.shape[1] - 1), 1)
-    of_prompt = jax.lax.cond(
-        jnp.any(settings.wants_prompt_logprobs),
-        lambda: prompt_logprobs(models.target, out.hidden, following, count),
-        lambda: no_logprobs(batch, width, count),
-    )
+    of_prompt = logprobs_if(settings.wants_prompt_logprobs, lambda: prompt_logprobs(models.target, out.hidden, following))
     return Step(state, report(sampled), of_root, of_prompt)
 
 
-def prompt_logprobs(target: Llama, hidden: Float[Array, "b w h"], following: Int[Array, "b w"], count: int) -> Logprobs:
+def prompt_logprobs(target: Llama, hidden: Float[Array, "b w h"], following: Int[Array, "b w"]) -> Logprobs:
     """Of the token behind each row, block by block: logits of all rows at once could be gigabytes."""
     batch, width = following.shape
     blocks = -(-width // LOGPROB_BLOCK)
@@ -117,6 +108,6 @@ def prompt_logprobs(target: Llama, hidden: Float[Array, "b w h"], following: Int
     hidden = jnp.pad(hidden, ((0, 0), (0, room), (0, 0))).reshape(batch, blocks, LOGPROB_BLOCK, -1)
     following = jnp.pad(following, ((0, 0), (0, room))).reshape(batch, blocks, LOGPROB_BLOCK)
     found = jax.lax.map(
-        lambda block: logprobs_of(target.logits(block[0]), block[1], count), (hidden.swapaxes(0, 1), following.swapaxes(0, 1))
+        lambda block: logprobs_of(target.logits(block[0]), block[1]), (hidden.swapaxes(0, 1), following.swapaxes(0, 1))
     )
     return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(batch, -1, *part.shape[3:])[:, :width], found)

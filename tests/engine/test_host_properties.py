@@ -137,7 +137,9 @@ class Lives(RuleBasedStateMachine):
         self.number += 1
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
         request = Request(str(self.number), tuple(prompt), params, 0, (), Detokenizer(None), priority=priority, arrival=self.number)
-        if self.most_waiting == sum(each not in self.were_admitted for each in self.scheduler.waiting):
+        queued = sum(each not in self.were_admitted for each in self.scheduler.waiting)
+        free_rows = self.most_rows - len(self.scheduler.admitted)
+        if self.most_waiting is not None and queued - free_rows >= self.most_waiting:
             with pytest.raises(QueueFull):
                 self.scheduler.add(request)
         else:
