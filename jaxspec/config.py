@@ -157,6 +157,8 @@ class EngineConfig:
     """Requests that wait, at most; further ones are refused. None: any number."""
     adaptive: bool = False
     """Choose the draft tree, or plain decoding, before every cycle, by what was measured: speculation never loses."""
+    request_trees: tuple[SpecConfig, ...] = ()
+    """Further trees, which single requests may ask for; SpecConfig(num_steps=0) lets them turn speculation off."""
     draft_window_size: int | None = None
     """The head sees only so many of the newest tokens. None: all."""
     draft_sink_size: int = 0
@@ -183,6 +185,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         if self.max_waiting_requests is not None and self.max_waiting_requests < 1:
             raise ValueError(f"max_waiting_requests must be at least 1, got {self.max_waiting_requests}")
+        if not all(isinstance(tree, SpecConfig) for tree in self.request_trees):
+            raise ValueError(f"request_trees must be SpecConfigs, got {self.request_trees!r:.200}")
         if self.draft_window_size is not None and self.draft_window_size < 1:
             raise ValueError(f"draft_window_size must be at least 1, got {self.draft_window_size}")
         if self.draft_sink_size < 0:

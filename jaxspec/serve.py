@@ -15,6 +15,7 @@ from jaxspec.server.logs import DecodeLog, configure_logging
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
+    from jaxspec.server.chat_template import ChatTemplate
 
 logger = logging.getLogger("jaxspec")
 
@@ -39,14 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
         return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
+    from jaxspec.server.chat_template import ChatTemplate
+
     with listener:
         try:
             llm = load(arguments)
+            chat_template = ChatTemplate.of_model(llm.tokenizer)
         except (ValueError, OSError) as error:
             return _refuse(in_flags(str(error)), 2)
         if not is_loopback(listener):
             logger.warning("other machines can reach this server, and it asks nobody for a key")
-        serve(llm, arguments.served_model_name or llm.model_name, listener)
+        serve(llm, chat_template, arguments.served_model_name or llm.model_name, listener)
     return 0
 
 
@@ -92,11 +96,12 @@ def check_algorithm(arguments: ServerArguments) -> None:
         raise ValueError(f"--speculative-algorithm {arguments.algorithm} was given, but {what}")
 
 
-def serve(llm: "LLM", name: str, listener: socket.socket) -> None:
+def serve(llm: "LLM", chat_template: "ChatTemplate | None", name: str, listener: socket.socket) -> None:
     """Runs the HTTP server until a signal ends it; the engine's thread has ended when this returns or raises."""
     from jaxspec.engine.async_engine import AsyncEngine
     from jaxspec.server.app import create_app
     from jaxspec.server.http_server import HttpServer
+    from jaxspec.server.metrics import Metrics
     from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
     config, stats = llm.engine.config, llm.engine.stats()
@@ -105,10 +110,12 @@ def serve(llm: "LLM", name: str, listener: socket.socket) -> None:
         min(llm.engine.context_length, stats.total_pages * stats.page_size),
         llm.engine.spec,
         llm.tokenizer,
+        chat_template,
         adaptive=config.adaptive,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
     )
-    engine = AsyncEngine(llm.engine, DecodeLog())
+    metrics = Metrics(name)
+    engine = AsyncEngine(llm.engine, [DecodeLog(), metrics])
 
     def ready(url: str) -> None:
         logger.info("%s is ready at %s", name, url)
@@ -117,9 +124,11 @@ def serve(llm: "LLM", name: str, listener: socket.socket) -> None:
             logger.warning("the model has no tokenizer: prompts must be token ids, sent to /generate")
 
     try:
-        HttpServer(create_app(engine, model), engine, ready).run(sockets=[listener])
+        HttpServer(create_app(engine, model, metrics=metrics), engine, ready).run(sockets=[listener])
     finally:
         engine.close()
+        if chat_template is not None:
+            chat_template.close()
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:

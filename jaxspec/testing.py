@@ -1,6 +1,8 @@
 """Tiny models, heads and a tokenizer for tests, of this project and of others. All random, all deterministic."""
 
 import dataclasses
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -132,6 +134,7 @@ def tiny_engine(
     target: LoadedTarget | None = None,
     head: LoadedHead | None = None,
     tokenizer: TinyTokenizer | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **options,
 ) -> Engine:
     """An engine over the tiny target and a random head (none for plain decoding)."""
@@ -140,7 +143,7 @@ def tiny_engine(
     if head is None and spec.num_steps:
         head = random_head(target.config)
     config = EngineConfig(**{"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, **options})
-    return Engine(target, head, tokenizer or TinyTokenizer(), spec, config)
+    return Engine(target, head, tokenizer or TinyTokenizer(), spec, config, clock)
 
 
 def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.float32, *, head: LoadedHead | None = None) -> Path:

@@ -12,8 +12,10 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
+from jaxspec.config import SpecConfig
+from jaxspec.engine.interfaces import Observer, StepEngine
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, Update
 from jaxspec.engine.scheduler import QueueFull
@@ -25,32 +27,6 @@ MAX_FAILED_STEPS = 3
 BROKEN = "the engine has failed and takes no more requests: the server must be started again"
 
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class StepEngine(Protocol):
-    """What the thread needs of an engine; jaxspec.engine.engine.Engine is one."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def add(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-    ) -> Any: ...
-
-    def abort(self, request_id: str) -> Update | None: ...
-
-    def flush_cache(self) -> None: ...
-
-    def step(self) -> list[Update]: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 class EngineError(RuntimeError):
@@ -75,6 +51,9 @@ class AsyncRequest(NamedTuple):
     """Larger is more urgent."""
     timeout: float | None = None
     """Seconds after which it ends with finish_reason "timeout". None: never."""
+    tree: SpecConfig | None = None
+    wants_trees: bool = False
+    """The last four as in Engine.add."""
 
 
 class Generation:
@@ -140,6 +119,15 @@ class _Abort:
 
 
 @dataclass(frozen=True)
+class _End:
+    """Command: end these requests (None: all) with what they have so far, and tell the waiting coroutine how many there were."""
+
+    request_ids: Sequence[str] | None
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future
+
+
+@dataclass(frozen=True)
 class _Flush:
     """Command: forget the cached prefixes, and tell the waiting coroutine when that is done."""
 
@@ -147,7 +135,7 @@ class _Flush:
     done: asyncio.Future
 
 
-type _Command = _Start | _Abort | _Flush
+type _Command = _Start | _Abort | _End | _Flush
 
 
 class AsyncEngine:
@@ -155,26 +143,28 @@ class AsyncEngine:
 
     What fails on the device ends the requests concerned (Engine.step says which) and the thread goes on. An exception out of
     the engine ends everything: no result of it can be trusted any more.
-
-    `observer(stats, idle)` is called in that thread after every step, with the engine's counters and whether the work has
-    just run out; it must be quick.
     """
 
-    def __init__(self, engine: StepEngine, observer: Callable[[EngineStats, bool], None] | None = None):
-        self._engine, self._observer = engine, observer
+    def __init__(self, engine: StepEngine, observers: Sequence[Observer] = ()):
+        self._engine, self._observers = engine, observers
+        self._stats = engine.stats()
         self._condition = threading.Condition()  # guards _commands and _closing
         self._commands: deque[_Command] = deque()
         self._obeying: deque[_Command] = deque()  # taken from _commands; used by the thread only
         self._closing = self._broken = False
         self._generations: dict[str, Generation] = {}  # by request id; used by the thread only
-        self._failed_steps = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def is_healthy(self) -> bool:
         """False when the thread has ended or the last MAX_FAILED_STEPS steps all failed."""
-        return self._thread.is_alive() and not self._closing and self._failed_steps < MAX_FAILED_STEPS
+        return self._thread.is_alive() and not self._closing and self._stats.failed_steps < MAX_FAILED_STEPS
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine counted up to its last step or command."""
+        return self._stats
 
     async def start(self, requests: Sequence[AsyncRequest]) -> Generation:
         """Takes requests in, all of them or none. Raises the engine's ValueError or QueueFull for one that it refuses."""
@@ -204,6 +194,15 @@ class AsyncEngine:
         if not self._post(_Flush(loop, done)):
             raise self._closed()
         await done
+
+    async def abort(self, request_ids: Sequence[str] | None = None) -> int:
+        """Ends requests, all of them by default: whoever waits for one gets what it has, with finish_reason "abort". Returns how
+        many there were; ids that are not there don't count."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        if not self._post(_End(request_ids, loop, done)):
+            raise self._closed()
+        return await done
 
     def stop(self) -> None:
         """Ends the thread after its current step, without waiting; whoever still waits for updates gets an EngineError."""
@@ -243,7 +242,7 @@ class AsyncEngine:
             for command in (*self._obeying, *self._commands):
                 if isinstance(command, _Start):
                     _call_in_loop(command.generation.loop, _settle, command.admitted, self._closed())
-                elif isinstance(command, _Flush):
+                elif isinstance(command, (_Flush, _End)):
                     _call_in_loop(command.loop, _settle, command.done, self._closed())
             self._end_all()
 
@@ -258,6 +257,7 @@ class AsyncEngine:
         while self._obeying:
             self._obey(self._obeying[0])
             self._obeying.popleft()
+            self._stats = self._engine.stats()
         if self._should_step:
             self._step()
         return True
@@ -275,6 +275,11 @@ class AsyncEngine:
             _call_in_loop(command.generation.loop, _settle, command.admitted, refusal)
         elif isinstance(command, _Abort):
             self._forget(name for name in command.request_ids if self._generations.get(name) is command.generation)
+        elif isinstance(command, _End):
+            names = list(self._generations) if command.request_ids is None else command.request_ids
+            ended = [update for name in names if name in self._generations and (update := self._engine.abort(name)) is not None]
+            self._deliver(ended)
+            _call_in_loop(command.loop, _settle, command.done, None, len(ended))
         else:
             self._engine.flush_cache()
             _call_in_loop(command.loop, _settle, command.done, None)
@@ -283,11 +288,19 @@ class AsyncEngine:
         """All or none: why not, if none."""
         taken: list[str] = []
         try:
-            for request_id, prompt, params, priority, timeout in requests:
-                if request_id in self._generations or request_id in taken:
-                    raise ValueError(f"request_id {request_id!r} is in use")
-                self._engine.add(prompt, params, request_id, priority=priority, timeout=timeout)
-                taken.append(request_id)
+            for request in requests:
+                if request.id in self._generations or request.id in taken:
+                    raise ValueError(f"request_id {request.id!r} is in use")
+                self._engine.add(
+                    request.prompt_token_ids,
+                    request.params,
+                    request.id,
+                    priority=request.priority,
+                    timeout=request.timeout,
+                    tree=request.tree,
+                    wants_trees=request.wants_trees,
+                )
+                taken.append(request.id)
         except IntegrityError:
             raise
         except Exception as error:
@@ -300,15 +313,15 @@ class AsyncEngine:
 
     def _step(self) -> None:
         updates = self._engine.step()
-        stats = self._engine.stats()
-        self._failed_steps = stats.failed_steps
+        self._stats = self._engine.stats()
         self._deliver(updates)
-        if self._observer is not None:
-            self._observer(stats, not self._engine.has_work)
+        for observer in self._observers:
+            observer.after_step(self._stats, not self._engine.has_work)
 
     def _deliver(self, updates: Iterable[Update]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update | EngineError]]] = {}
         for update in updates:
+            self._observe_end(update)
             generation = self._generations.get(update.request_id)
             if generation is None:  # aborted while the step that made this update was in flight
                 continue
@@ -324,7 +337,12 @@ class AsyncEngine:
         """Aborts requests in the engine; ids that it no longer knows are fine."""
         for request_id in request_ids:
             self._generations.pop(request_id, None)
-            self._engine.abort(request_id)
+            self._observe_end(self._engine.abort(request_id))
+
+    def _observe_end(self, update: Update | None) -> None:
+        if update is not None and update.output is not None:
+            for observer in self._observers:
+                observer.finished(update.output)
 
     def _end_all(self) -> None:
         """Whoever waits gets an error. An engine that is broken is not touched any more."""
@@ -339,11 +357,11 @@ def _put_all(items: Sequence[tuple[Generation, Update | EngineError]]) -> None:
         generation.put(item)
 
 
-def _settle(done: asyncio.Future, refusal: Exception | None) -> None:
+def _settle(done: asyncio.Future, refusal: Exception | None, result: int | None = None) -> None:
     if done.done():  # its coroutine was cancelled
         return
     if refusal is None:
-        done.set_result(None)
+        done.set_result(result)
     else:
         done.set_exception(refusal)
 

@@ -43,19 +43,24 @@ class Engine:
     ):
         if spec.num_steps > 0 and head is None:
             raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
-        if head is not None and spec.topk > (vocabulary := head.config.draft_vocab_size or target.config.vocab_size):
-            raise ValueError(f"topk={spec.topk} is more than the {vocabulary} tokens that the head drafts among: lower topk")
+        if head is not None:
+            vocabulary = head.config.draft_vocab_size or target.config.vocab_size
+            widest = max(tree.topk for tree in (spec, *config.request_trees))
+            if widest > vocabulary:
+                raise ValueError(f"topk={widest} is more than the {vocabulary} tokens that the head drafts among: lower topk")
         self.config, self.spec, self.tokenizer, self.clock = config, spec, tokenizer, clock
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
-        self.trees = TreeChoice(spec, config.adaptive and head is not None)
+        if head is None and (drafting := [str(tree) for tree in config.request_trees if tree.num_steps]):
+            raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
+        self.trees = TreeChoice(spec, config.adaptive and head is not None, config.request_trees)
         self.runner = Runner(target, head, self.trees.all, config, self.context_length)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests
         )
-        self.results = Results(self.scheduler)
+        self.results = Results(self.scheduler, clock)
         limits = Limits(self.vocab_size, self.context_length, MAX_STOP_TOKENS, self.runner.num_pages, config.page_size)
         self._intake = Intake(limits, target.config.eos_token_ids, tokenizer, config.random_seed)
         self._names = (f"request-{number}" for number in itertools.count())
@@ -67,7 +72,7 @@ class Engine:
         self._suspects: list[Request] = []
         """Whose program is being launched or read: a failure now is theirs."""
         self._state_is_lost = False
-        self._prefilled = self._preemptions = self._cycles = self._failed_steps = 0
+        self._prompt_tokens = self._prefilled = self._preemptions = self._cycles = self._failed_steps = 0
         self._stepping = Stopwatch()
 
     # Requests
@@ -80,6 +85,8 @@ class Engine:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        tree: SpecConfig | None = None,
+        wants_trees: bool = False,
     ) -> Request:
         """Queues a request.
 
@@ -89,6 +96,8 @@ class Engine:
             request_id: its name in updates; None: one is made up.
             priority: larger is more urgent; among equals the first to come is the first to be served.
             timeout: seconds after which it ends with finish_reason "timeout", wherever it is.
+            tree: of its cycles, one of `trees.all`; None: whatever the engine chooses.
+            wants_trees: its updates show what was drafted (Verification.tree).
 
         Raises:
             ValueError: it can't be served; the message names the field.
@@ -100,9 +109,15 @@ class Engine:
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
-        deadline = math.inf if timeout is None else self.clock() + timeout
-        request = self._intake.request(prompt, params, request_id, priority, deadline)
+        if tree is not None and tree not in self.trees.all:
+            raise ValueError(
+                f"tree {tree} is not among those of this engine: {', '.join(map(str, self.trees.all))} (see request_trees)"
+            )
+        now = self.clock()
+        request = self._intake.request(prompt, params, request_id, priority, math.inf if timeout is None else now + timeout)
+        request.tree, request.wants_trees, request.added_at = tree, wants_trees, now
         self.scheduler.add(request)
+        self._prompt_tokens += len(request.prompt)
         return request
 
     def abort(self, request_id: str) -> Update | None:
@@ -132,9 +147,15 @@ class Engine:
             prefilled_tokens=self._prefilled,
             prefix_queried_tokens=cache.queried_tokens,
             prefix_hit_tokens=cache.hit_tokens,
+            prompt_tokens=self._prompt_tokens,
             generated_tokens=self.results.generated_tokens,
+            finished=dict(self.results.finished),
             verify_count=self.results.verify_count,
             verified_tokens=self.results.verified_tokens,
+            draft_count=self.results.draft_count,
+            draft_tokens=self.results.draft_tokens,
+            accepted_tokens=sum(self.results.accepted_per_position),
+            accepted_per_position=tuple(self.results.accepted_per_position),
             preemptions=self._preemptions,
             cycles=self._cycles,
             failed_steps=self._failed_steps,
@@ -211,7 +232,7 @@ class Engine:
         self._is_launching = True
         plan = self.scheduler.plan(self.trees.most_emitted)
         self._preemptions += len(plan.preempted)
-        launched = [*self._launch_cycle(plan), *self._launch_prefills(plan)]
+        launched = [*self._launch_cycles(plan), *self._launch_prefills(plan)]
         self._is_launching = False
         for step in launched:
             for request in step.requests if step.emits else ():
@@ -219,16 +240,16 @@ class Engine:
                 request.in_flight_tokens += step.most_emitted
         return launched
 
-    def _launch_cycle(self, plan: Plan) -> list[Launched]:
+    def _launch_cycles(self, plan: Plan) -> list[Launched]:
+        """One cycle, or several if requests ask for trees of their own."""
         catches_up, launched = False, []
-        if plan.cycle:
-            self._suspects = plan.cycle
-            spec = self.trees.choose(self.runner.bucket(len(plan.cycle)))
-            catches_up = self._catch_up(plan.cycle, spec)
-            launched = [self._with_unseen(self.runner.launch_cycle(plan.cycle, spec))]
+        for spec, requests in self.trees.split(plan.cycle, self.runner.bucket).items():
+            self._suspects = requests
+            catches_up |= self._catch_up(requests, spec)
+            launched.append(self._with_unseen(self.runner.launch_cycle(requests, spec)))
             self._suspects = []
-            self._cycles += 1
-        self.trees.launched(cycle=bool(plan.cycle), catch_up=catches_up, prefill=bool(plan.prefills))
+        self._cycles += len(launched)
+        self.trees.launched(cycles=len(launched), catch_up=catches_up, prefill=bool(plan.prefills))
         return launched
 
     def _catch_up(self, cycle: list[Request], spec: SpecConfig) -> bool:
@@ -250,6 +271,8 @@ class Engine:
             self._suspects = [step.request]
             if step.request in admitted:
                 step.request.postponed = 0
+                if step.request.launched_at is None:
+                    step.request.launched_at = self.clock()
                 self.runner.launch_admission(step.request)
             prefill = self.runner.launch_prefill(step)
             self._suspects = []
@@ -277,7 +300,7 @@ class Engine:
                 for request, its in zip(step.requests, emitted, strict=True):
                     request.in_flight -= 1
                     request.in_flight_tokens -= step.most_emitted
-                    self.results.take(request, its, is_cycle=step.spec is not None)
+                    self.results.take(request, its, step.spec)
 
     def _take_prompt_logprobs(self, prefill: PrefillStep, entries: list[TokenLogprob]) -> None:
         for index, entry in enumerate(entries):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from jaxspec.config import SpecConfig
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.prefix_cache import HeldPages
 from jaxspec.sampling_params import SamplingParams
@@ -13,24 +14,81 @@ FAILED = "the engine failed while it worked on this request"
 """What whoever asked learns of a failure that is not theirs."""
 
 
+class CycleCounts(NamedTuple):
+    """What one cycle did for one request."""
+
+    emitted: int
+    """Tokens, bonus included."""
+    accepted: int
+    """Those of them that the draft head had proposed."""
+    drafted: int
+    """What it had proposed: the nodes below the root. 0: plain decoding."""
+    num_steps: int
+    """The depth of the tree: `accepted` is at most this."""
+
+
 @dataclass(frozen=True)
 class Speculation:
-    """How the tokens of one request came about."""
+    """How the tokens of one request came about. The prompt's prefill, which emits the first one, is no cycle."""
 
-    accept_lengths: tuple[int, ...]
-    """Tokens that each verification emitted, bonus included; the prompt's prefill, which emits the first token, is not one."""
-    accepted_drafts: int
-    """Emitted tokens that the draft head had proposed."""
+    cycles: tuple[CycleCounts, ...] = ()
+
+    @property
+    def accept_lengths(self) -> tuple[int, ...]:
+        """Tokens that each cycle emitted, bonus included."""
+        return tuple(cycle.emitted for cycle in self.cycles)
 
     @property
     def verify_count(self) -> int:
-        """Verifications: forwards of the target after the prefill."""
-        return len(self.accept_lengths)
+        """Cycles: forwards of the target after the prefill."""
+        return len(self.cycles)
 
     @property
     def accept_length(self) -> float:
-        """Tokens per verification, bonus included; 1.0 is plain decoding's. 0.0 when nothing was verified."""
-        return sum(self.accept_lengths) / len(self.accept_lengths) if self.accept_lengths else 0.0
+        """Tokens per cycle, bonus included; 1.0 is plain decoding's. 0.0 when there was no cycle."""
+        return sum(self.accept_lengths) / len(self.cycles) if self.cycles else 0.0
+
+    @property
+    def accepted_drafts(self) -> int:
+        return sum(cycle.accepted for cycle in self.cycles)
+
+    @property
+    def with_tree(self) -> tuple[CycleCounts, ...]:
+        """The cycles that were not plain decoding."""
+        return tuple(cycle for cycle in self.cycles if cycle.drafted)
+
+
+@dataclass(frozen=True)
+class DraftedTree:
+    """The tree of one cycle, as the target judged it. Node 0 is the root, the newest token before the cycle."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    """Node number of each node's parent, -1 for the root; parents come before children."""
+    accepted: tuple[int, ...]
+    """The accepted path, root first."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The cycle that the tokens of an update come from."""
+
+    spec: SpecConfig
+    accepted: int
+    """So many of the tokens, the first ones, are accepted drafts."""
+    tree: DraftedTree | None = None
+    """If the request wants to see it and the cycle was not plain decoding."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a request waited for, in seconds since it was added."""
+
+    queue_seconds: float
+    """Until its first chunk was launched, or until its end if none was."""
+    first_token_seconds: float | None
+    """Until its first token was read; None if there was none."""
+    total_seconds: float
 
 
 class TokenLogprob(NamedTuple):
@@ -57,6 +115,7 @@ class GenerationOutput:
     matched_stop: int | str | None
     """The stop token id or stop string that ended it."""
     speculation: Speculation
+    timing: Timing
     cached_tokens: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -80,6 +139,8 @@ class Update:
     """The whole result, with the last update of the request."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One entry per new token, if they were asked for."""
+    verification: Verification | None = None
+    """None for the first token, which the prefill emits, and if there are no new tokens."""
 
 
 class Status(Enum):
@@ -110,6 +171,10 @@ class Request:
     """Its number in the order of arrival."""
     deadline: float = math.inf
     """When it ends at the latest, on the engine's clock, in seconds."""
+    tree: SpecConfig | None = None
+    """The tree of its cycles; None: whatever the engine chooses."""
+    wants_trees: bool = False
+    """Its updates show what was drafted."""
 
     status: Status = Status.WAITING
     row: int = -1
@@ -128,13 +193,18 @@ class Request:
     """The prompt and what was generated so far, as far as results were read."""
     postponed: int = 0
     """Newest slots that the head's cache lacks, because plain cycles were launched between those with a tree."""
-    accept_lengths: list[int] = field(default_factory=list)
-    accepted_drafts: int = 0
+    cycles: list[CycleCounts] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish_reason: str | None = None
     matched_stop: int | str | None = None
     error: str | None = None
+    added_at: float = 0.0
+    """On the engine's clock, as the next three."""
+    launched_at: float | None = None
+    """When its first chunk was."""
+    first_token_at: float | None = None
+    finished_at: float | None = None
 
     def __post_init__(self):
         self.tokens = list(self.prompt)
@@ -160,6 +230,17 @@ class Request:
         """Every launched step emits at least one token; beyond the budget no further cycle can add any."""
         return self.status is Status.RUNNING and self.generated + self.in_flight < self.params.max_tokens
 
+    @property
+    def speculation(self) -> Speculation:
+        return Speculation(tuple(self.cycles))
+
+    @property
+    def timing(self) -> Timing:
+        end = self.added_at if self.finished_at is None else self.finished_at
+        launched = end if self.launched_at is None else self.launched_at
+        first = None if self.first_token_at is None else self.first_token_at - self.added_at
+        return Timing(launched - self.added_at, first, end - self.added_at)
+
     def result(self) -> GenerationOutput:
         """The finished request as users see it."""
         assert self.finish_reason is not None
@@ -171,7 +252,8 @@ class Request:
             token_ids=tuple(self.output),
             finish_reason=self.finish_reason,
             matched_stop=self.matched_stop,
-            speculation=Speculation(tuple(self.accept_lengths), self.accepted_drafts),
+            speculation=self.speculation,
+            timing=self.timing,
             cached_tokens=self.cached_tokens,
             logprobs=tuple(self.logprobs) if wanted else None,
             prompt_logprobs=tuple(self.prompt_logprobs) if prompt_wanted else None,

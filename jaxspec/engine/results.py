@@ -1,9 +1,13 @@
 """What becomes of a request when tokens arrive for it, or when it ends otherwise. Plain Python apart from reading reports."""
 
 import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
+from jaxspec.config import SpecConfig
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import FAILED, Request, Status, TokenLogprob, Update
+from jaxspec.engine.request import FAILED, CycleCounts, Request, Status, Update, Verification
 from jaxspec.engine.runner import Emitted
 from jaxspec.engine.scheduler import Scheduler
 from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
@@ -20,11 +24,14 @@ class Results:
     An update waits here until it is handed out, so that a failure in the same step loses none.
     """
 
-    def __init__(self, scheduler: Scheduler):
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]):
+        self._scheduler, self._clock = scheduler, clock
         self._updates: list[Update] = []
         self.generated_tokens = self.verify_count = self.verified_tokens = 0
-        """Counted as in EngineStats."""
+        """Counted as in EngineStats, as the next four."""
+        self.draft_count = self.draft_tokens = 0
+        self.accepted_per_position: list[int] = []
+        self.finished: Counter[str] = Counter()
 
     @property
     def are_waiting(self) -> bool:
@@ -35,12 +42,13 @@ class Results:
         updates, self._updates = self._updates, []
         return [update for update in updates if update.token_ids or update.output]
 
-    def take(self, request: Request, emitted: Emitted, is_cycle: bool) -> None:
-        """Adds what a program emitted. Whatever the tokens do to the tokenizer, only this request ends of it."""
+    def take(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> None:
+        """Adds what a cycle with this tree emitted, or a prefill (None). Whatever the tokens do to the tokenizer, only this request
+        ends of it."""
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:
-            self._updates.append(self._take(request, emitted, is_cycle))
+            self._updates.append(self._take(request, emitted, spec))
         except IntegrityError:
             raise
         except Exception as error:
@@ -50,7 +58,7 @@ class Results:
     def end(self, request: Request, reason: str) -> Update:
         """Ends a request from outside. Its last update is returned, and not handed out again."""
         try:
-            return self._finish(request, reason, None, len(request.detokenizer.text), [], ())
+            return self._finish(request, reason, Update(request.id, "", ()), len(request.detokenizer.text))
         except IntegrityError:
             raise
         except Exception as error:
@@ -68,10 +76,10 @@ class Results:
             return
         request.error = f"{FAILED}: {type(error).__name__}: {error}"[:MAX_ERROR]
         request.finish_reason = "error"
-        self._scheduler.finish(request)
+        self._leave(request)
         self._updates.append(Update(request.id, "", (), request.result()))
 
-    def _take(self, request: Request, emitted: Emitted, is_cycle: bool) -> Update:
+    def _take(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> Update:
         """Finishes the request at a stop or at its budget."""
         shown = len(request.detokenizer.text)
         new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == STOPPED)]
@@ -79,32 +87,45 @@ class Results:
         request.tokens += new
         request.logprobs += logprobs
         self.generated_tokens += len(new)
-        if is_cycle and new:
-            request.accept_lengths.append(len(new))
-            request.accepted_drafts += min(emitted.accepted, len(new))
-            self.verify_count += 1
-            self.verified_tokens += len(new)
+        if request.first_token_at is None and new:
+            request.first_token_at = self._clock()
+        verification = None
+        if spec is not None and new:
+            accepted = min(emitted.accepted, len(new))
+            verification = Verification(spec, accepted, emitted.tree)
+            self._count(request, CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps))
+        update = Update(request.id, request.detokenizer.text[shown:], tuple(new), None, logprobs or None, verification)
         if request.detokenizer.matched is not None:
-            return self._finish(request, "stop", request.detokenizer.matched, shown, new, logprobs)
+            return self._finish(request, "stop", update, shown)
         if emitted.finish == STOPPED:
-            return self._finish(request, "stop", new[-1], shown, new, logprobs)
+            request.matched_stop = new[-1]
+            return self._finish(request, "stop", update, shown)
         if emitted.finish == OUT_OF_BUDGET:
-            return self._finish(request, "length", None, shown, new, logprobs)
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), logprobs=logprobs or None)
+            return self._finish(request, "length", update, shown)
+        return update
 
-    def _finish(
-        self,
-        request: Request,
-        reason: str,
-        matched: int | str | None,
-        shown: int,
-        new: list[int],
-        logprobs: tuple[TokenLogprob, ...],
-    ) -> Update:
-        """Ends a request; `shown` characters of its text were handed out before."""
+    def _count(self, request: Request, cycle: CycleCounts) -> None:
+        request.cycles.append(cycle)
+        self.verify_count += 1
+        self.verified_tokens += cycle.emitted
+        if cycle.drafted:
+            self.draft_count += 1
+            self.draft_tokens += cycle.drafted
+            self.accepted_per_position += [0] * (cycle.num_steps - len(self.accepted_per_position))
+            for position in range(cycle.accepted):
+                self.accepted_per_position[position] += 1
+
+    def _finish(self, request: Request, reason: str, last: Update, shown: int) -> Update:
+        """Ends a request with its last update; `shown` characters of its text were handed out before."""
         request.detokenizer.finish()
         if request.detokenizer.matched is not None and reason in ("stop", "length"):
-            reason, matched = "stop", request.detokenizer.matched
-        request.finish_reason, request.matched_stop = reason, matched
+            reason, request.matched_stop = "stop", request.detokenizer.matched
+        request.finish_reason = reason
+        self._leave(request)
+        return replace(last, text=request.detokenizer.text[shown:], output=request.result())
+
+    def _leave(self, request: Request) -> None:
+        request.finished_at = self._clock()
         self._scheduler.finish(request)
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), request.result(), logprobs or None)
+        assert request.finish_reason is not None
+        self.finished[request.finish_reason] += 1

@@ -21,7 +21,7 @@ from jaxspec.engine.programs import (
     Programs,
     smallest,
 )
-from jaxspec.engine.request import Request, TokenLogprob
+from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillStep
 from jaxspec.engine.stopwatch import Stopwatch
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
@@ -31,7 +31,7 @@ from jaxspec.spec.draft_window import DraftWindow
 from jaxspec.spec.lossy import Thresholds
 from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.state import Caches, Sizes, State, empty_state
-from jaxspec.spec.step import Models
+from jaxspec.spec.step import Drafted, Models
 from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.typing import KeysValues
 
@@ -52,6 +52,7 @@ class Launched(NamedTuple):
     logprobs: Logprobs | None
     """Only if one of the requests wants them, as the next."""
     prompt_logprobs: Logprobs | None
+    drafted: Drafted | None
     unseen: list[Request]
     """Requests whose chunks were launched before and report nothing themselves: a failure here may be theirs."""
 
@@ -74,6 +75,8 @@ class Emitted(NamedTuple):
     finish: int
     logprobs: list[TokenLogprob]
     """One per token, or none at all."""
+    tree: DraftedTree | None
+    """If the request wants to see it, and something was drafted."""
 
 
 class Runner:
@@ -215,10 +218,11 @@ class Runner:
             prompt_logprobs = (
                 step.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
             )
-            for array in (step.report, *(logprobs or ()), *(prompt_logprobs or ())):
+            drafted = step.drafted if any(request.wants_trees for request in requests) else None
+            for array in (step.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
                 array.copy_to_host_async()
         spec = program.spec if isinstance(program, CycleProgram) else None
-        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs, unseen=[])
+        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs, drafted, unseen=[])
 
     def _launch_quietly(self, program: Program, *arguments) -> None:
         """Launches a program that reports nothing."""
@@ -229,13 +233,14 @@ class Runner:
         """Waits for a launched program and returns what it emitted, per request."""
         with self.waiting:
             report = np.asarray(launched.report)
-            logprobs = None if launched.logprobs is None else jax.tree.map(np.asarray, launched.logprobs)
+            logprobs, drafted = jax.tree.map(np.asarray, (launched.logprobs, launched.drafted))
         emitted = []
         for row, (request, line) in enumerate(zip(launched.requests, report.tolist(), strict=False)):  # padding comes last
             tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
             wanted = request.params.logprobs
             entries = [] if logprobs is None or wanted is None else token_logprobs(logprobs, row, tokens, wanted)
-            emitted.append(Emitted(tokens, line[1], line[2], entries))
+            tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.wants_trees else None
+            emitted.append(Emitted(tokens, line[1], line[2], entries, tree))
         return emitted
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
@@ -245,6 +250,14 @@ class Runner:
             return []
         following = step.request.prompt[step.first_slot + 1 : step.first_slot + step.size + 1]
         return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, wanted)
+
+
+def drafted_tree(drafted: Drafted, row: int, accepted: int) -> DraftedTree | None:
+    """One row of arrays; None for plain decoding's lone root."""
+    if drafted.tokens.shape[1] == 1:
+        return None
+    path = drafted.path[row, : accepted + 1]
+    return DraftedTree(tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()))
 
 
 def token_logprobs(logprobs: Logprobs, row: int, tokens: Sequence[int], count: int) -> list[TokenLogprob]:

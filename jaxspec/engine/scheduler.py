@@ -41,7 +41,7 @@ class PrefillStep(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one engine step launches: one cycle, then the prefills in this order."""
+    """What one engine step launches: one cycle of these requests (one per tree), then the prefills in this order."""
 
     admitted: list[Request]
     """Their rows are set up before their first chunk."""

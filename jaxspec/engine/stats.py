@@ -1,6 +1,7 @@
 """What the engine has done since it started and what it holds now. Plain Python, no JAX."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,23 @@ class EngineStats:
     """Tokens that were looked up in the prefix cache."""
     prefix_hit_tokens: int = 0
     """Those that were found."""
+    prompt_tokens: int = 0
+    """Of all requests that were taken in, cached ones included."""
     generated_tokens: int = 0
+    finished: Mapping[str, int] = field(default_factory=dict)
+    """Requests that ended, by finish_reason."""
     verify_count: int = 0
     """Verifications, counted per request."""
     verified_tokens: int = 0
     """Tokens that verifications emitted: verified_tokens / verify_count is the accept length."""
+    draft_count: int = 0
+    """Verifications of a tree: verify_count without plain decoding."""
+    draft_tokens: int = 0
+    """What they verified: nodes below the roots."""
+    accepted_tokens: int = 0
+    """Drafts that they accepted and that were emitted."""
+    accepted_per_position: tuple[int, ...] = ()
+    """How often the first draft of a path was accepted, the second, and so on."""
     preemptions: int = 0
     cycles: int = 0
     """Cycles, one per batch."""

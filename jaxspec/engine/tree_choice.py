@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from jaxspec.config import SpecConfig
 from jaxspec.engine.adaptive import AdaptiveState, AdaptiveTrees
+from jaxspec.engine.request import Request
 
 PLAIN = SpecConfig(num_steps=0)
 LONGEST_CHAIN = 3
@@ -23,13 +24,23 @@ class TimedRunner(Protocol):
 
 
 class TreeChoice:
-    """Names the tree of every cycle and, if there is a choice, learns from what the cycles took and gave."""
+    """Names the tree of every cycle and, if there is a choice, learns from what the cycles took and gave.
 
-    def __init__(self, spec: SpecConfig, adaptive: bool, clock: Callable[[], float] = time.perf_counter):
-        self.all = adaptive_trees(spec) if adaptive else (spec,)
+    `others` are trees that are never chosen, but requests may ask for them.
+    """
+
+    def __init__(
+        self,
+        spec: SpecConfig,
+        adaptive: bool,
+        others: Sequence[SpecConfig] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._own = adaptive_trees(spec) if adaptive else (spec,)
+        self.all = tuple(dict.fromkeys((*self._own, *others)))
         self.most_emitted = max(tree.num_steps for tree in self.all) + 1
         """Tokens that a cycle emits per request, at most."""
-        self._adaptive = AdaptiveTrees(self.all) if len(self.all) > 1 else None
+        self._adaptive = AdaptiveTrees(self._own) if len(self._own) > 1 else None
         self._clock = clock
         self._last_read: float | None = None
         """When the result of the cycle before came; None if there was none just before."""
@@ -40,21 +51,31 @@ class TreeChoice:
     def measure(self, runner: TimedRunner) -> None:
         """Tries every program out, so that the first choices are not blind."""
         if self._adaptive:
-            for tree in self.all:
+            for tree in self._own:
                 for batch in runner.batches:
                     for seconds in runner.time_cycle(batch, tree):
                         self._adaptive.observe_time(tree, batch, seconds)
 
     def choose(self, bucket: int) -> SpecConfig:
         """The tree for a cycle that is about to be launched, at this compiled batch size."""
-        return self._adaptive.choose(bucket) if self._adaptive else self.all[0]
+        return self._adaptive.choose(bucket) if self._adaptive else self._own[0]
 
-    def launched(self, *, cycle: bool, catch_up: bool, prefill: bool) -> None:
-        """To be called in every step after its launches. On the device, a step's prefills come behind its cycle and before the
+    def split(self, cycle: Sequence[Request], bucket_of: Callable[[int], int]) -> dict[SpecConfig, list[Request]]:
+        """Which of the requests that are due run with which tree: the one they ask for, or the one chosen for all others."""
+        groups: dict[SpecConfig, list[Request]] = {}
+        undecided = [request for request in cycle if request.tree is None]
+        if undecided:
+            groups[self.choose(bucket_of(len(undecided)))] = undecided
+        for request in cycle:
+            if request.tree is not None:
+                groups.setdefault(request.tree, []).append(request)
+        return groups
+
+    def launched(self, *, cycles: int, catch_up: bool, prefill: bool) -> None:
+        """To be called in every step after its launches. On the device, a step's prefills come behind its cycles and before the
         next one, whose time they lengthen."""
-        if cycle:
-            self._measurable.append(not (catch_up or self._prefilled))
-        else:
+        self._measurable += [cycles == 1 and not (catch_up or self._prefilled)] * cycles
+        if not cycles:
             self._last_read = None
         self._prefilled = prefill
 
@@ -63,7 +84,7 @@ class TreeChoice:
         now, before, measurable = self._clock(), self._last_read, self._measurable.pop(0)
         self._last_read = now
         active = [tokens for tokens in emitted if tokens]
-        if not (self._adaptive and active):
+        if self._adaptive is None or not active or spec not in self._own:
             return
         self._adaptive.observe_accept(spec, sum(active), len(active))
         if before is not None and measurable:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from time import perf_counter
 
+from jaxspec.engine.request import GenerationOutput
 from jaxspec.engine.stats import EngineStats
 
 INTERVAL = 5.0
@@ -39,8 +40,10 @@ class DecodeLog:
         self._busy: EngineStats | None = None
         self._reported = EngineStats()
 
-    def __call__(self, stats: EngineStats, idle: bool) -> None:
-        """To be called after every engine step."""
+    def finished(self, output: GenerationOutput) -> None:
+        """Nothing is logged of single requests."""
+
+    def after_step(self, stats: EngineStats, idle: bool) -> None:
         now = self._clock()
         if self._last_step is not None:
             self._active += now - self._last_step

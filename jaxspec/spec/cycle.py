@@ -16,7 +16,7 @@ from jaxspec.spec.draft_window import DraftWindow
 from jaxspec.spec.extend import extend
 from jaxspec.spec.lossy import Thresholds
 from jaxspec.spec.state import Sequences, State, put, take
-from jaxspec.spec.step import Models, Step, last, write_history
+from jaxspec.spec.step import Drafted, Models, Step, last, write_history
 from jaxspec.spec.tree import Tree, build_tree, root_only
 from jaxspec.spec.verify import RUNNING, Accepted, Verified, accept, report, verify
 from jaxspec.typing import Array, Bool, Int, KeysValues
@@ -80,7 +80,10 @@ def cycle(
         state = state._replace(caches=state.caches._replace(draft=draft_cache))
     wants_logprobs = settings.wants_logprobs & ~now.done
     return Step(
-        state._replace(sequences=put(state.sequences, rows, after)), report(accepted), logprobs(verified, accepted, wants_logprobs)
+        state=state._replace(sequences=put(state.sequences, rows, after)),
+        report=report(accepted),
+        logprobs=logprobs(verified, accepted, wants_logprobs),
+        drafted=Drafted(tree.tokens, tree.parents, accepted.path),
     )
 
 

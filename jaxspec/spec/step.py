@@ -19,6 +19,16 @@ class Models(NamedTuple):
     capture: tuple[int, ...]
 
 
+class Drafted(NamedTuple):
+    """The trees of a cycle and what became of them, for whoever wants to look."""
+
+    tokens: Int[Array, "b n"]
+    parents: Int[Array, "b n"]
+    """As in spec.tree.Tree."""
+    path: Int[Array, "b j"]
+    """The accepted nodes, root first; entries beyond the accepted drafts mean nothing."""
+
+
 class Step(NamedTuple):
     """What a program returns: the new device state, and the small arrays that the host reads."""
 
@@ -28,6 +38,8 @@ class Step(NamedTuple):
     """Of the emitted tokens; zeros if no request of the batch asked for them."""
     prompt_logprobs: Logprobs | None = None
     """Of the prompt: entry j is about the token behind the chunk's token j; zeros if nobody asked. Prefill only."""
+    drafted: Drafted | None = None
+    """Cycles only."""
 
 
 def last(values: Array, count: Int[Array, " b"]) -> Array:

@@ -11,6 +11,7 @@ import pytest
 
 from jaxspec.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine, AsyncRequest, EngineClosed, EngineError
 from jaxspec.engine.pages import IntegrityError
+from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
@@ -361,23 +362,81 @@ def test_closing_ends_waiting_streams(engine: AsyncEngine, fake: FakeEngine):
     run(work())
 
 
-def test_the_observer_sees_every_step_and_when_work_runs_out(fake: FakeEngine):
-    seen: list[tuple[EngineStats, bool]] = []
-    engine = AsyncEngine(fake, lambda stats, idle: seen.append((stats, idle)))
+class Watching:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[EngineStats, bool]] = []
+        self.outputs: list[GenerationOutput] = []
+
+    def after_step(self, stats: EngineStats, idle: bool) -> None:
+        self.steps.append((stats, idle))
+
+    def finished(self, output: GenerationOutput) -> None:
+        self.outputs.append(output)
+
+
+def test_observers_see_every_step_every_end_and_when_work_runs_out(fake: FakeEngine):
+    watching = Watching()
+    engine = AsyncEngine(fake, [Watching(), watching])
     run(text_of(engine, [1]))
     engine.close()
-    assert len(seen) == fake.steps
-    assert [idle for _, idle in seen] == [False] * (len(seen) - 1) + [True]
-    assert seen[-1][0].generated_tokens == 20
+    assert len(watching.steps) == fake.steps
+    assert [idle for _, idle in watching.steps] == [False] * (len(watching.steps) - 1) + [True]
+    assert watching.steps[-1][0].generated_tokens == 20 and engine.stats == watching.steps[-1][0]
+    assert [output.finish_reason for output in watching.outputs] == ["length"]
+
+
+def test_observers_see_what_clients_leave(fake: FakeEngine):
+    watching = Watching()
+    engine = AsyncEngine(fake, [watching])
+
+    async def leave() -> None:
+        async for _ in engine.stream([1], PARAMS):
+            break
+
+    fake.allow(3)
+    run(leave())
+    fake.allow(math.inf)
+    engine.close()
+    assert [output.finish_reason for output in watching.outputs] == ["abort"]
 
 
 def test_an_observer_that_fails_does_not_strand_anybody(fake: FakeEngine, caplog: pytest.LogCaptureFixture):
-    def observer(stats: EngineStats, idle: bool) -> None:
-        raise RuntimeError("observer")
+    class Failing(Watching):
+        def after_step(self, stats: EngineStats, idle: bool) -> None:
+            raise RuntimeError("observer")
 
-    engine = AsyncEngine(fake, observer)
+    engine = AsyncEngine(fake, [Failing()])
     with pytest.raises(EngineError):
         run(text_of(engine, [1]))
     assert not engine.is_healthy
     assert "observer" in caplog.text
     engine.close()
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_aborted_from_elsewhere_a_request_ends_with_what_it_has(fake: FakeEngine, engine: AsyncEngine, everything: bool):
+    async def work() -> None:
+        fake.allow(3)
+        updates = engine.stream([1], PARAMS, "mine")
+        first = await anext(updates)
+        other = asyncio.ensure_future(collect(engine.stream([2], PARAMS, "other")))
+        abort = asyncio.ensure_future(engine.abort(None if everything else ["mine", "nobody's"]))
+        await asyncio.sleep(0.05)
+        fake.allow(math.inf)
+        assert await abort >= 1
+        rest = [update async for update in updates]
+        assert rest[-1].output is not None and rest[-1].output.finish_reason == "abort"
+        assert rest[-1].output.text == first.text + "".join(update.text for update in rest)
+        if not everything:
+            assert (await other)[-1].output.finish_reason == "length"
+        else:
+            await other
+        assert await engine.abort() == 0
+
+    run(work())
+
+
+async def collect(updates) -> list[Update]:
+    return [update async for update in updates]

@@ -100,8 +100,8 @@ def test_a_perfect_head_is_fully_accepted(spec, full):
     while engine.has_work:
         engine.step()
     assert tuple(request.output) == plain
-    assert request.accept_lengths == [full] * 8 + [2]  # the budget cuts the last cycle
-    assert request.accepted_drafts == 8 * (full - 1) + 2
+    assert request.speculation.accept_lengths == (full,) * 8 + (2,)  # the budget cuts the last cycle
+    assert request.speculation.accepted_drafts == 8 * (full - 1) + 2
 
 
 def test_a_random_head_is_hardly_accepted():
@@ -109,7 +109,7 @@ def test_a_random_head_is_hardly_accepted():
     request = engine.add([1, 2, 3], SamplingParams(max_tokens=60, temperature=0))
     while engine.has_work:
         engine.step()
-    assert sum(request.accept_lengths) == 59  # the first token comes from the prefill
+    assert sum(request.speculation.accept_lengths) == 59  # the first token comes from the prefill
     assert request.result().speculation.accept_length < 1.5
 
 

@@ -63,8 +63,9 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     while engine.has_work:
         engine.step()
     assert request.output == text.output
-    after = request.accept_lengths[plain_cycles:]
-    assert request.accept_lengths[:plain_cycles] == [1] * plain_cycles and after[:-1] == [5] * (len(after) - 1)
+    lengths = list(request.speculation.accept_lengths)
+    after = lengths[plain_cycles:]
+    assert lengths[:plain_cycles] == [1] * plain_cycles and after[:-1] == [5] * (len(after) - 1)
 
 
 def test_an_adaptive_engine_measures_and_chooses():
@@ -95,11 +96,11 @@ class Clock:
 
 def test_only_undisturbed_cycles_are_timed():
     clock = Clock()
-    trees = TreeChoice(SpecConfig(3, 1), True, clock)
+    trees = TreeChoice(SpecConfig(3, 1), True, clock=clock)
     tree = trees.all[0]
 
     def cycle(seconds: float, *, catch_up: bool = False, prefill: bool = False) -> None:
-        trees.launched(cycle=True, catch_up=catch_up, prefill=prefill)
+        trees.launched(cycles=1, catch_up=catch_up, prefill=prefill)
         clock.now += seconds
         trees.was_read(tree, 1, [2])
 
@@ -114,8 +115,13 @@ def test_only_undisturbed_cycles_are_timed():
     assert times() == [1.0]
     cycle(5.0)  # waited for the prefill
     cycle(1.0)
-    trees.launched(cycle=False, catch_up=False, prefill=False)
+    trees.launched(cycles=0, catch_up=False, prefill=False)
     cycle(30.0)  # idle before
+    trees.launched(cycles=2, catch_up=False, prefill=False)  # some request has a tree of its own
+    clock.now += 7.0
+    trees.was_read(tree, 1, [2])
+    clock.now += 7.0
+    trees.was_read(PLAIN, 1, [1])
     cycle(1.0)
     assert times() == [1.0]
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from jaxspec.config import SpecConfig
-from jaxspec.engine.async_engine import AsyncEngine, StepEngine
+from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.engine.interfaces import StepEngine
 from jaxspec.server.app import create_app
+from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.http_server import HttpServer, listen
+from jaxspec.server.metrics import Metrics
 from jaxspec.server.model import ServedModel
-from tests.server.fakes import CONTEXT, FakeEngine, byte_tokenizer
+from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
 
 @dataclass
@@ -48,8 +50,9 @@ def serving(engine: StepEngine, model: ServedModel) -> Iterator[str]:
         urls.append(url)
         ready.set()
 
-    async_engine = AsyncEngine(engine)
-    server = HttpServer(create_app(async_engine, model), async_engine, on_ready)
+    metrics = Metrics(model.name)
+    async_engine = AsyncEngine(engine, [metrics])
+    server = HttpServer(create_app(async_engine, model, metrics=metrics), async_engine, on_ready)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -60,6 +63,8 @@ def serving(engine: StepEngine, model: ServedModel) -> Iterator[str]:
             server.should_exit = True
             thread.join(20)
             async_engine.close()
+            if model.chat_template is not None:
+                model.chat_template.close()
     assert not thread.is_alive()
 
 
@@ -74,7 +79,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Client]:
     engine = FakeEngine()
-    model = ServedModel("fake", CONTEXT, SpecConfig(3, 2, 5), byte_tokenizer())
+    tokenizer = byte_tokenizer()
+    model = ServedModel("fake", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer))
     with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield Client(http, engine)
 

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from jaxspec.config import SpecConfig
 from jaxspec.engine.detokenizer import Detokenizer
-from jaxspec.engine.request import Request, Status, TokenLogprob, Update
+from jaxspec.engine.request import CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 
 VOCABULARY = 256
 CONTEXT = 64
+TREE = SpecConfig(3, 2, 5)
 TEXT = "The quick brown föx jumps over the lazy dög. "
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -89,6 +91,8 @@ class FakeEngine:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        tree: SpecConfig | None = None,
+        wants_trees: bool = False,
     ) -> Request:
         assert request_id is not None and params.n == 1
         if len(self._requests) >= self.room:
@@ -101,7 +105,7 @@ class FakeEngine:
         self.priorities.append(priority)
         self.timeouts.append(timeout)
         request = Request(request_id, tuple(prompt), params, 0, params.stop_token_ids, detokenizer)
-        request.cached_tokens = self.cached_tokens
+        request.cached_tokens, request.tree, request.wants_trees = self.cached_tokens, tree, wants_trees
         if (count := params.prompt_logprobs) is not None:
             request.prompt_logprobs[1:] = [fake_logprob(token, count) for token in prompt[1:]]
         self._requests[request_id] = request
@@ -143,7 +147,7 @@ class FakeEngine:
 
     def _advance(self, request: Request) -> Update:
         endless = TEXT.encode() * 100
-        shown, new = len(request.detokenizer.text), []
+        shown, new, verification = len(request.detokenizer.text), [], None
         for _ in range(2 if request.output else 1):
             token = endless[len(request.output)]
             request.tokens.append(token)
@@ -159,8 +163,9 @@ class FakeEngine:
                 break
         self._generated += len(new)
         if len(request.output) > len(new):
-            request.accept_lengths.append(len(new))
-            request.accepted_drafts += 1
+            request.cycles.append(CycleCounts(len(new), 1, TREE.num_draft_tokens - 1, TREE.num_steps))
+            tree = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1)) if request.wants_trees else None
+            verification = Verification(TREE, 1, tree)
             self._verifications += 1
             self._verified += len(new)
         if request.finish_reason:
@@ -172,7 +177,7 @@ class FakeEngine:
             logprobs = tuple(fake_logprob(token, count) for token in new)
             request.logprobs += logprobs
         output = request.result() if request.finish_reason else None
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), output, logprobs)
+        return Update(request.id, request.detokenizer.text[shown:], tuple(new), output, logprobs, verification)
 
     def stats(self) -> EngineStats:
         return EngineStats(

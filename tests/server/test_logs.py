@@ -34,7 +34,7 @@ class Clocked:
         """Another step ends so much later; returns what it logged."""
         self._caplog.clear()
         self.now += seconds
-        self.log(now, idle)
+        self.log.after_step(now, idle)
         return [record.getMessage() for record in self._caplog.records]
 
 
