@@ -54,13 +54,15 @@ class SamplingParams:
     n: int = 1
     """Completions of the prompt. With a seed, completion i has the seed + i, modulo 2**64."""
     stop: str | tuple[str, ...] | list[str] = ()
-    """Generation ends before the first of these strings; it is not part of the text."""
+    """Generation ends before the first of these strings; it is not part of the text (but see include_stop_str_in_output)."""
     stop_token_ids: tuple[int, ...] | list[int] = ()
     """Generation ends with the first of these tokens; it is part of token_ids but not of the text."""
     ignore_eos: bool = False
     """Keep going after the model's end-of-sequence token."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    include_stop_str_in_output: bool = False
+    """The text ends with the stop string or token that ended it. (vLLM's name; SGLang calls it no_stop_trim.)"""
     logprobs: int | None = None
     """Report the log probability of every token and of this many likeliest ones (0: none beside it). They are the model's own:
     of the unchanged logits, before penalties, bias and temperature."""
@@ -99,7 +101,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
-        for name in ("ignore_eos", "skip_special_tokens"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {short(getattr(self, name))}")
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from jaxspec.sampling_params import SamplingParams
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MIN_CONTEXT, _MAX_CONTEXT = 6, 24  # tokens that are decoded again: what a token says depends on those just before it
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this the bytes are invalid, not incomplete
@@ -20,15 +22,22 @@ class Detokenizer:
     """The text of one request as it grows.
 
     `text` is what may be shown: complete characters, up to where a stop string might begin. `matched` is the stop
-    string that was found, if one was; text then ends before it.
+    string that was found, if one was; text then ends before it, or with it if `include_stop`.
     """
 
-    def __init__(self, tokenizer: Decoder | None, stop: Sequence[str] = (), skip_special_tokens: bool = True, min_tokens: int = 0):
+    def __init__(
+        self,
+        tokenizer: Decoder | None,
+        stop: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ):
         """Stop strings that end before token `min_tokens` don't count."""
         self.text = ""
         self.matched: str | None = None
         self._tokenizer, self._stop, self._skip_special_tokens = tokenizer, tuple(stop), skip_special_tokens
-        self._min_tokens = min_tokens
+        self._min_tokens, self._include_stop = min_tokens, include_stop
         self._tokens: list[int] = []
         self._context = 0  # first token that is decoded again for context
         self._decoded = 0  # tokens whose text is in _held or text already
@@ -36,14 +45,21 @@ class Detokenizer:
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
 
+    @classmethod
+    def of_request(cls, tokenizer: Decoder | None, params: SamplingParams) -> "Detokenizer":
+        """As the parameters say."""
+        return cls(
+            tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output
+        )  # fmt: skip
+
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
         """Takes the next tokens, up to the one whose text completes a stop string; returns how many that are.
 
-        `ends_with_stop`: the last one is a stop token, which is no text.
+        `ends_with_stop`: the last one is a stop token, which is no text unless `include_stop`.
         """
         if self._tokenizer is None:
             return len(tokens)
-        text = tokens[:-1] if ends_with_stop else tokens
+        text = tokens[:-1] if ends_with_stop and not self._include_stop else tokens
         if not self._stop and self._add_run(text):
             return len(tokens)
         for taken, token in enumerate(text, 1):
@@ -96,7 +112,8 @@ class Detokenizer:
         found = [(self._held.find(string), string) for string in self._stop if counts and string in self._held]
         if found:
             position, self.matched = min(found)
-            self.text, self._held = self.text + self._held[:position], ""
+            end = position + (len(self.matched) if self._include_stop else 0)
+            self.text, self._held = self.text + self._held[:end], ""
             return
         keep = max((overlap(self._held, string) for string in self._stop), default=0)
         shown = len(self._held) - keep

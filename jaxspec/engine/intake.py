@@ -46,7 +46,7 @@ class Intake:
             params=params,
             seed=drawn if params.seed is None else params.seed % 2**64,
             stop_token_ids=stop,
-            detokenizer=Detokenizer(self._tokenizer, params.stop, params.skip_special_tokens, params.min_tokens),
+            detokenizer=Detokenizer.of_request(self._tokenizer, params),
             priority=priority,
             arrival=number,
             deadline=deadline,

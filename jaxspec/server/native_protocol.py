@@ -6,61 +6,43 @@ from pydantic import Field
 
 from jaxspec.server.fields import (
     MAX_INT,
-    Copies,
+    NAME_OR_NAMES,
     ListsOfTokenIds,
-    LogitBias,
     Logprobs,
-    MinP,
-    Penalty,
     Priority,
-    RepetitionPenalty,
+    RequestName,
+    RequestNames,
     Strict,
     StringOrStrings,
     TokenIds,
     Tokens,
     TokensOrNone,
-    TopK,
-    TopP,
     described_as,
     only,
 )
+from jaxspec.server.sampling_fields import SamplingFields
+from jaxspec.server.speculation import SpeculativeField
 
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
-class NativeSampling(Strict):
+class NativeSampling(SamplingFields):
     """`sampling_params` of /generate."""
 
-    n: Copies | None = None
-    """Completions of each prompt."""
     max_new_tokens: Tokens | None = None
     """None: 128, or what is left of the context."""
     temperature: Annotated[float, Field(ge=0)] | None = None
     """None: 1.0."""
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    """-1 or 0: all tokens."""
-    min_p: MinP | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: LogitBias = None
     sampling_seed: int | None = None
     """Completion i of a prompt has the seed + i."""
     min_new_tokens: TokensOrNone | None = None
-    stop: StringOrStrings = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
 
     # Not supported yet.
-    stop_regex: Annotated[Any, only([])] = None
     json_schema: Annotated[Any, only()] = None
     regex: Annotated[Any, only()] = None
     ebnf: Annotated[Any, only()] = None
     structural_tag: Annotated[Any, only()] = None
     spaces_between_special_tokens: Annotated[Any, only(True)] = None
-    no_stop_trim: Annotated[Any, only(False)] = None
 
 
 class GenerateRequest(Strict):
@@ -79,9 +61,12 @@ class GenerateRequest(Strict):
     return_text_in_logprobs: bool | None = None
     priority: Priority | None = None
     """Larger is more urgent."""
+    speculative: SpeculativeField | None = None
+    """Our own: how this request is speculated on."""
+    rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
+    """The request's name for /abort_request and meta_info.id; a list names each prompt."""
 
     # Not supported yet.
-    rid: Annotated[Any, only()] = None
     token_ids_logprob: Annotated[Any, only()] = None
     return_hidden_states: Annotated[Any, only(False)] = None
     image_data: Annotated[Any, only()] = None

@@ -7,23 +7,19 @@ from pydantic import FailFast, Field
 from jaxspec.server.fields import (
     AllowedTokenIds,
     Copies,
-    LogitBias,
     Logprobs,
-    MinP,
-    Penalty,
     Priority,
     Prompt,
-    RepetitionPenalty,
+    RequestName,
     Strict,
-    StringOrStrings,
-    TokenIds,
+    TemplateOptions,
     Tokens,
     TokensOrNone,
-    TopK,
-    TopP,
     described_as,
     only,
 )
+from jaxspec.server.sampling_fields import SamplingFields
+from jaxspec.server.speculation import SpeculativeField
 
 
 class StreamOptions(Strict):
@@ -31,41 +27,38 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     """Token counts in a last chunk without choices."""
-    continuous_usage_stats: Annotated[Any, only(False)] = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: token counts so far in every chunk."""
     include_obfuscation: bool | None = None
     """OpenAI's padding against traffic analysis. It may be asked for; the API does not promise it."""
 
 
-class SamplingFields(Strict):
+class OpenAIRequest(SamplingFields):
     """What completions and chat completions share."""
 
     model: str | None = None
     """None: the served model."""
-    n: Copies | None = None
-    """Completions of each prompt."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """None: 1.0."""
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    """-1 or 0: all tokens."""
-    min_p: MinP | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: LogitBias = None
     allowed_token_ids: AllowedTokenIds | None = None
     """vLLM's: only these can be drawn."""
     seed: int | None = None
     """Completion i of a prompt has the seed + i."""
     min_tokens: TokensOrNone | None = None
-    stop: StringOrStrings = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    """vLLM's name of no_stop_trim."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Priority | None = None
     """Larger is more urgent, as in SGLang. (In vLLM smaller is.)"""
+    speculative: SpeculativeField | None = None
+    """Our own: how this request is speculated on."""
+    return_spec_tokens_details: bool | None = None
+    """SGLang's: answers carry sglext.spec_tokens_details."""
+    return_token_ids: bool | None = None
+    """vLLM's: choices carry the ids of their tokens, and of their prompt."""
+    request_id: RequestName | None = None
+    """vLLM's: the request's name for /abort_request. None: its x-request-id."""
 
     # Harmless: they name the client or its bookkeeping.
     user: str | None = None
@@ -77,17 +70,14 @@ class SamplingFields(Strict):
     response_format: Annotated[Any, only({"type": "text"})] = None
     structured_outputs: Annotated[Any, only()] = None
     bad_words: Annotated[Any, only([])] = None
-    include_stop_str_in_output: Annotated[Any, only(False)] = None
-    no_stop_trim: Annotated[Any, only(False)] = None
-    stop_regex: Annotated[Any, only([])] = None
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(OpenAIRequest):
     """POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: Tokens | None = None
-    """None: 16, or what is left of the context."""
+    max_tokens: TokensOrNone | None = None
+    """None: 16, or what is left of the context. 0, with echo: the prompt alone, and its logprobs."""
     echo: bool | None = None
     """The answer begins with the prompt, and so do its logprobs."""
     logprobs: Logprobs | None = None
@@ -130,7 +120,7 @@ class Message(Strict):
         return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(OpenAIRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
@@ -159,4 +149,5 @@ class ChatRequest(SamplingFields):
     web_search_options: Annotated[Any, only()] = None
     chat_template: Annotated[Any, only()] = None
     """Never from a request: a template is a program."""
-    chat_template_kwargs: Annotated[Any, only({})] = None
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables that the model's own template reads, such as Qwen3's {"enable_thinking": false}."""

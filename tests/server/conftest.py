@@ -18,6 +18,7 @@ from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.http_server import HttpServer, listen
 from jaxspec.server.metrics import Metrics
 from jaxspec.server.model import ServedModel
+from jaxspec.server.speculation import PLAIN
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
 
@@ -80,7 +81,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
 def shared() -> Iterator[Client]:
     engine = FakeEngine()
     tokenizer = byte_tokenizer()
-    model = ServedModel("fake", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer))
+    model = ServedModel("fake", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer), (TREE, PLAIN))
     with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield Client(http, engine)
 

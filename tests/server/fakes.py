@@ -2,7 +2,9 @@
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Sequence
+from time import perf_counter
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -51,6 +53,8 @@ class FakeEngine:
         self.timeouts: list[float | None] = []
         self.room: float = math.inf
         """So many requests may be unfinished; one more is refused."""
+        self.tree = TREE
+        """Of requests that ask for none."""
         self.cached_tokens = 0
         """What requests report."""
         self.flushes = 0
@@ -67,7 +71,8 @@ class FakeEngine:
         self.steps = 0
         self._failed_steps = 0
         self._requests: dict[str, Request] = {}
-        self._generated = self._verified = self._verifications = 0
+        self._prompt_tokens = self._generated = self._verified = self._verifications = 0
+        self._finished: Counter[str] = Counter()
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +105,7 @@ class FakeEngine:
         wrong = [token for token in prompt if not 0 <= token < VOCABULARY]
         if wrong:
             raise ValueError(f"prompt holds token id {wrong[0]}; ids are 0 to {VOCABULARY - 1}")
-        detokenizer = Detokenizer(self.tokenizer, params.stop)
+        detokenizer = Detokenizer.of_request(self.tokenizer, params)
         self.params.append(params)
         self.priorities.append(priority)
         self.timeouts.append(timeout)
@@ -108,7 +113,9 @@ class FakeEngine:
         request.cached_tokens, request.tree, request.wants_trees = self.cached_tokens, tree, wants_trees
         if (count := params.prompt_logprobs) is not None:
             request.prompt_logprobs[1:] = [fake_logprob(token, count) for token in prompt[1:]]
+        request.added_at = request.launched_at = perf_counter()
         self._requests[request_id] = request
+        self._prompt_tokens += len(prompt)
         return request
 
     def abort(self, request_id: str) -> Update | None:
@@ -117,6 +124,7 @@ class FakeEngine:
             return None
         self.aborted.append(request_id)
         request.finish_reason = "abort"
+        self._leave(request)
         return Update(request_id, "", (), request.result())
 
     def flush_cache(self) -> None:
@@ -143,7 +151,13 @@ class FakeEngine:
     def _end(self, request: Request, reason: str) -> Update:
         del self._requests[request.id]
         request.finish_reason, request.error = reason, "secret: /home/someone/weights"
+        self._leave(request)
         return Update(request.id, "", (), request.result())
+
+    def _leave(self, request: Request) -> None:
+        assert request.finish_reason is not None
+        request.finished_at = perf_counter()
+        self._finished[request.finish_reason] += 1
 
     def _advance(self, request: Request) -> Update:
         endless = TEXT.encode() * 100
@@ -162,16 +176,20 @@ class FakeEngine:
             if request.finish_reason:
                 break
         self._generated += len(new)
+        request.first_token_at = request.first_token_at or perf_counter()
         if len(request.output) > len(new):
-            request.cycles.append(CycleCounts(len(new), 1, TREE.num_draft_tokens - 1, TREE.num_steps))
-            tree = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1)) if request.wants_trees else None
-            verification = Verification(TREE, 1, tree)
+            spec = request.tree or self.tree
+            accepted = min(1, spec.num_steps)
+            request.cycles.append(CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps))
+            drafted = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1))
+            verification = Verification(spec, accepted, drafted if request.wants_trees and accepted else None)
             self._verifications += 1
             self._verified += len(new)
         if request.finish_reason:
             request.detokenizer.finish()
             del self._requests[request.id]
             request.status = Status.FINISHED
+            self._leave(request)
         logprobs = None
         if (count := request.params.logprobs) is not None:
             logprobs = tuple(fake_logprob(token, count) for token in new)
@@ -186,7 +204,13 @@ class FakeEngine:
             total_pages=10,
             page_size=16,
             failed_steps=self._failed_steps,
+            prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
+            finished=dict(self._finished),
             verify_count=self._verifications,
             verified_tokens=self._verified,
+            draft_count=self._verifications,
+            draft_tokens=self._verifications * (TREE.num_draft_tokens - 1),
+            accepted_tokens=self._verifications,
+            accepted_per_position=(self._verifications, *[0] * (TREE.num_steps - 1)),
         )

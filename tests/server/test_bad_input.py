@@ -44,7 +44,7 @@ def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict
             {"prompt": "x"},
             {
                 "best_of": 2, "suffix": "x", "response_format": {"type": "json_object"}, "bad_words": ["x"], "prompt_logprobs": 1,
-                "structured_outputs": {}, "include_stop_str_in_output": True, "no_stop_trim": True, "stop_regex": ["x"],
+                "structured_outputs": {}, "stop_regex": ["x"],
             },
         ),
         (
@@ -56,7 +56,7 @@ def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict
                 "prediction": {}, "response_format": {"type": "json_object"},
             },
         ),
-        (GENERATE, {"text": "x"}, {"rid": "7", "token_ids_logprob": [1], "return_hidden_states": True, "lora_path": "x"}),
+        (GENERATE, {"text": "x"}, {"token_ids_logprob": [1], "return_hidden_states": True, "lora_path": "x"}),
     ],
 )  # fmt: skip
 def test_options_that_are_not_there_yet_are_refused_by_name(client: Client, path: str, body: dict, options: dict):
@@ -66,7 +66,7 @@ def test_options_that_are_not_there_yet_are_refused_by_name(client: Client, path
 
 
 def test_options_of_sampling_params_that_are_not_there_yet(client: Client):
-    for name, value in {"regex": "a*", "json_schema": "{}", "stop_regex": ["a"], "no_stop_trim": True}.items():
+    for name, value in {"regex": "a*", "json_schema": "{}", "stop_regex": ["a"]}.items():
         error = refusal(client.post(GENERATE, text="x", sampling_params={name: value}), 400)
         assert error["param"] == f"sampling_params.{name}"
 
@@ -84,8 +84,8 @@ def test_neutral_values_of_those_options_pass(client: Client):
 
 def test_true_is_not_a_neutral_one(client: Client):
     for spelt in (True, 1):
-        assert refusal(client.post(COMPLETIONS, prompt="x", no_stop_trim=spelt), 400)["param"] == "no_stop_trim"
-    assert refusal(client.post(COMPLETIONS, prompt="x", include_stop_str_in_output=0), 400)["code"] == 400
+        assert refusal(client.post(CHAT, messages=USER, store=spelt), 400)["param"] == "store"
+    assert refusal(client.post(CHAT, messages=USER, store=0), 400)["code"] == 400
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,19 @@
 """Models that lack a part: without a tokenizer there are token ids, without a chat template there is no chat."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import httpx
+import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import SpecConfig
+from jaxspec.server.chat_template import ChatTemplate
+from jaxspec.server.errors import ApiError
 from jaxspec.server.model import ServedModel
+from jaxspec.server.speculation import PLAIN
 from tests.server.conftest import serving
 from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer
 
@@ -12,7 +21,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def answers(tokenizer: PreTrainedTokenizerFast | None, spec: SpecConfig, *requests: tuple[str, dict]) -> list[httpx.Response]:
-    with serving(FakeEngine(), ServedModel("bare", CONTEXT, spec, tokenizer)) as url:
+    with serving(FakeEngine(), ServedModel("bare", CONTEXT, spec, tokenizer, ChatTemplate.of_model(tokenizer))) as url:
         return [httpx.post(url + path, json=body) for path, body in requests]
 
 
@@ -46,17 +55,11 @@ def test_without_a_chat_template():
 
 
 def test_plain_decoding_has_no_speculation_metrics():
-    [completion] = answers(byte_tokenizer(), SpecConfig(num_steps=0), ("/v1/completions", {"prompt": "x"}))
+    model, engine = ServedModel("bare", CONTEXT, PLAIN, byte_tokenizer(), trees=(PLAIN,)), FakeEngine()
+    engine.tree = PLAIN
+    with serving(engine, model) as url:
+        completion = httpx.post(f"{url}/v1/completions", json={"prompt": "x"})
     assert completion.status_code == 200 and "metrics" not in completion.json()
-
-
-def test_adaptive_metrics_leave_out_what_depends_on_the_tree():
-    model = ServedModel("bare", CONTEXT, SpecConfig(), byte_tokenizer(), adaptive=True)
-    with serving(FakeEngine(), model) as url:
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 10}).json()
-    assert set(answer["metrics"]["speculative_decoding"]) == {
-        "mean_acceptance_length", "num_spec_steps", "num_accepted_draft_tokens"
-    }  # fmt: skip
 
 
 def test_a_request_that_can_never_fit_the_queue_is_refused_for_good():
@@ -94,8 +97,96 @@ def test_templates_run_in_a_sandbox():
     assert "unsafe" in chat.json()["error"]["message"]
 
 
+def test_a_slow_template_costs_nobody_else_anything():
+    template = "{% for a in range(99999) if messages[0].role == 'system' %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"
+    tokenizer = byte_tokenizer(template)
+    model = ServedModel("slow", CONTEXT, SpecConfig(), tokenizer, ChatTemplate(template, {}, "test", seconds=1))
+    seconds = {}
+
+    def chat(role: str) -> httpx.Response:
+        started = time.monotonic()
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": role, "content": "hi"}]}, timeout=20)
+        seconds[role] = time.monotonic() - started
+        return answer
+
+    with serving(FakeEngine(), model) as url, ThreadPoolExecutor() as pool:
+        slow, fast = pool.map(chat, ("system", "user"))
+        health = httpx.get(f"{url}/health")
+        again = chat("user")
+    error = slow.json()["error"]
+    assert (slow.status_code, error["param"], error["type"]) == (400, "messages", "invalid_request_error")
+    assert "more than 1 seconds" in error["message"]
+    assert fast.status_code == again.status_code == health.status_code == 200
+    assert 1 <= seconds["system"] < 10
+
+
 def test_what_users_write_is_no_template():
     [chat] = answers(
         byte_tokenizer(), SpecConfig(), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "{{ 7 * 7 }}"}]})
     )
     assert chat.json()["usage"]["prompt_tokens"] == len("user: {{ 7 * 7 }}\n")
+
+
+THINKING = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<no>{% endif %}{{ mark or '' }}"
+
+
+def test_options_of_the_template():
+    """vLLM's and SGLang's chat_template_kwargs; each is a variable that the template reads, or it is refused."""
+
+    def chat(options: Any) -> tuple[str, dict]:
+        return "/v1/chat/completions", {"messages": USER, "max_tokens": 1, "chat_template_kwargs": options}
+
+    taken: list[tuple[Any, str]] = [
+        (None, "hi"), ({}, "hi"), ({"enable_thinking": True}, "hi"), ({"enable_thinking": False}, "hi<no>"),
+        ({"mark": "a" * 20, "enable_thinking": 0}, "hi<no>" + "a" * 20), ({"mark": 1.5}, "hi1.5"), ({"mark": 2**40}, f"hi{2**40}"),
+    ]  # fmt: skip
+    wrong: list[Any] = [
+        {"enable_thinkin": False}, {"messages": 1}, {"tokenize": False}, {"bos_token": "x"}, {"__class__": 1}, {"": 1},
+        {"mark": "a" * 201}, {"mark": None}, {"mark": [1]}, {"mark": {}}, [1], 5, "x",
+        {"mark": 1} | {f"x{number}": 1 for number in range(16)}, {str(number): [] for number in range(100_000)},
+    ]  # fmt: skip
+    good = answers(byte_tokenizer(THINKING), SpecConfig(), *(chat(options) for options, _ in taken))
+    assert [answer.json()["usage"]["prompt_tokens"] for answer in good] == [len(text) for _, text in taken]
+    for answer in answers(byte_tokenizer(THINKING), SpecConfig(), *map(chat, wrong)):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
+        assert len(answer.json()["error"]["message"]) < 500
+
+
+def test_half_characters_in_a_chat_are_refused():
+    """In a message, in an option, and from the template itself."""
+    tokenizer = byte_tokenizer(THINKING + r"{% if mark == 1 %}{{ '\ud800' }}{% endif %}")
+    messages = '[{"role": "user", "content": "hi"}]'
+    bodies = {
+        f'{{"messages": {messages.replace("hi", chr(92) + "ud800")}}}': "messages",
+        f'{{"messages": {messages}, "chat_template_kwargs": {{"mark": "\\ud800"}}}}': "chat_template_kwargs",
+        f'{{"messages": {messages}, "chat_template_kwargs": {{"mark": 1}}}}': "messages",
+    }
+    with serving(FakeEngine(), ServedModel("bare", CONTEXT, SpecConfig(), tokenizer, ChatTemplate.of_model(tokenizer))) as url:
+        for body, param in bodies.items():
+            headers = {"content-type": "application/json"}
+            answer = httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_the_template_writes_the_special_tokens():
+    """The tokenizer must not put a second beginning of text in front, as it does with a plain prompt."""
+    tokenizer = byte_tokenizer("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer.add_special_tokens({"bos_token": "a"})
+    bos = tokenizer.convert_tokens_to_ids("a")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="a $A", pair=None, special_tokens=[("a", bos)])
+    with ChatTemplate.of_model(tokenizer) as template:
+        model = ServedModel("bos", CONTEXT, SpecConfig(), tokenizer, template)
+        ids = model.chat_token_ids(USER, "messages")
+    assert ids == [bos, *b"hi"] == tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
+    assert model.token_ids("hi", "prompt") == [bos, *b"hi"]
+
+
+def test_a_conversation_counts_as_the_template_leaves_it():
+    """Templates drop what is no use any more, such as old thoughts: more than the context may be sent."""
+    tokenizer = byte_tokenizer("{{ messages[-1].content }}")
+    with ChatTemplate.of_model(tokenizer) as template:
+        model = ServedModel("short", CONTEXT, SpecConfig(), tokenizer, template)
+        messages = [{"role": "user", "content": "long " * 10_000}, *USER]
+        assert model.chat_token_ids(messages, "messages") == [*b"hi"]
+        with pytest.raises(ApiError, match="has more than"):
+            model.chat_token_ids(messages[:1], "messages")

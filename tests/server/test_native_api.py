@@ -26,6 +26,10 @@ def test_generate(client: Client, prompt):
         "cached_tokens": 0,
         "spec_verify_ct": 4,
         "spec_accept_length": 2.0,
+        "spec_accept_rate": 0.25,
+        "spec_num_correct_drafts": 4,
+        "spec_num_proposed_drafts": 16,
+        "spec_correct_drafts_histogram": [0, 4, 0, 0],
     }
 
 

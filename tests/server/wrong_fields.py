@@ -46,7 +46,7 @@ WRONG_FIELDS = [
     (COMPLETIONS, {"prompt": "x", "max_tokens": 10**4000}, "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "echo": 1}, "echo"),
     (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "echo"),
-    (COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0, "stream": True}, "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "n": 129}, "n"),
     (COMPLETIONS, {"prompt": ["x"] * 3, "n": 86}, "n"),
     (COMPLETIONS, {"prompt": "x", "best_of": 2}, "best_of"),
