@@ -7,28 +7,55 @@ and a field that we don't know is refused.
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, PlainValidator, WrapValidator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WrapValidator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from jaxspec.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
+from jaxspec.server.request_ids import MAX_LENGTH as MAX_NAME
 
 MAX_INT = 2**31 - 1
 """Numbers of tokens, token ids and priorities beyond it are mistakes; a message that quotes one stays short."""
 MAX_ALLOWED_TOKENS = 2**18
 MAX_FIELDS = 100
 """Fields in one object; those that exist are fewer."""
+MAX_TEMPLATE_OPTIONS = 16
 
 
-def only(*neutral: Any) -> AfterValidator:
+def only(*neutral: Any) -> "Only":
     """For an option that is not supported yet: null and these values, which ask for nothing, pass."""
-    shown = " or ".join(["null", *(repr(value).lower() if isinstance(value, bool) else repr(value) for value in neutral)])
+    return Only(*neutral)
 
-    def check(value: Any) -> Any:
-        if value is None or any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in neutral):
+
+class Only:
+    """What `only` makes: the check, and how /openapi.json shows it."""
+
+    def __init__(self, *neutral: Any):
+        self._neutral = neutral
+        self._shown = " or ".join(["null", *(repr(value).lower() if isinstance(value, bool) else repr(value) for value in neutral)])
+
+    def _check(self, value: Any) -> Any:
+        if value is None or any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in self._neutral):
             return value
-        raise PydanticCustomError("unsupported", "is not supported yet (leave it out or send {shown})", {"shown": shown})
+        raise PydanticCustomError("unsupported", "is not supported yet (leave it out or send {shown})", {"shown": self._shown})
 
-    return AfterValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": [None, *self._neutral], "description": "Not supported yet."}
 
 
 def described_as(description: str) -> WrapValidator:
@@ -79,16 +106,36 @@ type TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 type MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 type Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 type RepetitionPenalty = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
-type LogitBias = Annotated[dict[int, float] | None, PlainValidator(_logit_bias)]
+type LogitBias = Annotated[dict[int, float] | None, PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None)]
 type AllowedTokenIds = Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)]
 type Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 type Priority = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+type RequestName = Annotated[str, Field(max_length=MAX_NAME, pattern="^[ -~]+$")]
+"""Printable ASCII, as in the header x-request-id."""
+type RequestNames = Annotated[list[RequestName], Field(min_length=1), FailFast()]
+NAME_OR_NAMES = f"a name of 1 to {MAX_NAME} printable ASCII characters, or a list of such names, one for each prompt"
+
+
+def _limit_template_options(value: Any) -> Any:
+    """Before they are checked one by one."""
+    if isinstance(value, dict) and len(value) > MAX_TEMPLATE_OPTIONS:
+        raise ValueError
+    return value
+
+
+type TemplateOption = bool | int | Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=200)]
+type TemplateOptions = Annotated[
+    dict[str, TemplateOption],
+    Field(max_length=MAX_TEMPLATE_OPTIONS),
+    BeforeValidator(_limit_template_options),
+    described_as(f"an object of at most {MAX_TEMPLATE_OPTIONS} booleans, numbers and strings of at most 200 characters"),
+]
 
 
 class Strict(BaseModel):
     """No conversions ("5" is not 5) and no unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,13 +1,12 @@
 """The model as requests see it: its name, its context length, and how text becomes token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
-from jinja2 import TemplateError
-
 from jaxspec.config import SpecConfig
+from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.errors import ApiError, echo
 from jaxspec.tokenizer import Tokenizer
 
@@ -27,8 +26,10 @@ class ServedModel:
     context_length: int
     spec: SpecConfig
     tokenizer: Tokenizer | None
-    adaptive: bool = False
-    """The tree is chosen anew for every cycle; `spec` is the largest."""
+    chat_template: ChatTemplate | None = None
+    """Closed by whoever made it."""
+    trees: tuple[SpecConfig, ...] = ()
+    """All that requests may ask for."""
     max_completions: int = MAX_COMPLETIONS
     """Completions in one request; no more than may wait, for a request is taken in as a whole."""
     created: int = field(default_factory=lambda: int(time()))
@@ -77,19 +78,16 @@ class ServedModel:
         self._refuse_hopeless(self.tokenizer, prompt, param)
         return self.tokenizer.encode(prompt)
 
-    def chat_token_ids(self, messages: Sequence[dict[str, str]], param: str) -> list[int]:
-        """Token ids of a conversation and the start of the reply, by the model directory's own chat template."""
-        if self.tokenizer is None or self.tokenizer.chat_template is None:
+    def chat_token_ids(
+        self, messages: Sequence[Mapping[str, str]], param: str, options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation and the start of the reply, by the model's chat template, which may have options."""
+        if self.tokenizer is None or self.chat_template is None:
             what = "tokenizer; send token ids to /generate" if self.tokenizer is None else "chat template; use /v1/completions"
             raise ApiError(400, f"{param}: this model has no {what}", param=param)
-        text = "\n".join(text for message in messages for text in message.values())
-        refuse_half_characters(text, param)
+        text = self.chat_template.render(messages, options, param=param)
         self._refuse_hopeless(self.tokenizer, text, param)
-        try:  # transformers renders in jinja2's ImmutableSandboxedEnvironment: the template can't reach the process
-            ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-        except TemplateError as error:
-            raise ApiError(400, f"{param}: the model's chat template refuses them: {echo(str(error))}", param=param) from None
-        return list(ids)
+        return self.tokenizer.encode(text, add_special_tokens=False)  # the template has written those it wants
 
     def _refuse_hopeless(self, tokenizer: Tokenizer, text: str, param: str) -> None:
         """Refuses a text whose beginning alone does not fit: megabytes of text must not cost minutes of tokenizing.

@@ -6,12 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter, ValidationError
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import SpecConfig
 from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.errors import ApiError
+from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
 from jaxspec.server.speculation import PLAIN
 from tests.server.conftest import serving
@@ -152,6 +154,14 @@ def test_options_of_the_template():
         assert len(answer.json()["error"]["message"]) < 500
 
 
+def test_too_many_options_are_not_checked_one_by_one():
+    adapter, options = TypeAdapter(TemplateOptions), {str(number): [] for number in range(100_000)}
+    started = time.thread_time()
+    with pytest.raises(ValidationError):
+        adapter.validate_python(options)
+    assert time.thread_time() - started < 0.05  # each would cost four messages
+
+
 def test_half_characters_in_a_chat_are_refused():
     """In a message, in an option, and from the template itself."""
     tokenizer = byte_tokenizer(THINKING + r"{% if mark == 1 %}{{ '\ud800' }}{% endif %}")
@@ -166,6 +176,7 @@ def test_half_characters_in_a_chat_are_refused():
             headers = {"content-type": "application/json"}
             answer = httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert ("not valid Unicode" in answer.text) == (param == "messages")
 
 
 def test_the_template_writes_the_special_tokens():

@@ -14,6 +14,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import random_head, tiny_engine, tiny_target, write_head, write_target
 from tests.server.conftest import serving, wait_until
@@ -45,7 +46,8 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def http(engine: Engine) -> Iterator[httpx.Client]:
-    model = ServedModel("tiny", engine.context_length, engine.spec, byte_tokenizer())
+    tokenizer = byte_tokenizer()
+    model = ServedModel("tiny", engine.context_length, engine.spec, tokenizer, ChatTemplate.of_model(tokenizer))
     with serving(engine, model) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
