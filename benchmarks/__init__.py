@@ -1,1 +1,1 @@
-"""Benchmarks, each `python -m benchmarks.NAME`: one process, alternating order, ratios with their spread."""
+"""Benchmarks, each `jaxspec bench NAME`: one process, alternating order, ratios with their spread."""

@@ -182,7 +182,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.conversion", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="jaxspec bench conversion", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--directory", type=Path, required=True, help="where the synthetic model lies; it takes three times its size"
     )

@@ -20,20 +20,11 @@ from statistics import median
 from tqdm import tqdm
 
 from benchmarks import record
-from benchmarks.engines import (
-    PLAIN,
-    BenchmarkError,
-    CompilationCounter,
-    Spread,
-    Workbench,
-    alternate,
-    count_equal,
-    exit_on_error,
-    run,
-    tree,
-)
-from benchmarks.prompts import load_prompts
+from benchmarks.engines import BenchmarkError, Spread, alternate, check_nothing_compiled, exit_on_error
 from jaxspec import SamplingParams
+from jaxspec.commands.arguments import Parser, tree
+from jaxspec.commands.prompts import load_prompts
+from jaxspec.commands.workbench import PLAIN, CompilationCounter, Workbench, count_equal, run
 from jaxspec.llm import DEMO
 
 INSTALL = "pip install 'jaxspec-llm[peers]', or name an interpreter that has torch and transformers with --torch-python"
@@ -133,7 +124,7 @@ def measure(everybody: dict[str, Contender], rounds: int) -> dict[str, list[Time
     for _, name in (bar := tqdm(list(alternate(list(everybody), rounds)), desc="timed", unit="run")):
         bar.set_postfix_str(name)
         results[name].append(everybody[name]())
-    counter.check(before=0)
+    check_nothing_compiled(counter, before=0)
     return results
 
 
@@ -173,7 +164,7 @@ def show(summary: Sequence[dict]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("jaxspec bench peers", __doc__)
     record.common_arguments(parser, out="peers.json", num_prompts=8)
     parser.add_argument("--tree", type=tree, default=tree("3/2/6"), metavar="S/K/N", help="our tree (default: %(default)s)")
     parser.add_argument("--lookup", type=int, default=10, help="tokens that prompt lookup proposes (default: %(default)s)")

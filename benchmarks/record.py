@@ -4,46 +4,34 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
 import jaxlib
 
-from benchmarks.prompts import PromptSet
+from jaxspec.commands.collect_env import cores, cpu_model
+from jaxspec.commands.prompts import PromptSet
+from jaxspec.commands.table import table as table
+from jaxspec.version import own_version
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def environment() -> dict:
     """Versions and hardware."""
-    try:
-        own = version("jaxspec-llm")
-    except PackageNotFoundError:
-        own = "not installed"
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "jaxspec": own,
+        "jaxspec": own_version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "load_average": os.getloadavg()[0],
         "devices": [device.device_kind for device in jax.devices()],
     }
-
-
-def cpu_model() -> str:
-    """The processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
-    )
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def write(benchmark: str, arguments: argparse.Namespace, prompts: PromptSet | None, results: object) -> None:
@@ -66,21 +54,6 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     return Path(str(value)).name if os.path.isabs(str(value)) else str(value)  # where it lies on this machine tells nobody anything
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns: the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = [
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return f"| {' | '.join(aligned)} |"
-
-    rule = f"|{'|'.join('-' * (width + 1) + (':' if column else '-') for column, width in enumerate(widths))}|"
-    return "\n".join([line(header), rule, *map(line, rows)])
 
 
 def common_arguments(parser: argparse.ArgumentParser, *, out: str, num_prompts: int, max_tokens: int = 128) -> None:

@@ -16,20 +16,11 @@ from statistics import median
 from tqdm import tqdm
 
 from benchmarks import record
-from benchmarks.engines import (
-    PLAIN,
-    CompilationCounter,
-    Pass,
-    Spread,
-    Workbench,
-    count_equal,
-    depth_acceptance,
-    exit_on_error,
-    run,
-    tree,
-)
-from benchmarks.prompts import load_prompts
+from benchmarks.engines import Spread, check_nothing_compiled, exit_on_error
 from jaxspec import SamplingParams, SpecConfig
+from jaxspec.commands.arguments import Parser, tree
+from jaxspec.commands.prompts import load_prompts
+from jaxspec.commands.workbench import PLAIN, CompilationCounter, Pass, Workbench, count_equal, depth_acceptance, run
 
 DEFAULT_TREES = ("1/1/2", "2/1/3", "3/1/4", "4/1/5", "2/2/4", "3/2/6", "4/2/8", "5/4/8", "5/4/16", "5/8/32")
 
@@ -52,8 +43,7 @@ class Measured:
     @property
     def accept_length(self) -> float:
         """Mean tokens per verification, bonus included."""
-        lengths = self.speculative[0].accept_lengths
-        return sum(lengths) / len(lengths) if lengths else 0.0
+        return self.speculative[0].accept_length
 
     @property
     def equal(self) -> int:
@@ -102,7 +92,7 @@ def measure(
                         run(engines[each], prompts, params)
                     )
                 bar.update()
-    counter.check(before=0)
+    check_nothing_compiled(counter, before=0)
     return list(results.values())
 
 
@@ -135,7 +125,7 @@ def show(results: Sequence[Measured]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("jaxspec bench speculative", __doc__)
     record.common_arguments(parser, out="speculative.json", num_prompts=8)
     trees = [tree(text) for text in DEFAULT_TREES]
     parser.add_argument(
@@ -160,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.write("speculative", options, prompts, [result.describe() for result in results])
     different = [f"{result.spec} at batch {result.batch}" for result in results if result.equal < len(prompts.prompts)]
     if different:
-        print(f"greedy output differs from plain decoding's: {', '.join(different)}; see python -m benchmarks.lossless")
+        print(f"greedy output differs from plain decoding's: {', '.join(different)}; see jaxspec check-lossless")
     return 1 if different else 0
 
 

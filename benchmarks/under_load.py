@@ -16,11 +16,13 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import record
-from benchmarks.engines import PLAIN, BenchmarkError, CompilationCounter, Spread, Workbench, alternate, exit_on_error, tree
+from benchmarks.engines import BenchmarkError, Spread, alternate, check_nothing_compiled, exit_on_error
 from benchmarks.load import Load, interrupt, run
-from benchmarks.prompts import load_prompts
 from benchmarks.replay import replay
 from jaxspec import SamplingParams
+from jaxspec.commands.arguments import Parser, tree
+from jaxspec.commands.prompts import load_prompts
+from jaxspec.commands.workbench import PLAIN, CompilationCounter, Workbench
 from jaxspec.config import EngineConfig
 from jaxspec.engine.engine import Engine
 
@@ -58,7 +60,7 @@ def batch_sizes(bench: Workbench, prompts: Sequence[Sequence[int]], options: arg
         before = counter.count
         for _, mode in tqdm(list(alternate(MODES, options.rounds)), desc=f"batch {batch}", unit="run"):
             loads[mode].append(run(engines[mode], wanted, [greedy] * len(wanted), batch))
-        counter.check(before)
+        check_nothing_compiled(counter, before)
         different = [mode for mode in MODES if loads[mode][0].tokens != loads["off"][0].tokens]
         if different:
             raise BenchmarkError(f"text differs from plain decoding's with speculation {different} at batch {batch}")
@@ -144,7 +146,7 @@ def shared_prefix(bench: Workbench, prompts: Sequence[Sequence[int]], options: a
     for _, name in tqdm(list(alternate(list(engines), options.rounds)), desc="shared prefix", unit="run"):
         engines[name].flush_cache()  # the first request of every run computes the prefix
         loads[name].append(run(engines[name], wanted, params, SHARED_CONCURRENCY))
-    counter.check(before)
+    check_nothing_compiled(counter, before)
     if loads["cache"][0].tokens != loads["none"][0].tokens or loads["cache"][0].accept_lengths != loads["none"][0].accept_lengths:
         raise BenchmarkError("the prefix cache changed a text or an accept length")
     first = {name: [median(load.first_token.values()) for load in loads[name]] for name in engines}
@@ -188,7 +190,7 @@ def long_prompt(bench: Workbench, prompts: Sequence[Sequence[int]], options: arg
     before = counter.count
     for _, chunk in tqdm([(a, int(b)) for a, b in alternate([str(c) for c in CHUNKS], options.rounds)], desc="long prompt"):
         times[chunk].append(interrupt(engines[chunk], stream, long, short))
-    counter.check(before)
+    check_nothing_compiled(counter, before)
     names = times[CHUNKS[0]][0]
     return [
         {"chunk": chunk} | {name: Spread([1e3 * each[name] for each in times[chunk]]).describe() for name in names}
@@ -215,7 +217,7 @@ def repeat_to(tokens: Sequence[int], length: int) -> list[int]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("jaxspec bench under-load", __doc__)
     record.common_arguments(parser, out="under_load.json", num_prompts=20)
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at once (default: 1 2 4 8 16)")

@@ -1,4 +1,4 @@
-"""Command line of `python -m convert` and `jaxspec-convert`."""
+"""Command line of `python -m convert` and `jaxspec convert`."""
 
 import argparse
 import sys

@@ -195,6 +195,12 @@ class EngineConfig:
             raise ValueError(f"draft_sink_size ({self.draft_sink_size}) needs a draft_window_size: without a window all is seen")
 
     @property
+    def head_options(self) -> tuple[str, ...]:
+        """The fields that are set and mean nothing without a draft head."""
+        names = ("adaptive", "draft_window_size", "draft_sink_size", "accept_threshold_single", "accept_threshold_acc")
+        return tuple(name for name in names if getattr(self, name) != getattr(EngineConfig, name))
+
+    @property
     def is_lossy(self) -> bool:
         """Drafts may be accepted that the target would not have chosen."""
         return self.accept_threshold_single < 1 or self.accept_threshold_acc < 1

@@ -73,8 +73,12 @@ class LLM:
             raise ValueError("SpecConfig(num_steps=0) drafts nothing: leave out token_map")
         if where is None and spec is not None and not plain:
             raise ValueError(f"the draft tree {spec} needs a draft head, and {directory.name} comes with none: give draft")
+        if plain and draft is not None:
+            raise ValueError("SpecConfig(num_steps=0) drafts nothing: leave out draft")
         if where is None and token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
+        if where is None and config.head_options:
+            raise ValueError(f"{config.head_options[0]} has no use without a draft head, and there is none: give draft")
         tokens = None if token_map is None else Path(token_map)
         if where is not None:
             check_head(where, target_model_config(directory), tokens)

@@ -1,12 +1,19 @@
 """Shared by all tests: programs that several tests compile are compiled once per run."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
+
+from tests.live_server import LiveServer, running_server
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-clients", action="store_true", help="a missing browser or client library fails its tests")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,3 +22,10 @@ def compilation_cache(tmp_path_factory):
     from jaxspec.compilation_cache import enable_compilation_cache
 
     enable_compilation_cache()
+
+
+@pytest.fixture(scope="session")
+def live_server(compilation_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server process on the built-in model: one for all tests, as it compiles for a minute."""
+    with running_server(tmp_path_factory.mktemp("server")) as server:
+        yield server

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
+from jaxspec.compilation_cache import CacheHits
 from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.engine.compiling_progress import CompilingProgress
+from jaxspec.engine.stored_traces import StoredTraces
 from jaxspec.spec.admit import Admission, admit
 from jaxspec.spec.cycle import CycleOptions, cycle
 from jaxspec.spec.extend import catch_up
@@ -102,10 +104,24 @@ def smallest(sizes: tuple[int, ...], needed: int) -> int:
     return next(size for size in sizes if size >= needed)
 
 
+class Compilation(NamedTuple):
+    """How a program came to be."""
+
+    seconds: float
+    """Other programs may have been compiled at the same time."""
+    from_cache: bool
+    """JAX had it in its persistent cache. (Not known of a program that was compiled when it was first needed: False.)"""
+    temporary_bytes: int
+    """Memory that it takes while it runs, beside weights and state."""
+
+
 class Programs:
     """Compiled programs by name. After `seal`, asking for one that was not compiled is an error instead of a stall."""
 
     def __init__(self, merge: Callable[[dict], Models], params: dict, state: State, options: CycleOptions):
+        self.traces: StoredTraces | None = None
+        """Where traced programs are kept, if they are: a process with the same settings need not trace them again."""
+        self.compilations: dict[Program, Compilation] = {}
         self._merge, self._params, self._options = merge, params, options
         self._state = jax.tree.map(abstract, state)
         self._compiled: dict[Program, jax.stages.Compiled] = {}
@@ -119,27 +135,44 @@ class Programs:
         if program not in self._compiled:
             if self._sealed:
                 raise RuntimeError(f"program ({program}) was not compiled ahead; compiled: {', '.join(map(str, self._compiled))}")
-            started = time.perf_counter()
-            self._compiled[program] = self._compile(program)
-            logger.debug("compiled %s in %.1f s", program, time.perf_counter() - started)
+            self._add(program)
         return self._compiled[program]
 
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
         """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock."""
-        wanted = list(programs)
-        with ThreadPoolExecutor(os.cpu_count()) as pool, tqdm(total=len(wanted), desc="compiling", disable=not progress) as bar:
-            for done in as_completed(pool.submit(self.__getitem__, program) for program in wanted):
-                done.result()
-                bar.update()
+        wanted = [program for program in programs if program not in self._compiled]
+        with (
+            CacheHits() as hits,
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+            CompilingProgress(len(wanted), shown=progress) as shown,
+        ):
+            try:
+                for done in as_completed(pool.submit(self._add, program, hits) for program in wanted):
+                    shown.add(from_cache=done.result().from_cache)
+            except BaseException:  # a signal, such as Ctrl-C: what has not begun is not waited for
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def seal(self) -> None:
         """From now on nothing compiles."""
         self._sealed = True
 
+    def _add(self, program: Program, hits: CacheHits | None = None) -> Compilation:
+        started, hits_before = time.perf_counter(), hits.in_this_thread if hits else 0
+        compiled = self._compile(program)
+        from_cache = hits is not None and hits.in_this_thread > hits_before
+        memory = compiled.memory_analysis()
+        done = Compilation(time.perf_counter() - started, from_cache, memory.temp_size_in_bytes if memory else 0)
+        logger.debug("%s %s in %.1f s", "found" if from_cache else "compiled", program, done.seconds)
+        self._compiled[program], self.compilations[program] = compiled, done
+        return done
+
     def _compile(self, program: Program) -> jax.stages.Compiled:
-        function, arguments = self._define(program)
-        jitted = jax.jit(function, donate_argnums=1)  # the state is updated in place
-        return jitted.lower(self._params, self._state, *arguments).compile()
+        function, others = self._define(program)
+        arguments = (self._params, self._state, *others)
+        if self.traces is not None:
+            function = self.traces.get(repr(program), function, arguments)
+        return jax.jit(function, donate_argnums=1).lower(*arguments).compile()  # donated: the state is updated in place
 
     def _define(self, program: Program) -> tuple[Callable[..., Any], tuple]:
         """The function to compile, and the shapes of what it takes beside weights and state."""

@@ -1,73 +1,88 @@
 """The HTTP application: routes, limits, and one shape for every error. No CORS: pages of other origins can't call it."""
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing import Any
+
+from fastapi import Depends, FastAPI
 
 from jaxspec.engine.async_engine import AsyncEngine
-from jaxspec.server.errors import ApiError, add_handlers, echo
+from jaxspec.server.answers import EVERYWHERE
+from jaxspec.server.auth import KeyCheck
+from jaxspec.server.body_limit import BodyLimit
+from jaxspec.server.content_type import only_json
+from jaxspec.server.control_api import control_routes
+from jaxspec.server.errors import add_handlers
+from jaxspec.server.info_api import info_routes
+from jaxspec.server.metrics import Metrics, add_metrics
 from jaxspec.server.model import ServedModel
 from jaxspec.server.native_api import native_routes
 from jaxspec.server.openai_api import openai_routes
+from jaxspec.server.page import page_routes
+from jaxspec.server.request_ids import RequestIds
+from jaxspec.server.running import RunningRequests
+from jaxspec.server.settings import ServerSettings
+from jaxspec.server.tokenize_api import tokenize_routes
+from jaxspec.server.totals import Totals
+from jaxspec.version import own_version
 
-MAX_BODY_BYTES = 16 * 2**20
+DESCRIPTION = """Speculative decoding for LLM serving in JAX. Endpoints and fields are those of OpenAI's API, SGLang's and vLLM's.
+
+Every failure has OpenAI's shape. Every answer has the header x-request-id: the request's own, or one that was made up."""
 
 
-def create_app(engine: AsyncEngine, model: ServedModel) -> FastAPI:
-    """The application over one engine and its model; whoever made the engine closes it."""
-    app = FastAPI(title="jaxspec", docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
+class Application(FastAPI):
+    """What an ASGI server runs. Who runs it may ask it to take no more requests (`running.drain`)."""
+
+    def __init__(self, running: RunningRequests, settings: ServerSettings):
+        super().__init__(
+            title="jaxspec",
+            description=DESCRIPTION,
+            version=own_version(),
+            docs_url=None,  # these pages load scripts from elsewhere
+            redoc_url=None,
+            responses=EVERYWHERE,
+        )
+        self.running, self.settings = running, settings
+
+    def openapi(self) -> dict[str, Any]:
+        """FastAPI's, without the 422 that it writes everywhere, as a wrong field is a 400 here. Failures are JSON, whatever the
+        answer is."""
+        document = super().openapi()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                _correct(operation["responses"])
+        for unused in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(unused, None)
+        if self.settings.api_key is not None:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
+        return document
+
+
+def _correct(responses: dict[str, Any]) -> None:
+    responses.pop("422", None)
+    for status, answer in responses.items():
+        if int(status) >= 400:
+            [schema] = answer["content"].values()
+            answer["content"] = {"application/json": schema}
+
+
+def create_app(
+    engine: AsyncEngine, model: ServedModel, settings: ServerSettings | None = None, *, metrics: Metrics | None = None
+) -> Application:
+    """The application over one engine and its model; whoever made the engine closes it. With `metrics`, one of the engine's
+    observers, there is /metrics."""
+    settings = settings or ServerSettings()
+    running, totals = RunningRequests(engine, settings.request_timeout), Totals(engine)
+    app = Application(running, settings)
     add_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
-    app.include_router(openai_routes(engine, model), dependencies=[Depends(only_json)])
-    app.include_router(native_routes(engine, model), dependencies=[Depends(only_json)])
-
-    @app.get("/health")
-    async def health() -> Response:
-        if not engine.is_healthy:
-            raise ApiError(503, "the engine is not running")
-        return JSONResponse({"status": "ok"})
-
-    @app.api_route("/flush_cache", methods=["GET", "POST"])
-    async def flush_cache() -> Response:
-        """SGLang's; requests that run are not touched, so it need not wait until none does."""
-        await engine.flush_cache()
-        return PlainTextResponse("Cache flushed.\n")
-
+    app.add_middleware(BodyLimit)  # the last one added is the first to see a request
+    app.add_middleware(KeyCheck, settings=settings)
+    app.add_middleware(RequestIds)
+    for router in (openai_routes(running, model), native_routes(running, model), tokenize_routes(model, settings.tokenizer_info)):
+        app.include_router(router, dependencies=[Depends(only_json)])
+    app.include_router(info_routes(running, model, settings, totals))
+    app.include_router(control_routes(running, totals))
+    app.include_router(page_routes())
+    if metrics is not None:
+        add_metrics(app, engine, metrics)  # last: what counts requests is outside of what refuses them
     return app
-
-
-async def only_json(request: Request) -> None:
-    """Refuses a body that is not declared as JSON; curl -d without a header declares a form."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_json = kind.startswith("application/") and (kind == "application/json" or kind.endswith("+json"))
-    if request.method == "POST" and not is_json:
-        raise ApiError(415, f"send the header Content-Type: application/json, got {echo(kind) or 'none'}", param="content-type")
-
-
-class BodyLimit:
-    """Refuses a body of more than max_bytes with 413, without holding more than that of it."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int):
-        self._app, self._max_bytes = app, max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        message = f"the request body is larger than {self._max_bytes} bytes"
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._max_bytes:
-            await JSONResponse(ApiError(413, message).body, 413)(scope, receive, send)
-            return
-        received = 0
-
-        async def limited() -> Message:
-            nonlocal received
-            part = await receive()
-            received += len(part.get("body", b""))
-            if received > self._max_bytes:  # FastAPI lets this one through while it reads the body
-                raise HTTPException(413, message)
-            return part
-
-        await self._app(scope, limited, send)

@@ -86,7 +86,7 @@ async def start(running: RunningRequests, request: Request, batch: Batch, client
     copies = [(ids, copy) for ids, params in batch.prompts for copy in params.copies()]
     unique = uuid.uuid4().hex
     requests = [
-        AsyncRequest(f"{unique}-{index}", *copy, batch.priority, tree=batch.tree, wants_trees=batch.trace)
+        AsyncRequest(f"{unique}-{index}", *copy, batch.priority, running.request_timeout, batch.tree, batch.trace)
         for index, copy in enumerate(copies)
     ]
     _name(running, request, batch, [each.id for each in requests], client_names.get("rid", "rid"))

@@ -22,8 +22,10 @@ from jaxspec.server.arguments import in_flags
 MAX_ECHO = 200
 MAX_REPORTED = 10
 """Invalid fields named in one message; the rest are counted."""
-RETRY_SECONDS = "1"
-"""When to try again after a 503: openai-python does so by itself, twice."""
+REQUEST_ID = "x-request-id"
+"""The header that names a request. openai-python shows it with every error."""
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+"""Of all answers with this status. After a 503 openai-python tries again by itself, twice."""
 
 _OF_THE_OWNER = ("num_pages", "max_waiting_requests")
 """Settings that the engine's messages to clients mention."""
@@ -51,8 +53,7 @@ class ApiError(Exception):
 
     @property
     def response(self) -> Response:
-        headers = {"Retry-After": RETRY_SECONDS} if self.status == 503 else None
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse(self.body, self.status, HEADERS.get(self.status))
 
 
 class ClientDisconnected(Exception):
@@ -65,6 +66,8 @@ def echo(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
+    except RecursionError:
+        text = "a value that is nested too deeply to be shown"
     return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 3] + "..."
 
 
@@ -112,7 +115,11 @@ def add_handlers(app: FastAPI) -> None:
             message = f"there is no endpoint {echo(request.url.path)}"
         elif error.status_code == 405:
             message = f"{echo(request.url.path)} does not take {echo(request.method)}"
-        return JSONResponse(ApiError(error.status_code, message).body, error.status_code, error.headers)
+        response = ApiError(error.status_code, message).response
+        response.headers.update(error.headers or {})
+        if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
+            response.headers["Allow"] = ", ".join(sorted(operations)).upper()  # by itself Starlette names one of them only
+        return response
 
     @app.exception_handler(ClientDisconnected)
     async def client_disconnected(_request: Request, _error: ClientDisconnected) -> Response:
@@ -120,9 +127,15 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(EngineError)
     @app.exception_handler(QueueFull)
-    @app.exception_handler(Exception)
-    async def internal_error(_request: Request, error: Exception) -> Response:
+    async def engine_error(_request: Request, error: Exception) -> Response:
         return from_engine(error).response
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> Response:
+        """Starlette answers from outside of all middleware here, so the request's id must be added."""
+        response = from_engine(error).response
+        response.headers[REQUEST_ID] = request.state.request_id
+        return response
 
 
 def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
@@ -132,7 +145,7 @@ def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
         return ApiError(400, f"the request body is not valid JSON: {errors[0]['ctx']['error']} at character {position}")
     reports, params = [], []
     for error in errors[:MAX_REPORTED]:
-        param = ".".join(str(part) for part in error["loc"] if part != "body")[:MAX_ECHO]
+        param = ".".join(str(part) for part in error["loc"][1:])[:MAX_ECHO]  # behind "body", "query" or "path"
         params.append(param)
         reports.append(_report(param, error))
     if len(errors) > MAX_REPORTED:

@@ -13,6 +13,7 @@ from jaxspec.engine.async_engine import Generation
 from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
 from jaxspec.server.batch import Batch, collect, start, updates
 from jaxspec.server.errors import ApiError
+from jaxspec.server.generation_answers import GENERATE
 from jaxspec.server.logprobs import native_logprobs, native_top
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.native_protocol import GenerateRequest
@@ -35,7 +36,7 @@ def native_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     """The endpoint over one engine and its model."""
     router = APIRouter()
 
-    @router.post("/generate")
+    @router.post("/generate", responses=GENERATE)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         return await unless_disconnected(request, answer(running, model, body, request))
 

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.batch import Batch, collect, start
 from jaxspec.server.errors import ApiError
+from jaxspec.server.generation_answers import CHAT, COMPLETION, MODEL, MODELS
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.openai_protocol import ChatRequest, CompletionRequest, OpenAIRequest
 from jaxspec.server.openai_responses import ChatCompletion, Completion, Responder
@@ -30,21 +31,21 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     """The endpoints over one engine and its model."""
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=MODELS)
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [model_card(model)]})
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=MODEL)
     async def one_model(name: str) -> Response:
         model.check_name(name)
         return JSONResponse(model_card(model))
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=COMPLETION)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         respond, prepare = partial(Completion, model, body), partial(completion_batch, body, model)
         return await unless_disconnected(request, answer(running, request, body, respond, prepare, COMPLETION_NAMES))
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=CHAT)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         respond, prepare = partial(ChatCompletion, model, body), partial(chat_batch, body, model)
         return await unless_disconnected(request, answer(running, request, body, respond, prepare, chat_names(body)))

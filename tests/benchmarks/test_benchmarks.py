@@ -1,6 +1,5 @@
 """The benchmarks run on a tiny model, find differences, and refuse what can't give honest figures."""
 
-import argparse
 import json
 import sys
 
@@ -9,10 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import conversion, lossless, peers, speculative, under_load
-from benchmarks.engines import BenchmarkError, CompilationCounter, alternate, count_equal, depth_acceptance, tree
-from benchmarks.prompts import load_prompts
+from benchmarks.engines import BenchmarkError, alternate, check_nothing_compiled
 from benchmarks.record import table
-from jaxspec import SpecConfig
+from jaxspec.commands.workbench import CompilationCounter
 from jaxspec.testing import random_head, tiny_target, write_head, write_target
 
 
@@ -72,13 +70,6 @@ def test_under_load_compares_off_on_and_adaptive(flags, tmp_path, capsys):
         under_load.main(flags)
 
 
-def test_the_first_difference_is_found():
-    difference = lossless.first_difference([[1, 2], [5, 6, 7]], [[1, 2], [5, 9, 7]])
-    assert difference == lossless.Difference(prompt=1, position=1, expected=[6, 7], found=[9, 7])
-    assert lossless.first_difference([[1, 2]], [[1]]) == lossless.Difference(prompt=0, position=1, expected=[2], found=[])
-    assert lossless.first_difference([[1, 2]], [(1, 2)]) is None
-
-
 def test_peers_without_torch_say_what_to_install(flags, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "")
     fake = "import json\nfor line in open(0): print(json.dumps({'error': 'No module named torch', 'missing': True}), flush=True)"
@@ -90,33 +81,14 @@ def test_peers_without_torch_say_what_to_install(flags, capsys, monkeypatch):
 
 def test_a_compilation_while_time_is_taken_is_an_error():
     counter = CompilationCounter()
-    counter.check(before=0)
+    check_nothing_compiled(counter, before=0)
     jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
     with pytest.raises(BenchmarkError, match="compiled while time was taken"):
-        counter.check(before=0)
-
-
-def test_trees_are_named_as_in_sglang():
-    assert tree("5/4/16") == SpecConfig(5, 4, 16)
-    for wrong in ("5/4", "a/b/c", "1/2/9"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            tree(wrong)
-
-
-def test_prompts_come_from_lines_or_json_lines(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
-    assert load_prompts(tmp_path / "a.txt", 2).prompts == ["one", "two"]
-    (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n{"wrong": 1}\n')
-    assert load_prompts(tmp_path / "a.jsonl", 2).prompts == ["one", "two"]
-    for name, count, message in (("a.jsonl", 3, "prompt 3"), ("a.txt", 3, "has 2 prompts"), ("b.txt", 1, "can't read")):
-        with pytest.raises(ValueError, match=message):
-            load_prompts(tmp_path / name, count)
+        check_nothing_compiled(counter, before=0)
 
 
 def test_small_helpers():
-    assert depth_acceptance([1, 3, 3, 2]) == [0.75, 0.667]
     assert list(alternate(["a", "b"], 2)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
-    assert count_equal([[1], [2]], [(1,), (3,)]) == 1
     assert table(["a", "b"], [["x", "10"]]).splitlines()[1] == "|---|---:|"
 
 

@@ -18,6 +18,7 @@ from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.http_server import HttpServer, listen
 from jaxspec.server.metrics import Metrics
 from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
 from jaxspec.server.speculation import PLAIN
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
@@ -43,7 +44,13 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(engine: StepEngine, model: ServedModel) -> Iterator[str]:
+def serving(
+    engine: StepEngine,
+    model: ServedModel,
+    settings: ServerSettings | None = None,
+    *,
+    shutdown_timeout: float = ServerSettings.shutdown_timeout,
+) -> Iterator[str]:
     """Runs a server in a thread; yields its URL."""
     ready, urls = threading.Event(), []
 
@@ -53,7 +60,7 @@ def serving(engine: StepEngine, model: ServedModel) -> Iterator[str]:
 
     metrics = Metrics(model.name)
     async_engine = AsyncEngine(engine, [metrics])
-    server = HttpServer(create_app(async_engine, model, metrics=metrics), async_engine, on_ready)
+    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics), async_engine, on_ready, shutdown_timeout)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

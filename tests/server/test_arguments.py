@@ -1,13 +1,16 @@
-"""The command line: what is taken, what is refused, and that asking for help is instant."""
+"""The command line: what is taken and what is refused."""
 
-import subprocess
-import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.server.arguments import _FLAGS, in_flags, parse_arguments
+from jaxspec.server.arguments import _FLAGS, _OTHER_FLAGS, in_flags, parse_arguments
+from jaxspec.server.settings import ServerSettings
+
+PLAIN = SpecConfig(num_steps=0)
+SECRET = "correct-horse-battery"
 
 
 def test_without_flags_the_built_in_model_is_served():
@@ -15,21 +18,29 @@ def test_without_flags_the_built_in_model_is_served():
     assert (arguments.model, arguments.draft, arguments.spec) == (None, None, None)
     assert arguments.engine == {"max_waiting_requests": 1024}
     assert (arguments.host, arguments.port, arguments.dtype) == ("127.0.0.1", 30000, "auto")
-    assert arguments.given == {}
+    assert arguments.given == {} and arguments.notes == arguments.warnings == ()
+    assert (arguments.chat_template, arguments.request_trees) == (None, None)
+    assert replace(arguments.settings, shown={}) == ServerSettings()
 
 
-def test_every_flag_arrives():
-    command = """--model-path m --speculative-algorithm eagle3 --speculative-draft-model-path d --speculative-num-steps 3
+def test_every_flag_arrives(tmp_path: Path):
+    template = tmp_path / "template.jinja"
+    template.touch()
+    command = f"""--model-path m --speculative-algorithm eagle3 --speculative-draft-model-path d --speculative-num-steps 3
         --speculative-eagle-topk 2 --speculative-num-draft-tokens 6 --host 0.0.0.0 --port 8000 --dtype bfloat16
         --context-length 512 --page-size 8 --chunked-prefill-size 64 --max-running-requests 3 --mem-fraction-static 0.5
         --random-seed 9 --log-level WARNING --served-model-name name --speculative-token-map freq.pt --disable-radix-cache
         --max-queued-requests 7 --speculative-adaptive --speculative-draft-window-size 100 --speculative-draft-sink-size 4
-        --speculative-accept-threshold-single 0.5 --speculative-accept-threshold-acc 0.25 --max-total-tokens 1003"""
+        --speculative-accept-threshold-single 0.5 --speculative-accept-threshold-acc 0.25 --max-total-tokens 1003
+        --chat-template {template} --api-key {SECRET} --admin-api-key other --no-tokenizer-info --shutdown-timeout 2.5
+        --request-timeout 60 --speculative-request-trees 0,3/1/4 --tokenizer-path m"""
     arguments = parse_arguments(command.split())
     assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
     assert (arguments.host, arguments.port, arguments.dtype, arguments.log_level) == ("0.0.0.0", 8000, "bfloat16", "warning")
-    assert arguments.served_model_name == "name"
+    assert (arguments.served_model_name, arguments.chat_template) == ("name", template)
+    assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, False)
+    assert arguments.request_trees == (PLAIN, SpecConfig(3, 1, 4))
     assert arguments.engine == {
         "context_length": 512,
         "page_size": 8,
@@ -46,7 +57,7 @@ def test_every_flag_arrives():
         "accept_threshold_acc": 0.25,
         "num_pages": 125,  # of 8 tokens
     }
-    assert len(arguments.given) == 26
+    assert len(arguments.given) == 34
     assert EngineConfig(**arguments.engine).is_lossy
 
 
@@ -54,10 +65,70 @@ def test_the_cache_is_counted_in_tokens():
     assert parse_arguments(["--max-total-tokens", "1000"]).engine["num_pages"] == 1000 // EngineConfig().page_size
 
 
-def test_lossy_is_written_in_capitals(capsys: pytest.CaptureFixture):
+VLLM = {
+    "m": "--model-path m",
+    "--model m": "--model-path m",
+    "--tokenizer m m": "--tokenizer-path m m",
+    "--max-model-len 64": "--context-length 64",
+    "--gpu-memory-utilization 0.5": "--mem-fraction-static 0.5",
+    "--mem-fraction 0.5": "--mem-fraction-static 0.5",
+    "--max-num-seqs 3": "--max-running-requests 3",
+    "--max-num-queued-reqs 3": "--max-queued-requests 3",
+    "--max-num-batched-tokens 99": "--chunked-prefill-size 99",
+    "--block-size 8": "--page-size 8",
+    "--no-enable-prefix-caching": "--disable-radix-cache",
+    "--seed 7": "--random-seed 7",
+    "--speculative-draft-model d": "--speculative-draft-model-path d",
+}
+
+
+@pytest.mark.parametrize(("command", "same"), VLLM.items())
+def test_other_spellings(command: str, same: str):
+    other = parse_arguments(command.split())
+    assert other == parse_arguments(same.split()) and other.given
+
+
+@pytest.mark.parametrize(
+    ("text", "trees"),
+    [
+        ("0", (PLAIN,)),
+        ("0 3/1/4", (PLAIN, SpecConfig(3, 1, 4))),
+        ("5/4/8, 0 5/4/8", (SpecConfig(5, 4, 8), PLAIN)),
+        ("none", ()),
+    ],
+)
+def test_trees_for_requests(text: str, trees: tuple[SpecConfig, ...]):
+    arguments = parse_arguments(["--speculative-request-trees", text])
+    assert arguments.request_trees == trees
+    assert arguments.head_flags == (("--speculative-request-trees",) if trees else ())
+
+
+def test_keys_from_the_environment_are_used_and_never_shown():
+    environment = {"JAXSPEC_API_KEY": SECRET, "JAXSPEC_ADMIN_API_KEY": SECRET + "!"}
+    arguments = parse_arguments([], environment)
+    assert (arguments.settings.api_key, arguments.settings.admin_api_key) == (SECRET, SECRET + "!")
+    assert parse_arguments(["--api-key", "mine"], environment).settings.api_key == "mine"  # the command line wins
+    given = parse_arguments(["--api-key", SECRET])
+    assert given.given == {"api_key": "***"}
+    for shown in (arguments, given):
+        assert SECRET not in f"{shown}{shown.given}{shown.settings.shown}"
+
+
+@pytest.mark.parametrize("key", ["", "two words", "schlüssel", "x" * 1001])
+def test_a_key_that_no_client_could_send_is_refused_without_showing_it(key: str, capsys: pytest.CaptureFixture):
+    """An empty variable above all: it must not mean an open server."""
+    for argv, environment, name in ([["--api-key", key], {}, "--api-key"], [[], {"JAXSPEC_API_KEY": key}, "JAXSPEC_API_KEY"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(argv, environment)
+        said = capsys.readouterr().err
+        assert f"{name} must be 1 to 1000" in said and (not key or key not in said)
+
+
+def test_the_value_of_an_unknown_option_is_not_repeated(capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit):
-        parse_arguments(["--help"])
-    assert capsys.readouterr().out.count("LOSSY") == 2
+        parse_arguments([f"--api-kay={SECRET}"])
+    said = capsys.readouterr().err
+    assert "--api-kay: did you mean --api-key?" in said and SECRET not in said
 
 
 @pytest.mark.parametrize(
@@ -81,9 +152,9 @@ def test_messages_of_the_engine_in_flags(message: str, flags: str):
 
 def test_every_setting_has_a_flag_or_a_reason():
     """A new field of EngineConfig must not be forgotten."""
-    without = {"prefix_cache", "adaptive", "num_pages"}  # --disable-radix-cache, --speculative-adaptive, --max-total-tokens
+    without = {"prefix_cache", "adaptive"}  # --disable-radix-cache, --speculative-adaptive
     without |= {"overlap"}  # only tests need the plain loop
-    assert {field.name for field in fields(EngineConfig)} == set(_FLAGS) | without
+    assert {field.name for field in fields(EngineConfig)} == set(_FLAGS) | set(_OTHER_FLAGS) | without
 
 
 @pytest.mark.parametrize(
@@ -113,7 +184,23 @@ def test_a_changed_tree_is_told():
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("--nope", "--nope"),
+        ("--nope", "there is no option --nope (see"),
+        ("--speculative-num-step 3", "--speculative-num-step: did you mean --speculative-num-steps?"),
+        ("--cuda-graph-max-batch-size 8", "--cuda-graph-max-bs?"),
+        ("one two", "one model directory at most, got another: 'two'"),
+        ("one --model-path two", "the model was given twice"),
+        ("m --tokenizer-path other", "--tokenizer-path must be the model's own directory"),
+        ("--tokenizer-path other", "--tokenizer-path must be the model's own directory"),
+        ("--chat-template /no/such/file", "--chat-template must be a file, and '/no/such/file' is none"),
+        ("--chat-template chatml", "'chatml' is none"),
+        ("--shutdown-timeout -1", "--shutdown-timeout"),
+        ("--shutdown-timeout nan", "--shutdown-timeout"),
+        ("--request-timeout soon", "--request-timeout"),
+        ("--request-timeout 0", "--request-timeout: must be above 0"),
+        ("--speculative-request-trees all", "got 'all'"),
+        ("--speculative-request-trees 3/1", "got '3/1'"),
+        ("--speculative-request-trees 2/2/99", "num_draft_tokens=99 must be"),
+        ("--speculative-algorithm NONE --speculative-request-trees 0", "--speculative-request-trees has no use"),
         ("--model-pat x", "--model-pat"),  # no abbreviations: they would change meaning when flags are added
         ("--speculative-algorithm ngram", "NGRAM is not there yet"),
         ("--speculative-algorithm banana", "'banana'"),
@@ -151,13 +238,3 @@ def test_a_wrong_command_line_is_one_clear_line(command: str, said: str, capsys:
     assert end.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line and line.startswith("python -m jaxspec.serve: error: ")
-
-
-def test_help_loads_no_jax():
-    code = (
-        "import sys; import jaxspec.server.arguments, jaxspec.serve; print({'jax', 'transformers', 'fastapi'} & set(sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
-    shown = subprocess.run([sys.executable, "-m", "jaxspec.serve", "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0
-    assert "--speculative-num-draft-tokens" in shown.stdout

@@ -1,113 +1,77 @@
-"""What the server checks before it loads weights: that the head is what --speculative-algorithm says."""
+"""The launch commands of SGLang's page on speculative decoding, word for word but for the module's name and the paths."""
 
-import logging
+from pathlib import Path
 
 import pytest
 
-from jaxspec.serve import check_algorithm, load
-from jaxspec.server.arguments import parse_arguments
-from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
+from jaxspec.config import SpecConfig
+from jaxspec.server.arguments import ServerArguments, parse_arguments
+from jaxspec.server.loading import load
+from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
+
+FREQUENT = Path(__file__).parents[1] / "fixtures/torch_files/freq.pt"
+"""FR-Spec's list, as torch saves it: 1504 of 128001 tokens."""
+LAUNCHES = {
+    "EAGLE-2": """--model llama2 --speculative-algorithm EAGLE --speculative-draft-model-path eagle --speculative-num-steps 3
+        --speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --cuda-graph-max-bs 8 --log-level warning""",
+    "torch.compile": """--model llama2 --speculative-algorithm EAGLE --speculative-draft-model-path eagle --speculative-num-steps 5
+        --speculative-eagle-topk 8 --speculative-num-draft-tokens 64 --mem-fraction 0.6 --enable-torch-compile
+        --torch-compile-max-bs 2 --log-level warning""",
+    "FR-Spec": f"""--model llama3 --speculative-algorithm EAGLE --speculative-draft-model-path eagle-llama3
+        --speculative-num-steps 5 --speculative-eagle-topk 8 --speculative-num-draft-tokens 64
+        --speculative-token-map {FREQUENT} --mem-fraction 0.7 --cuda-graph-max-bs 2 --dtype float16 --log-level warning""",
+    "EAGLE-3": """--model llama2 --speculative-algorithm EAGLE3 --speculative-draft-model-path eagle3 --speculative-num-steps 5
+        --speculative-eagle-topk 8 --speculative-num-draft-tokens 32 --mem-fraction 0.6 --cuda-graph-max-bs 2 --dtype float16
+        --log-level warning""",
+    "MTP": """--model mimo --host 0.0.0.0 --trust-remote-code --speculative-algorithm EAGLE --speculative-num-steps 1
+        --speculative-eagle-topk 1 --speculative-num-draft-tokens 2 --mem-fraction 0.5 --log-level warning""",
+}
+EXPECTED = {
+    "EAGLE-2": ("EAGLE", SpecConfig(3, 4, 16), None, "auto", ["--cuda-graph-max-bs"]),
+    "torch.compile": ("EAGLE", SpecConfig(5, 8, 64), 0.6, "auto", ["--enable-torch-compile", "--torch-compile-max-bs"]),
+    "FR-Spec": ("EAGLE", SpecConfig(5, 8, 64), 0.7, "float16", ["--cuda-graph-max-bs"]),
+    "EAGLE-3": ("EAGLE3", SpecConfig(5, 8, 32), 0.6, "float16", ["--cuda-graph-max-bs"]),
+    "MTP": ("EAGLE", SpecConfig(1, 1, 2), 0.5, "auto", ["--trust-remote-code"]),
+}
+"""Algorithm, tree, share of the memory, dtype, and what is told to have no effect."""
+
+
+def launch(name: str) -> ServerArguments:
+    return parse_arguments([*LAUNCHES[name].split(), "--port", "30000"])
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_what_the_command_says_arrives(name: str):
+    arguments = launch(name)
+    algorithm, spec, mem_fraction, dtype, ignored = EXPECTED[name]
+    assert (arguments.algorithm, arguments.spec, arguments.dtype, arguments.port) == (algorithm, spec, dtype, 30000)
+    assert arguments.engine.get("mem_fraction") == mem_fraction
+    assert [note.partition(" ")[0] for note in arguments.notes] == ignored and not arguments.warnings
+    assert (arguments.token_map is not None) == (name == "FR-Spec")
+    assert (arguments.draft is None) == (name == "MTP")
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    """Directories of tiny models and heads."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models and heads, under the names that the commands use."""
     root = tmp_path_factory.mktemp("models")
+    llama2, llama3 = tiny_target(), tiny_target(vocab_size=128_001, num_layers=2)
     mimo = tiny_target(qkv_bias=True)
-    return {
-        "target": write_target(root / "target", tiny_target()),
-        "mimo": write_target(root / "mimo", mimo, head=random_mtp(mimo.config)),
-        "eagle": write_head(root / "eagle", random_eagle(tiny_config())),
-        "eagle3": write_head(root / "eagle3", random_head(tiny_config())),
-    }
+    write_target(root / "llama2", llama2)
+    write_target(root / "llama3", llama3)
+    write_target(root / "mimo", mimo, head=random_mtp(mimo.config))
+    write_head(root / "eagle", random_eagle(llama2.config))
+    write_head(root / "eagle-llama3", random_eagle(llama3.config))
+    write_head(root / "eagle3", random_head(llama2.config))
+    return root
 
 
-def arguments(places, model, algorithm, draft=None, more=""):
-    command = f"--model-path {places[model]} --speculative-algorithm {algorithm} {more}".split()
-    return parse_arguments(command + (["--speculative-draft-model-path", str(places[draft])] if draft else []))
-
-
-@pytest.mark.parametrize(
-    ("model", "algorithm", "draft"),
-    [
-        ("target", "EAGLE", "eagle"),
-        ("target", "eagle3", "eagle3"),
-        ("mimo", "EAGLE", None),
-        ("mimo", "NEXTN", None),
-        ("mimo", "NONE", None),
-    ],
-)
-def test_the_right_names(places, model, algorithm, draft):
-    check_algorithm(arguments(places, model, algorithm, draft))
-
-
-@pytest.mark.parametrize(
-    ("model", "algorithm", "draft", "message"),
-    [
-        ("target", "EAGLE", "eagle3", "EAGLE was given, but .*eagle3 holds an EAGLE3 head"),
-        ("target", "EAGLE3", "eagle", "EAGLE3 was given, but .*eagle holds an EAGLE head"),
-        ("target", "NEXTN", "eagle", "NEXTN was given, but .*eagle holds an EAGLE head"),
-        ("mimo", "EAGLE3", None, "mimo holds an MTP head"),
-        ("target", "EAGLE", None, "target holds no head: give --speculative-draft-model-path"),
-        ("target", "EAGLE3", "target", "target holds no head"),
-    ],
-)
-def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message):
-    with pytest.raises(ValueError, match=message):
-        check_algorithm(arguments(places, model, algorithm, draft))
-
-
-def test_the_name_is_checked_when_the_model_is_loaded(places):
-    with pytest.raises(ValueError, match=r"EAGLE was given, but .*eagle3 holds an EAGLE3 head"):
-        load(arguments(places, "target", "EAGLE", "eagle3"))
-
-
-def test_the_dtype_arrives(places, monkeypatch):
-    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: 0.0)
-    llm = load(arguments(places, "target", "EAGLE", "eagle", "--dtype bfloat16 --log-level error"))
-    assert llm.target.params["embed_tokens"].dtype == llm.head.params["fc"]["kernel"].dtype == "bfloat16"
-
-
-def test_the_built_in_model_has_an_eagle3_head():
-    check_algorithm(parse_arguments(["--speculative-algorithm", "EAGLE3"]))
-    with pytest.raises(ValueError, match="holds an EAGLE3 head"):
-        check_algorithm(parse_arguments(["--speculative-algorithm", "EAGLE"]))
-
-
-def test_a_tree_without_a_head_is_refused_before_weights_are_read(places):
-    command = ["--model-path", str(places["target"]), "--speculative-num-steps", "3", "--speculative-eagle-topk", "1"]
-    with pytest.raises(ValueError, match="the draft tree 3/1/4 needs a draft head, and target comes with none"):
-        load(parse_arguments(command))
-
-
-def test_an_unused_token_map_is_a_line_in_the_log(places, tmp_path, monkeypatch, caplog):
-    (tmp_path / "map.json").write_text("[1, 2]")
-    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: 0.0)
-    with caplog.at_level(logging.INFO, "jaxspec"):
-        load(arguments(places, "target", "EAGLE3", "eagle3", f"--speculative-token-map {tmp_path / 'map.json'} --log-level error"))
-    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 1 and "map.json is not used" in said[0]
-    assert any("EAGLE3 draft tree 5/4/8" in record.message for record in caplog.records)
-
-
-def test_lossy_thresholds_are_a_line_in_the_log(places, monkeypatch, caplog):
-    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: 0.0)
-    command = "--speculative-accept-threshold-single 0.9 --log-level error"
-    load(arguments(places, "target", "EAGLE3", "eagle3", command))
-    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 1 and "--speculative-accept-threshold-single" in said[0] and "lossy" in said[0]
-
-
-def test_a_cache_below_the_context_length_is_told(places, monkeypatch, caplog):
-    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: 0.0)
-    llm = load(arguments(places, "target", "EAGLE3", "eagle3", "--max-total-tokens 100 --log-level error"))
-    assert llm.engine.stats().total_pages == 6
-    assert any("up to 96 tokens" in record.message for record in caplog.records if record.levelno == logging.WARNING)
-
-
-@pytest.mark.parametrize("flag", ["--speculative-adaptive", "--speculative-accept-threshold-acc 0.5"])
-def test_flags_for_a_head_without_one_are_refused(places, flag, monkeypatch):
-    monkeypatch.setattr("jaxspec.engine.engine.Engine.warm_up", lambda engine, **_: pytest.fail("too late"))
-    command = ["--model-path", str(places["target"]), "--log-level", "error", *flag.split()]
-    with pytest.raises(ValueError, match=f"^{flag.split()[0]} has no use without a draft head"):
-        load(parse_arguments(command))
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_the_model_and_its_head_are_loaded(name: str, models: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(models)
+    llm = load(launch(name))
+    algorithm, spec, _, dtype, _ = EXPECTED[name]
+    assert llm.head is not None and llm.engine.spec == spec
+    assert llm.head.config.algorithm == ("MTP" if name == "MTP" else algorithm)
+    assert llm.target.params["embed_tokens"].dtype == ("float32" if dtype == "auto" else dtype)
+    assert llm.head.config.draft_vocab_size == {"FR-Spec": 1504, "EAGLE-3": 64}.get(name)

@@ -238,7 +238,7 @@ def test_many_clients_at_once(client: Client):
     assert sorted(texts) == [TEXT[: number + 1] for number in range(16)]
 
 
-def test_what_runs_when_the_server_ends_gets_an_error(monkeypatch: pytest.MonkeyPatch):
+def test_what_runs_when_the_server_ends_gets_an_error():
     """Not a cut connection: the stream ends in order, once the time to drain is over."""
 
     class Slow(FakeEngine):
@@ -246,7 +246,6 @@ def test_what_runs_when_the_server_ends_gets_an_error(monkeypatch: pytest.Monkey
             time.sleep(0.05)
             return super().step()
 
-    monkeypatch.setattr("jaxspec.server.http_server.DRAIN_SECONDS", 0.3)
     received: list[str] = []
     first = threading.Event()
 
@@ -256,7 +255,7 @@ def test_what_runs_when_the_server_ends_gets_an_error(monkeypatch: pytest.Monkey
                 received.append(line)
                 first.set()
 
-    with serving(Slow(), ServedModel("slow", CONTEXT, SpecConfig(), byte_tokenizer())) as url:
+    with serving(Slow(), ServedModel("slow", CONTEXT, SpecConfig(), byte_tokenizer()), shutdown_timeout=0.3) as url:
         reader = threading.Thread(target=read, args=[url])
         reader.start()
         assert first.wait(20)

@@ -1,0 +1,169 @@
+"""What a GPU has room for, and how long a cycle takes at least: sums over sizes, no measurement."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jaxspec.capacity.gpus import Gpu
+from jaxspec.capacity.models import Weights, weights_of
+from jaxspec.config import ModelConfig, SpecConfig
+from jaxspec.engine.runner import cache_bytes_per_token
+from jaxspec.models.head import HeadConfig
+
+LOGIT_BYTES = 4
+"""Logits are float32 whatever the weights are."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target or a head, as far as sums go."""
+
+    config: ModelConfig
+    """Sizes of its layers."""
+    weights: Weights
+    cache: int
+    """Bytes kept per token."""
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers in the queries of one token, all layers together."""
+        return self.config.num_layers * self.config.num_heads * self.config.head_dim
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and perhaps a head, in one dtype, spread evenly over `tp` GPUs."""
+
+    target: Model
+    head: Model | None
+    head_config: HeadConfig | None
+    dtype: str
+    tp: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Bytes per GPU."""
+        return (self.target.weights.total + (self.head.weights.total if self.head else 0)) // self.tp
+
+    @property
+    def cache(self) -> int:
+        """Bytes per token and GPU."""
+        return (self.target.cache + (self.head.cache if self.head else 0)) // self.tp
+
+    @property
+    def target_output(self) -> int:
+        """Bytes of the target's output projection."""
+        return self.target.weights.output or self.target.weights.embedding
+
+    @property
+    def head_output(self) -> int:
+        """Bytes of the projection that gives the head's logits: its own, or the target's."""
+        return (self.head.weights.output if self.head else 0) or self.target_output
+
+
+def pair(target: ModelConfig, head: HeadConfig | None, dtype: str, tp: int = 1) -> Pair:
+    """Raises ValueError if the attention heads don't spread evenly over the GPUs."""
+    kinds = {"the target": target} | ({"the draft head": head.layer} if head else {})
+    for name, config in kinds.items():
+        if config.num_kv_heads % tp:
+            raise ValueError(f"--tp {tp} does not divide the {config.num_kv_heads} KV heads of {name}")
+    models = [
+        Model(config, weights_of(whole, dtype), cache_bytes_per_token(config, jnp.dtype(dtype)))
+        for whole, config in ((target, target), *(((head, head.layer),) if head else ()))
+    ]
+    return Pair(models[0], models[1] if head else None, head, dtype, tp)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One GPU's memory, in bytes, as the engine shares it out."""
+
+    total: float
+    jax_share: float
+    """What JAX takes of it."""
+    mem_fraction: float
+    """What of that is for weights and cache; the rest is for temporaries."""
+    weights: int
+    cache_per_token: int
+    page_size: int
+
+    @property
+    def managed(self) -> float:
+        return self.total * self.jax_share
+
+    @property
+    def left_free(self) -> float:
+        """For temporaries, which are not counted."""
+        return self.managed * (1 - self.mem_fraction)
+
+    @property
+    def room(self) -> float:
+        """For the cache; negative if the weights alone are too large."""
+        return self.managed * self.mem_fraction - self.weights
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of cache that fit, in whole pages."""
+        return max(0, int(self.room // (self.page_size * self.cache_per_token))) * self.page_size
+
+    def requests(self, context: int) -> int:
+        """Requests of so many tokens that fit at once."""
+        return self.tokens // (-(-context // self.page_size) * self.page_size)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """What one cycle of a batch moves and computes, per GPU, at least."""
+
+    moved: dict[str, float]
+    """Bytes, by what they are."""
+    operations: float
+
+    def memory_seconds(self, gpu: Gpu) -> float:
+        """At the data sheet's bandwidth."""
+        return sum(self.moved.values()) / gpu.bandwidth
+
+    def arithmetic_seconds(self, gpu: Gpu) -> float:
+        """At the data sheet's arithmetic peak."""
+        return self.operations / gpu.arithmetic
+
+    def seconds(self, gpu: Gpu) -> float:
+        """No cycle can be faster: the longer of both."""
+        return max(self.memory_seconds(gpu), self.arithmetic_seconds(gpu))
+
+
+def cycle(models: Pair, spec: SpecConfig, batch: int, context: int) -> Cycle:
+    """One cycle of `batch` requests with `context` committed tokens each; plain decoding needs no head.
+
+    Every matrix is read once per forward, every forward reads the cache once; logits are written and read once. What stays in
+    registers and on-chip memory is free, and so is what takes no more than a few rows (norms, embeddings, the committed keys).
+    """
+    nodes, size = spec.num_draft_tokens, jnp.dtype(models.dtype).itemsize
+    target = models.target
+    moved: dict[str, float] = {
+        "target weights": target.weights.layers + models.target_output,
+        "target cache": batch * context * target.cache,
+    }
+    logits = batch * nodes * target.config.vocab_size
+    operations = _operations(target, batch * nodes, context, size) + 2.0 * batch * nodes * models.target_output / size
+    if spec.num_steps:
+        head, steps, beam = models.head, spec.num_steps, spec.topk
+        if head is None or models.head_config is None:
+            raise ValueError(f"the tree {spec} needs a draft head: give --draft")
+        rows = batch * ((steps - 1) * beam + steps + 1)  # levels 2 .. steps, and the extension by accepted tokens
+        drafted = batch * (1 + (steps - 1) * beam)
+        moved |= {
+            "head weights": steps * head.weights.layers + head.weights.fusion,
+            "head logits' weights": steps * models.head_output,
+            "head cache": steps * batch * context * head.cache,
+        }
+        logits += drafted * (models.head_config.draft_vocab_size or target.config.vocab_size)
+        operations += _operations(head, rows, context, size) + 2.0 * drafted * models.head_output / size
+        operations += 2.0 * batch * (steps + 1) * head.weights.fusion / size
+    moved["logits"] = 2 * LOGIT_BYTES * logits
+    return Cycle({name: count / models.tp for name, count in moved.items()}, operations / models.tp)
+
+
+def _operations(model: Model, rows: int, context: int, size: int) -> float:
+    """Multiplications and additions of a model's layers over some rows that attend to the context; `size`: bytes per weight."""
+    return rows * (2.0 * model.weights.layers / size + 4.0 * context * model.attention_width)

@@ -1,0 +1,128 @@
+"""What a model is and takes, from its config.json and the headers of its files: no weight is read, nothing runs."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from jaxspec.checkpoints.checkpoint import FORMATS, Checkpoint
+from jaxspec.checkpoints.converted import head_directory
+from jaxspec.checkpoints.heads import PLANS, algorithm_of, head_plan, usable_token_map
+from jaxspec.checkpoints.json_files import read_config, read_object
+from jaxspec.checkpoints.loading import naming
+from jaxspec.checkpoints.manifest import is_converted, read_manifest
+from jaxspec.checkpoints.mtp_layout import PREFIX as MTP_PREFIX
+from jaxspec.config import ModelConfig
+from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.models.head import HeadConfig
+from jaxspec.models.loaded import abstract
+from jaxspec.models.registry import target_config
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a target or a head, in bytes, by how often they are read."""
+
+    parameters: int
+    """Numbers, not bytes."""
+    embedding: int
+    """Tables of which a forward reads the rows of its tokens only; a tied embedding is also the output projection."""
+    output: int
+    """The output projection of its own, read to get logits."""
+    fusion: int
+    """EAGLE-3's projection of the target's features, read once per cycle."""
+    layers: int
+    """All else, read by every forward."""
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.output + self.fusion + self.layers
+
+
+def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
+    """Counted from the module that the config describes, as it would lie on the device."""
+    _, tree = abstract(config, jnp.dtype(dtype))
+    fusion = "fc" if isinstance(config, Eagle3Config) else None
+    sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
+    groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "lm_head": "output", fusion: "fusion"}
+    parameters = 0
+    for keys, array in flatten_dict(tree).items():
+        sizes[groups.get(keys[0], "layers")] += array.size * array.dtype.itemsize
+        parameters += array.size if jnp.issubdtype(array.dtype, jnp.floating) else 0  # a token map is none
+    return Weights(parameters, **sizes)
+
+
+def read_target(path: Path) -> ModelConfig:
+    """The target of a model directory, Hugging Face's or converted, or of a lone config.json.
+
+    Raises ValueError if it is none, or none that is supported.
+    """
+    if is_converted(path):
+        return read_manifest(path).target
+    with naming(path):
+        return target_config(_config(path))
+
+
+def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> HeadConfig:
+    """The draft head in a directory or file, or of a lone config.json, beside this target.
+
+    Raises ValueError if it is no head, or does not fit.
+    """
+    with naming(path):
+        if is_converted(path):
+            where = head_directory(path)
+            if where is None:
+                raise ValueError("this is a converted target without a draft head")
+            head = read_manifest(where).head
+        elif _has_tensors(path):
+            with Checkpoint(path) as checkpoint:
+                plan = head_plan(checkpoint, read_config(path), target)
+                plan.check(checkpoint)
+                head = plan.config
+        else:
+            config = _config(path)
+            names = usual_tensors(config)
+            algorithm = algorithm_of(names) or "EAGLE"
+            head = PLANS[algorithm](config, names, target).config
+            if algorithm == "EAGLE" and head.layer.num_layers >= target.num_layers:
+                raise ValueError(f"this is the config of a whole model of {head.layer.num_layers} layers, not of a draft head")
+        found = (head.target_hidden_size, head.layer.vocab_size)
+        if found != (target.hidden_size, target.vocab_size):
+            raise ValueError(
+                f"the draft head is for a target of hidden size {found[0]} and vocabulary {found[1]}, "
+                f"not {target.hidden_size} and {target.vocab_size}"
+            )
+    hot_tokens = usable_token_map(head, token_map)
+    return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
+
+
+def own_head(path: Path) -> Path | None:
+    """Where the head that comes with a target is: a converted checkpoint's draft, MiMo's MTP layer; None: it has none."""
+    if is_converted(path):
+        return head_directory(path)
+    return path if _config(path).get("num_nextn_predict_layers") else None
+
+
+def usual_tensors(config: dict) -> Collection[str]:
+    """The tensors that tell a head's kind, as heads with such a config have them: for a config.json without its files."""
+    shared = {"lm_head.weight", "d2t", "t2d"}
+    if "speculators_model_type" in config:
+        return {"layers.0.hidden_norm.weight", "embed_tokens.weight", *shared}
+    if "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ()):
+        return {"midlayer.hidden_norm.weight", "midlayer.mlp.up_proj.weight", *shared}
+    if config.get("num_nextn_predict_layers"):
+        return {f"{MTP_PREFIX}0.input_proj.weight"}
+    bias = {"fc.bias"} if config.get("bias", True) else set()
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"} | bias
+
+
+def _config(path: Path) -> dict:
+    if not path.exists():
+        raise ValueError("it does not exist: a model directory or its config.json was expected")
+    return read_object(path) if path.suffix == ".json" and path.is_file() else read_config(path)
+
+
+def _has_tensors(path: Path) -> bool:
+    return path.suffix in FORMATS or (path.is_dir() and any(file.suffix in FORMATS for file in path.iterdir()))

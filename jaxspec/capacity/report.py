@@ -1,0 +1,170 @@
+"""A plan, as text and as JSON."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxspec.capacity.estimate import Cycle, Memory, Pair
+from jaxspec.capacity.gpus import Gpu
+from jaxspec.commands.arguments import tree_name
+from jaxspec.commands.table import listing, table
+from jaxspec.config import SpecConfig
+
+NOTES = """Counted: weights, the cache, and what a cycle must read at least. Not counted yet: temporaries, for which memory is left
+free as shown, the time of launches, and with --tp the traffic between GPUs. Memory, bandwidth and arithmetic are the vendor's
+data-sheet numbers (GB = 10^9), which no program reaches: read the times as limits, not as forecasts."""
+MOST_FOR_JAX = 0.95
+"""Share of a GPU's memory that JAX may be given where nothing else runs on it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked, and what the sums said."""
+
+    model: str
+    models: Pair
+    gpu: Gpu
+    spec: SpecConfig
+    batch: int
+    context: int
+    longest: int
+    """The model's own context length: what one request may take unless the server is told otherwise."""
+    memory: Memory
+    cycle: Cycle
+    plain: Cycle
+    accept_lengths: tuple[float, ...]
+
+    @property
+    def fits(self) -> bool:
+        """The batch does, each request with its context."""
+        return self.memory.requests(self.context) >= self.batch
+
+    @property
+    def break_even(self) -> float:
+        """The accept length at which speculation is as fast as plain decoding."""
+        return self.cycle.seconds(self.gpu) / self.plain.seconds(self.gpu)
+
+    def speed(self, accept_length: float) -> float:
+        """Tokens per second of all requests together, at most."""
+        return self.batch * accept_length / self.cycle.seconds(self.gpu)
+
+
+def show(plan: Plan) -> str:
+    """The plan as text."""
+    models, gpu, head = plan.models, plan.gpu, plan.models.head_config
+    gpus = f"{models.tp} x {gpu.name}, of each" if models.tp > 1 else f"one {gpu.name}"
+    title = f"{plan.model} {f'with {head.algorithm} head' if head else 'alone'}, {models.dtype}, on {gpus}:"
+    requests = f"{plan.batch} request{'s' * (plan.batch > 1)} of {plan.context:,} tokens"
+    return "\n\n".join(
+        [
+            title,
+            table([f"memory of {gpu.memory / 1e9:g} GB", "GB"], memory_rows(plan)),
+            listing(fit_lines(plan)),
+            table([f"one cycle of {requests} moves at least", "GB"], moved_rows(plan)),
+            time_table(plan),
+            speed_table(plan),
+            NOTES,
+        ]
+    )
+
+
+def memory_rows(plan: Plan) -> list[list[str]]:
+    """What becomes of one GPU's memory."""
+    memory, models = plan.memory, plan.models
+    sizes = {
+        f"not for JAX ({1 - memory.jax_share:.0%})": memory.total - memory.managed,
+        f"left free for temporaries ({1 - memory.mem_fraction:.0%} of the rest)": memory.left_free,
+        f"target, {models.target.weights.parameters:,} parameters": models.target.weights.total / models.tp,
+    }
+    if models.head:
+        sizes[f"head, {models.head.weights.parameters:,} parameters"] = models.head.weights.total / models.tp
+    sizes["cache" if memory.room >= 0 else "MISSING"] = abs(memory.room)
+    return [[name, f"{size / 1e9:.2f}"] for name, size in sizes.items()]
+
+
+def fit_lines(plan: Plan) -> dict[str, str]:
+    """How many tokens and requests the cache holds, and what to do if that is too little."""
+    memory, models = plan.memory, plan.models
+    own = f"{memory.cache_per_token / 1024:g} KiB per token"
+    if models.head:
+        own += f", {models.head.cache / models.tp / 1024:g} of them the head's"
+    lines = {
+        "cache": f"{memory.tokens:,} tokens ({own})",
+        "requests": f"{memory.requests(plan.context):,} of {plan.context:,} tokens at once",
+        "fits": "yes" if plan.fits else f"NO: {plan.batch * plan.context:,} tokens of cache are needed",
+    }
+    if not plan.fits and replace(memory, jax_share=MOST_FOR_JAX).requests(plan.context) >= plan.batch:
+        lines["but"] = f"it does with XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_FOR_JAX:g}; see --jax-memory-share {MOST_FOR_JAX:g}"
+    elif 0 < memory.tokens < plan.longest:
+        lines["beware"] = f"the model's context is {plan.longest:,} tokens: serve with --context-length {memory.tokens} or less"
+    if models.tp > 1:
+        lines["and"] = "this version of jaxspec runs on one GPU: these are the numbers that spreading evenly would give"
+    return lines
+
+
+def moved_rows(plan: Plan) -> list[list[str]]:
+    """What a cycle moves, part by part, and in all."""
+    rows = [[name, f"{size / 1e9:.3f}"] for name, size in plan.cycle.moved.items()]
+    return [*rows, ["together", f"{sum(plan.cycle.moved.values()) / 1e9:.3f}"]]
+
+
+def time_table(plan: Plan) -> str:
+    """The limits of a cycle's time, and of a plain step's."""
+    gpu = plan.gpu
+    steps = {f"cycle {plan.spec}": plan.cycle} if plan.spec.num_steps else {}
+    rows = []
+    for name, step in (steps | {"plain step": plan.plain}).items():
+        seconds = (step.memory_seconds(gpu), step.arithmetic_seconds(gpu), step.seconds(gpu))
+        rows.append([name, *(f"{1e3 * each:.3g}" for each in seconds)])
+    what = f"at {gpu.bandwidth / 1e9:,.0f} GB/s and {gpu.arithmetic / 1e12:g} TFLOP/s"
+    return table([what, "memory, ms", "arithmetic, ms", "at least, ms"], rows)
+
+
+def speed_table(plan: Plan) -> str:
+    """Tokens per second by accept length, and where speculation begins to pay."""
+    alone = plan.batch == 1
+    header = ["accept length", "tokens/s at most", *([] if alone else ["of each request"]), "times plain decoding"]
+    rows = []
+    for length in plan.accept_lengths:
+        each = [] if alone else [f"{plan.speed(length) / plan.batch:,.0f}"]
+        rows.append([f"{length:g}", f"{plan.speed(length):,.0f}", *each, f"{length / plan.break_even:.2f}"])
+    if plan.spec.num_steps:
+        rows.insert(0, [f"{plan.break_even:.2f}, break-even", f"{plan.speed(plan.break_even):,.0f}", *([""] * (not alone)), "1.00"])
+    return table(header, rows)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan for programs: bytes and seconds of each GPU, tokens of all requests."""
+    models, gpu, memory = plan.models, plan.gpu, plan.memory
+    parts = {"target": models.target} | ({"head": models.head} if models.head else {})
+    return {
+        "model": plan.model,
+        "head": models.head_config.algorithm if models.head_config else None,
+        "dtype": models.dtype,
+        "gpu": {**gpu._asdict(), "source": "the vendor's data sheet, unless given"},
+        "tp": models.tp,
+        "tree": tree_name(plan.spec),
+        "batch": plan.batch,
+        "context": plan.context,
+        "parameters": {name: part.weights.parameters for name, part in parts.items()},
+        "weight_bytes": {name: part.weights.total / models.tp for name, part in parts.items()},
+        "cache_bytes_per_token": {name: part.cache / models.tp for name, part in parts.items()},
+        "temporaries": {"counted": False, "left_free_bytes": memory.left_free},
+        "cache_tokens": memory.tokens,
+        "concurrent_requests": memory.requests(plan.context),
+        "fits": plan.fits,
+        "cycle": limits(plan.cycle, gpu),
+        "plain_step": limits(plan.plain, gpu),
+        "break_even_accept_length": plan.break_even,
+        "tokens_per_second": {f"{length:g}": plan.speed(length) for length in plan.accept_lengths},
+    }
+
+
+def limits(step: Cycle, gpu: Gpu) -> dict[str, Any]:
+    """A cycle's bytes and times."""
+    return {
+        "moved_bytes": step.moved,
+        "operations": step.operations,
+        "memory_seconds": step.memory_seconds(gpu),
+        "arithmetic_seconds": step.arithmetic_seconds(gpu),
+        "seconds_at_least": step.seconds(gpu),
+    }

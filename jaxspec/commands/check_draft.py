@@ -1,0 +1,213 @@
+"""jaxspec check-draft: whether a draft head is right for a model, by running some prompts with and without it."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from jaxspec.commands.arguments import (
+    Parser,
+    add_model_options,
+    add_prompt_options,
+    add_tree_options,
+    chosen_tree,
+    run_guarded,
+    tree_name,
+)
+from jaxspec.commands.table import listing, table
+from jaxspec.sampling_params import SamplingParams, short
+
+if TYPE_CHECKING:
+    from jaxspec.commands.workbench import Pass
+
+NUM_PROMPTS, MAX_TOKENS = 20, 128
+USELESS = 1.1
+"""Mean accept length below which a head does nothing; 1.0 is plain decoding."""
+RARE = 0.05
+"""Share of the verifications: levels that are accepted less often are not worth drafting."""
+BAR = 40
+"""Characters of a full bar."""
+EPILOG = """The verdict is the exit status: 0, or 1 if the mean accept length is below --min-accept-length.
+Prompts should be like what the head was trained on: for a chat model give --chat, and --prompts of your own."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found."""
+
+    model: str
+    head: str
+    """EAGLE, EAGLE3 or MTP."""
+    tree: str
+    temperature: float
+    prompts: dict[str, Any]
+    """Where they come from, how many, and their hash."""
+    tokens: int
+    verifications: int
+    accept_length: float
+    """Mean tokens per verification, bonus included."""
+    accepted_at_depth: list[float]
+    """Share of the verifications that accepted a draft at depth 1, 2, ..."""
+    accepted_given_parent: list[float]
+    """The same, of the verifications that accepted one at the depth before."""
+    histogram: dict[int, int]
+    """Tokens per verification -> verifications."""
+    accept_length_of_prompts: list[float]
+    worst_prompt: str
+    """How the prompt with the lowest accept length begins."""
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    prompts_equal_to_plain: int
+
+    @property
+    def speed_up(self) -> float:
+        return self.tokens_per_second / self.plain_tokens_per_second
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the head passes, why, and what else there is to say."""
+
+    passed: bool
+    reason: str
+    notes: list[str]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, 1 if the head accepts too little, 2 if it can't be loaded or does not fit."""
+    parser = Parser("jaxspec check-draft", "Is this draft head right for this model, and does it pay on this machine?", EPILOG)
+    add_model_options(parser)
+    add_tree_options(parser)
+    add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy; else seeded")
+    parser.add_argument(
+        "--min-accept-length", type=float, default=USELESS, metavar="X", help="exit with 1 below this (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    options = parser.parse_args(argv)
+
+    def run() -> int:
+        report = check(options)
+        verdict = judge(report, options.min_accept_length)
+        print(json.dumps(asdict(report) | {"verdict": asdict(verdict)}, indent=1) if options.json else show(report, verdict))
+        return 0 if verdict.passed else 1
+
+    return run_guarded(parser.prog, run)
+
+
+def check(options: argparse.Namespace) -> Report:
+    """Runs the prompts without and with the head, one at a time, after an untimed pass of each that compiles.
+
+    Raises ValueError if there is no head, or head, model and prompts do not fit together.
+    """
+    spec = chosen_tree(options)
+    if spec is not None and spec.num_steps == 0:
+        raise ValueError("plain decoding leaves nothing to check: give a tree, or none for the default")
+
+    from jaxspec.commands.prompts import load_prompts
+    from jaxspec.commands.workbench import PLAIN, SMALLEST_CONTEXT, Workbench, count_equal, depth_acceptance, run
+
+    prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
+    bench = Workbench(
+        options.model_path,
+        options.speculative_draft_model_path,
+        spec=spec,
+        token_map=options.speculative_token_map,
+        dtype=options.dtype,
+        context_length=SMALLEST_CONTEXT,
+    )
+    if bench.llm.head is None:
+        raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
+    spec = bench.llm.engine.spec
+    encoded = bench.encode(prompts.prompts, chat=options.chat)
+    context = bench.context_for(encoded, options.max_tokens)
+    params = [
+        SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=seed, ignore_eos=True)
+        for seed in range(len(encoded))
+    ]
+    passes: list[Pass] = []
+    with tqdm(total=4, desc="running the prompts", unit="pass") as bar:
+        for each in (PLAIN, spec):
+            engine = bench.engine(each, 1, context)
+            for _ in range(2):
+                engine.flush_cache()
+                bar.set_postfix_str(tree_name(each))
+                passes.append(run(engine, encoded, params))
+                bar.update()
+    _, plain, _, speculative = passes
+    lengths, own = speculative.accept_lengths, [output.speculation.accept_length for output in speculative.outputs]
+    reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, spec.num_steps + 1)]
+    return Report(
+        model=bench.llm.model_name,
+        head=bench.llm.head.config.algorithm,
+        tree=str(spec),
+        temperature=options.temperature,
+        prompts=prompts.describe() | {"chat": options.chat},
+        tokens=sum(map(len, speculative.tokens)),
+        verifications=len(lengths),
+        accept_length=speculative.accept_length,
+        accepted_at_depth=[round(share, 4) for share in reached],
+        accepted_given_parent=depth_acceptance(lengths),
+        histogram={length: lengths.count(length) for length in range(1, spec.num_steps + 2)},
+        accept_length_of_prompts=[round(length, 3) for length in own],
+        worst_prompt=short(prompts.prompts[own.index(min(own))]),
+        tokens_per_second=speculative.tokens_per_second,
+        plain_tokens_per_second=plain.tokens_per_second,
+        prompts_equal_to_plain=count_equal(plain.tokens, speculative.tokens),
+    )
+
+
+def judge(report: Report, least: float) -> Verdict:
+    """The verdict, why, and what else there is to say."""
+    reason = f"accept length {report.accept_length:.2f}, {report.speed_up:.2f} times the speed of plain decoding"
+    if report.accept_length < USELESS:
+        reason = (
+            f"accept length {report.accept_length:.2f}: the head does nothing. Is it for another model, does it read other layers "
+            "of it (see `jaxspec convert --inspect`), or do the prompts need --chat?"
+        )
+    elif report.accept_length < least:
+        reason = f"accept length {report.accept_length:.2f} is below {least:g}"
+    notes = []
+    if different := len(report.accept_length_of_prompts) - report.prompts_equal_to_plain:
+        notes.append(f"{different} texts differ from plain decoding's: `jaxspec check-lossless` says where and by how much")
+    if report.speed_up < 1:
+        notes.append(f"slower than plain decoding here, {report.speed_up:.2f} times: try a smaller --tree, such as 3/1/4")
+    useful = sum(share >= RARE for share in report.accepted_at_depth)
+    if 0 < useful < len(report.accepted_at_depth) and report.accept_length >= USELESS:
+        notes.append(f"below depth {useful} less than {RARE:.0%} of the verifications accept a draft: fewer steps will do")
+    return Verdict(report.accept_length >= least, reason, notes)
+
+
+def show(report: Report, verdict: Verdict) -> str:
+    """The report as text."""
+    own, total = report.accept_length_of_prompts, max(1, report.verifications)
+    sampling = f"temperature {report.temperature:g}" if report.temperature else "greedy"
+    deepest = len(report.accepted_at_depth) + 1
+    facts = {
+        "model": f"{report.model}, {report.head} head, tree {report.tree}, {sampling}, one request at a time",
+        "prompts": f"{len(own)} ({report.prompts['source']}), {report.tokens} tokens in {report.verifications} verifications",
+        "accept length": f"{report.accept_length:.2f} tokens per verification, bonus included (plain: 1, at most: {deepest})",
+        "of the prompts": f"{min(own):.2f} to {max(own):.2f}, median {median(own):.2f}; lowest for {report.worst_prompt}",
+        "speed": f"{report.tokens_per_second:.0f} tokens/s, {report.plain_tokens_per_second:.0f} without speculation: "
+        f"{report.speed_up:.2f} times",
+        "same text": f"{report.prompts_equal_to_plain} of {len(own)} as plain decoding",
+    }
+    given = [*report.accepted_given_parent, *[0.0] * len(report.accepted_at_depth)]
+    depths = [
+        [str(depth), f"{share:.0%}", f"{conditional:.0%}"]
+        for depth, (share, conditional) in enumerate(zip(report.accepted_at_depth, given, strict=False), 1)
+    ]
+    bars = {f"{length}": f"{count / total:4.0%} {'#' * round(BAR * count / total)}" for length, count in report.histogram.items()}
+    outcome = "passed" if verdict.passed else "FAILED"
+    return "\n\n".join(
+        [
+            listing(facts),
+            table(["depth", "accepted", "if the one before was"], depths),
+            f"tokens per verification\n{listing(bars)}",
+            "\n".join([f"{outcome}: {verdict.reason}", *(f"  note: {note}" for note in verdict.notes)]),
+        ]
+    )

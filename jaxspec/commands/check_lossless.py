@@ -1,0 +1,226 @@
+"""jaxspec check-lossless: speculation changes no token. Plain decoding at batch 1 against trees, alone and in mixed batches.
+
+Sampled requests have a fixed seed each, and the noise depends on seed, position and token only, so their text must be the
+same with any tree.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options, run_guarded, tree, tree_name, whole
+from jaxspec.commands.table import table
+from jaxspec.config import SpecConfig
+from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
+
+if TYPE_CHECKING:
+    from jaxspec.commands.workbench import Pass, Workbench
+    from jaxspec.engine.engine import Engine
+    from jaxspec.engine.request import GenerationOutput
+
+NUM_PROMPTS, MAX_TOKENS = 20, 64
+SHOWN_TOKENS = 3
+"""Of each side of a difference."""
+SHOWN_CONTEXT = 12
+"""Tokens before a difference."""
+SHOWN_DIFFERENCES = 5
+"""Of each tree, batch size and way of sampling."""
+TIE = 0.02
+"""Gap between two log probabilities that rounding of 16-bit numbers may well turn around."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two runs of one prompt part."""
+
+    prompt: int
+    position: int
+    """Among the generated tokens, from 0."""
+    expected: list[int]
+    """Plain decoding's tokens from there on, a few."""
+    found: list[int]
+    context: str = ""
+    """The text right before it, and both ways on, if the model has a tokenizer."""
+    gap: float | None = None
+    """By how much plain decoding prefers its token, in log probability; None: not greedy, or not among the likeliest tokens."""
+
+    def __str__(self) -> str:
+        where = f"prompt {self.prompt}, generated token {self.position}: plain {self.expected}, speculative {self.found}"
+        if self.gap is not None:
+            where += f"; plain decoding prefers its token by {self.gap:.2g}" + (", a near tie" if self.gap < TIE else "")
+        return where + (f"\n    {self.context}" if self.context else "")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tree at one batch size, sampled in one way, against plain decoding at batch 1."""
+
+    tree: str
+    batch: int
+    sampling: str
+    equal: int
+    total: int
+    accept_length: float
+    differences: list[Difference]
+    """The first few."""
+
+
+def differences(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> list[Difference]:
+    """One for every prompt whose tokens differ.
+
+    In: [[5, 6, 7]], [[5, 9, 7]]  Out: prompt 0, position 1, expected [6, 7], found [9, 7]
+    """
+    parted = []
+    for prompt, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if tuple(one) != tuple(other):
+            pairs = enumerate(zip(one, other, strict=False))
+            at = next((position for position, (a, b) in pairs if a != b), min(len(one), len(other)))
+            parted.append(Difference(prompt, at, list(one[at : at + SHOWN_TOKENS]), list(other[at : at + SHOWN_TOKENS])))
+    return parted
+
+
+def ways_of_sampling(count: int, max_tokens: int, temperature: float, seed: int) -> dict[str, list[SamplingParams]]:
+    """Per way, the parameters of every prompt; prompt i has the seed `seed` + i."""
+    greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return {
+        "greedy": [greedy] * count,
+        f"temperature {temperature:g}": [replace(greedy, temperature=temperature, seed=seed + index) for index in range(count)],
+    }
+
+
+def compare_all(
+    bench: "Workbench",
+    prompts: Sequence[Sequence[int]],
+    trees: Sequence[SpecConfig],
+    batches: Sequence[int],
+    ways: Mapping[str, Sequence[SamplingParams]],
+    context_length: int | None = None,
+) -> list[Comparison]:
+    """Every tree and plain decoding, at every batch size, in every way of sampling."""
+    from jaxspec.commands.workbench import PLAIN, count_equal, run
+
+    comparisons = []
+    settings = [(spec, batch) for batch in batches for spec in (PLAIN, *trees) if (spec, batch) != (PLAIN, 1)]
+    with tqdm(total=(len(settings) + 1) * len(ways), desc="comparing", unit="run") as bar:
+        bar.set_postfix_str("plain, batch 1")
+        reference = bench.engine(PLAIN, 1, context_length)
+        expected: dict[str, Pass] = {}
+        for sampling, params in ways.items():
+            expected[sampling] = run(reference, prompts, params)
+            bar.update()
+        for spec, batch in settings:
+            engine = bench.engine(spec, batch, context_length)
+            for sampling, params in ways.items():
+                bar.set_postfix_str(f"{tree_name(spec)}, batch {batch}, {sampling}")
+                found, right = run(engine, prompts, params), expected[sampling]
+                parted = [
+                    explain(each, reference, right.outputs[each.prompt], greedy=params[0].temperature == 0)
+                    for each in differences(right.tokens, found.tokens)[:SHOWN_DIFFERENCES]
+                ]
+                equal = count_equal(right.tokens, found.tokens)
+                comparisons.append(Comparison(tree_name(spec), batch, sampling, equal, len(prompts), found.accept_length, parted))
+                bar.update()
+    return comparisons
+
+
+def explain(difference: Difference, reference: "Engine", right: "GenerationOutput", *, greedy: bool) -> Difference:
+    """The difference with the text around it and, for greedy decoding, the gap between both tokens."""
+    before = [*right.prompt_token_ids, *right.token_ids[: difference.position]]
+    if greedy and difference.expected and difference.found:
+        gap = preference(reference, before, difference.expected[0], difference.found[0])
+        difference = replace(difference, gap=gap)
+    if reference.tokenizer is None:
+        return difference
+    texts = [
+        reference.tokenizer.decode(tokens, skip_special_tokens=False)
+        for tokens in (before[-SHOWN_CONTEXT:], difference.expected, difference.found)
+    ]
+    return replace(difference, context="after {!r}: plain {!r}, speculative {!r}".format(*texts))
+
+
+def preference(engine: "Engine", tokens: Sequence[int], one: int, other: int) -> float | None:
+    """By how much the model prefers one token to another one after these, in log probability; None if that can't be told."""
+    from jaxspec.commands.workbench import run
+
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=MAX_LOGPROBS)
+    (output,) = run(engine, [tokens], [params]).outputs
+    likeliest = dict(output.logprobs[0].top) if output.logprobs else {}
+    return likeliest[one] - likeliest[other] if one in likeliest and other in likeliest else None
+
+
+def show(comparisons: Sequence[Comparison]) -> str:
+    """A table, then the differences if there are any."""
+    rows = [
+        [each.tree, str(each.batch), each.sampling, f"{each.equal}/{each.total}", f"{each.accept_length:.2f}"]
+        for each in comparisons
+    ]
+    lines = [table(["tree", "batch", "sampling", "equal to plain", "accept length"], rows)]
+    for each in comparisons:
+        lines += [f"{each.tree} at batch {each.batch}, {each.sampling}: {difference}" for difference in each.differences]
+        if (more := each.total - each.equal - len(each.differences)) > 0:
+            lines.append(f"{each.tree} at batch {each.batch}, {each.sampling}: and {more} more")
+    return "\n".join(lines)
+
+
+def verdict(comparisons: Sequence[Comparison]) -> str:
+    """One line."""
+    equal, total = sum(each.equal for each in comparisons), sum(each.total for each in comparisons)
+    if equal == total:
+        return f"lossless: all {total} outputs are plain decoding's, token for token"
+    gaps = [difference.gap for each in comparisons for difference in each.differences if difference.gap is not None]
+    ties = ": near ties, which rounding turns around" if gaps and max(gaps) < TIE else ""
+    return f"NOT EQUAL: {total - equal} of {total} outputs differ from plain decoding's{ties}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, 1 if an output differs, 2 if something can't be loaded."""
+    description = "Speculation against plain decoding of one request at a time, token for token, greedy and sampled with seeds."
+    parser = Parser("jaxspec check-lossless", description, "The exit status is 1 if any output differs.")
+    add_model_options(parser)
+    group = parser.add_argument_group("what is compared")
+    group.add_argument(
+        "--trees", type=tree, nargs="+", metavar="S/K/D", help="num_steps/topk/num_draft_tokens (default: 5/4/8; MTP: 1/1/2)"
+    )
+    group.add_argument(
+        "--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="requests that run together, at most (default: 1 4)"
+    )
+    group.add_argument("--temperature", type=float, default=0.8, metavar="T", help="of the sampled runs (default: %(default)s)")
+    group.add_argument("--seed", type=int, default=1000, metavar="N", help="of the first sampled prompt (default: %(default)s)")
+    add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    options = parser.parse_args(argv)
+
+    def run() -> int:
+        comparisons = check(options)
+        if options.json:
+            print(json.dumps({"verdict": verdict(comparisons), "comparisons": [asdict(each) for each in comparisons]}, indent=1))
+        else:
+            print(f"{show(comparisons)}\n\n{verdict(comparisons)}")
+        return 0 if all(each.equal == each.total for each in comparisons) else 1
+
+    return run_guarded(parser.prog, run)
+
+
+def check(options: argparse.Namespace) -> list[Comparison]:
+    """Loads, and compares. Raises ValueError if there is no head, or head, model and prompts do not fit together."""
+    from jaxspec.commands.prompts import load_prompts
+    from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench
+
+    prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
+    bench = Workbench(
+        options.model_path,
+        options.speculative_draft_model_path,
+        token_map=options.speculative_token_map,
+        dtype=options.dtype,
+        context_length=SMALLEST_CONTEXT,
+    )
+    if bench.llm.head is None:
+        raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
+    encoded = bench.encode(prompts.prompts, chat=options.chat)
+    ways = ways_of_sampling(len(encoded), options.max_tokens, options.temperature, options.seed)
+    trees = options.trees or [bench.llm.engine.spec]
+    return compare_all(bench, encoded, trees, options.batch, ways, bench.context_for(encoded, options.max_tokens))

@@ -1,0 +1,178 @@
+"""jaxspec collect-env: what a bug report needs to say about the machine. Keys and tokens are shown as set or not set only."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from jaxspec.commands.arguments import Parser, run_guarded
+from jaxspec.commands.table import listing
+from jaxspec.version import DISTRIBUTION, own_version
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "jax", "jaxlib", "flax", "orbax-checkpoint", "transformers", "tokenizers", "safetensors", "numpy", "ml-dtypes", "fastapi",
+    "uvicorn", "jinja2", "optax", "torch",
+)  # fmt: skip
+PLUGINS = re.compile(r"jax-(cuda|rocm|metal|.*-plugin|.*-pjrt)|libtpu|nvidia-|triton")
+"""What JAX finds devices through, and what they need."""
+VARIABLES = re.compile(r"(XLA|JAX|JAXSPEC|LIBTPU|NCCL)_|(CUDA|NVIDIA)_VISIBLE_DEVICES$|LD_LIBRARY_PATH$")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+SHOWN_CHARACTERS = 500
+"""Of a variable's value, at most."""
+GIB = 1 << 30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the report. The exit status is 0."""
+    parser = Parser("jaxspec collect-env", "Versions, devices and settings, for a bug report. Shows no secrets.")
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    options = parser.parse_args(argv)
+
+    def run() -> int:
+        found = collect()
+        print(json.dumps(found, indent=1) if options.json else show(found))
+        return 0
+
+    return run_guarded(parser.prog, run)
+
+
+def collect() -> dict[str, Any]:
+    """Everything, by section."""
+    installed = {each.metadata["Name"].lower().replace("_", "-"): each.version for each in distributions()}
+    return {
+        "jaxspec": {"version": own_version(), **commit(ROOT)},
+        "system": {
+            "python": f"{platform.python_version()} ({platform.python_implementation()})",
+            "os": platform.platform(),
+            "cpu": cpu_model(),
+            "cores": cores(),
+            **memory(),
+        },
+        "packages": {name: installed[name] for name in PACKAGES if name in installed and name != DISTRIBUTION},
+        "plugins": {name: version for name, version in sorted(installed.items()) if PLUGINS.match(name)},
+        "devices": devices(),
+        "driver": driver(),
+        "compilation_cache": compilation_cache(),
+        "environment": variables(os.environ),
+    }
+
+
+def show(found: Mapping[str, Any]) -> str:
+    """The report as text, section by section."""
+    sections = []
+    for title, content in found.items():
+        lines = content if isinstance(content, Mapping) else {f"{number}": line for number, line in enumerate(content)}
+        shown = {f"  {plain_name(name)}": as_text(name, value) for name, value in lines.items()}
+        sections.append(f"{title.replace('_', ' ')}:\n{listing(shown) if shown else '  none'}")
+    return "\n\n".join(sections)
+
+
+def as_text(name: str, value: object) -> str:
+    """A value for people; what is named bytes, in MiB or GiB."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{plain_name(inner)} {as_text(inner, its)}" for inner, its in value.items())
+    if name.endswith("bytes") and isinstance(value, int):
+        return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / 2**20:.1f} MiB"
+    return str(value)
+
+
+def plain_name(name: str) -> str:
+    """In:  "memory_bytes", "JAX_PLATFORMS"  Out: "memory", "JAX_PLATFORMS" """
+    return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ").replace("bytes", "size")
+
+
+def commit(root: Path) -> dict[str, Any]:
+    """The clone's commit, and whether files differ from it; nothing if this is no clone."""
+    if not (root / ".git").exists():
+        return {}
+    head, status = output("git", "-C", str(root), "rev-parse", "HEAD"), output("git", "-C", str(root), "status", "--porcelain")
+    return {} if head is None or status is None else {"commit": head, "changed_files": len(status.splitlines())}
+
+
+def cpu_model() -> str:
+    """The processor's name, where the system tells it."""
+    found = re.search(r"^model name\s*: (.*)$", contents(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def cores() -> int | None:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def memory() -> dict[str, int]:
+    """Main memory in bytes, in all and free for use, where the system tells it."""
+    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", contents(Path("/proc/meminfo")), re.MULTILINE))
+    names = {"memory_bytes": "MemTotal", "available_bytes": "MemAvailable"}
+    return {name: 1024 * int(found[key]) for name, key in names.items() if key in found}
+
+
+def devices() -> list[dict[str, Any]]:
+    """What JAX runs on; what it says instead if it finds nothing."""
+    import jax
+
+    try:
+        found = jax.devices()
+    except RuntimeError as error:  # such as a plugin that does not fit its driver: that is what the report is for
+        return [{"error": str(error)[:SHOWN_CHARACTERS]}]
+    return [{"kind": device.device_kind, "platform": device.platform, **device_memory(device.memory_stats())} for device in found]
+
+
+def device_memory(statistics: Mapping[str, int] | None) -> dict[str, int]:
+    """What JAX may take of a device's memory and what is in use; CPUs don't tell."""
+    names = {"limit_bytes": "bytes_limit", "used_bytes": "bytes_in_use"}
+    return {name: statistics[key] for name, key in names.items() if key in statistics} if statistics else {}
+
+
+def driver() -> list[str]:
+    """NVIDIA's GPUs as its own tool lists them: name, driver version, memory."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    return ["nvidia-smi fails"] if listed is None else listed.splitlines()
+
+
+def compilation_cache() -> dict[str, Any]:
+    """Where compiled programs are kept, and how much that is."""
+    from jaxspec.compilation_cache import enable_compilation_cache
+
+    directory = enable_compilation_cache()
+    if directory is None:
+        return {"directory": "off"}
+    sizes = [file.stat().st_size for file in directory.rglob("*") if file.is_file()]
+    return {"directory": without_home(directory), "files": len(sizes), "bytes": sum(sizes)}
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that change what JAX or jaxspec does, values of secrets left out.
+
+    In:  {"JAX_PLATFORMS": "cpu", "JAXSPEC_API_KEY": "abc", "HOME": "/root"}
+    Out: {"JAXSPEC_API_KEY": "(set)", "JAX_PLATFORMS": "cpu"}
+    """
+    chosen = [name for name in sorted(environment) if VARIABLES.match(name)]
+    return {name: "(set)" if SECRET.search(name) else environment[name][:SHOWN_CHARACTERS] for name in chosen}
+
+
+def without_home(path: Path) -> str:
+    """A path that does not tell the user's name."""
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
+
+
+def contents(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def output(*command: str) -> str | None:
+    """What a command prints; None if it fails or is not there."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,167 @@
+"""jaxspec generate: completes one prompt on the terminal, every token in the colour of how it came."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxspec.commands.arguments import (
+    Parser,
+    add_model_options,
+    add_tree_options,
+    chosen_tree,
+    run_guarded,
+    whole,
+)
+from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+
+DRAFT, BONUS, PLAIN = "accepted draft", "bonus", "plain"
+COLOURS = {DRAFT: "\033[32m", BONUS: "\033[33m", PLAIN: ""}
+RESET = "\033[0m"
+EXAMPLES = """examples:
+  jaxspec generate "def fibonacci(n):"
+  jaxspec generate - --max-tokens 64 < prompt.txt
+  jaxspec generate --chat "Why is the sky blue?" --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B"""
+
+
+class Piece(NamedTuple):
+    """Text of one token."""
+
+    text: str
+    kind: str
+    """DRAFT, BONUS or PLAIN."""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked as far as that needs no model."""
+    parser = Parser("jaxspec generate", "Complete one prompt; the text goes to stdout, what it took to stderr.", EXAMPLES)
+    parser.add_argument("prompt", help="the text to go on from; - reads it from stdin")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message: put it into the model's chat template")
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="auto: on a terminal")
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=whole(1), default=128, metavar="N", help="tokens to generate (default: %(default)s)")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest tokens (default: %(default)s, all)")
+    group.add_argument("--top-k", type=int, default=-1, metavar="K", help="of the likeliest tokens (default: all)")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="share of the likeliest token's probability")
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text, with any tree or none")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end-of-sequence token")
+    add_model_options(parser)
+    add_tree_options(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0; 1 if the engine failed; 2 if the command line or a file is wrong."""
+    options = parse(argv)
+    return run_guarded("jaxspec generate", lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Loads, compiles, streams. Raises ValueError or OSError saying what is wrong."""
+    spec = chosen_tree(options)
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+    params = SamplingParams(**{name: getattr(options, name) for name in names})
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+
+    from jaxspec.commands.workbench import CompilationCounter, Workbench
+
+    bench = Workbench(
+        options.model_path,
+        options.speculative_draft_model_path,
+        spec=spec,
+        token_map=options.speculative_token_map,
+        dtype=options.dtype,
+        progress=sys.stderr.isatty(),
+    )
+    (tokens,) = bench.encode([prompt], chat=options.chat)
+    compile_ahead(bench.llm, tokens)
+    counter = CompilationCounter()
+    coloured = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
+    started = time.perf_counter()
+    output = stream(bench.llm, tokens, params, coloured=coloured)
+    seconds = time.perf_counter() - started
+    print(flush=True)
+    if output.error:
+        print(f"jaxspec generate: error: {output.error}", file=sys.stderr)
+        return 1
+    if coloured:
+        print("\n" + "  ".join(f"{code}{kind}{RESET if code else ''}" for kind, code in COLOURS.items()), file=sys.stderr)
+    print(summary(output, seconds, compiled=counter.count > 0), file=sys.stderr)
+    return 0
+
+
+def compile_ahead(llm: "LLM", tokens: Sequence[int]) -> None:
+    """Compiles the programs that the prompt needs, by a request that is thrown away, so that the time taken is the model's."""
+    if sys.stderr.isatty():
+        print("compiling, if that was not done before ...", end="", file=sys.stderr, flush=True)
+    llm.generate([tokens], SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+    llm.engine.flush_cache()
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def stream(llm: "LLM", tokens: Sequence[int], params: SamplingParams, *, coloured: bool) -> GenerationOutput:
+    """Prints the text as it comes; returns the whole."""
+    painter = Painter(llm.tokenizer, params)
+    for update in llm.stream(tokens, params):
+        text = update.text
+        if coloured:
+            text = "".join(f"{COLOURS[piece.kind]}{piece.text}{RESET}" for piece in painter.pieces(update))
+        print(text, end="", flush=True)
+        if update.output:
+            return update.output
+    raise AssertionError("the engine ended a stream without a result")
+
+
+class Painter:
+    """Splits the text of updates into that of single tokens; together it is the same text."""
+
+    def __init__(self, tokenizer, params: SamplingParams):
+        self._text = Detokenizer(tokenizer, params.stop, params.skip_special_tokens, params.min_tokens)
+        self._shown = 0
+        self._kind = PLAIN
+
+    def pieces(self, update: Update) -> Iterator[Piece]:
+        """In the order of the tokens, those without text left out. Text that was held back has the kind of the newest token."""
+        ended_by_token = update.output is not None and isinstance(update.output.matched_stop, int)
+        for index, (token, self._kind) in enumerate(zip(update.token_ids, kinds(update), strict=True), 1):
+            self._text.add([token], ends_with_stop=ended_by_token and index == len(update.token_ids))
+            yield from self._new()
+        if update.output:
+            self._text.finish()
+            yield from self._new()
+
+    def _new(self) -> Iterator[Piece]:
+        new = self._text.text[self._shown :]
+        self._shown += len(new)
+        if new:
+            yield Piece(new, self._kind)
+
+
+def kinds(update: Update) -> list[str]:
+    """How each token of an update came: accepted drafts first, then the target's own."""
+    verification = update.verification
+    if verification is None or verification.spec.num_steps == 0:
+        return [PLAIN] * len(update.token_ids)
+    own = len(update.token_ids) - verification.accepted
+    return [DRAFT] * verification.accepted + [BONUS] * own
+
+
+def summary(output: GenerationOutput, seconds: float, *, compiled: bool) -> str:
+    """In:  48 tokens, 0.5 seconds  Out: 48 tokens in 0.50 s, 96.0 tokens/s, accept length 2.94, ended by length"""
+    count = len(output.token_ids)
+    parts = [f"{count} token{'s' * (count != 1)} in {seconds:.2f} s, {count / seconds:.1f} tokens/s"]
+    if output.speculation.verify_count:
+        parts.append(f"accept length {output.speculation.accept_length:.2f}")
+    parts.append(f"ended by {output.finish_reason}")
+    if compiled:
+        parts.append("compiling included")
+    return ", ".join(parts)

@@ -1,0 +1,103 @@
+"""Traced programs on disk. A process that finds one need not trace and lower it again, which takes longer than loading what
+JAX's own cache holds of it: the compiled code. They are StableHLO in JAX's export format; nothing in them is Python code."""
+
+import functools
+import hashlib
+import importlib.metadata
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export
+
+from jaxspec.sampling import Logprobs, Settings
+from jaxspec.spec.admit import Admission
+from jaxspec.spec.prefill import Chunk
+from jaxspec.spec.state import Caches, Sequences, State
+from jaxspec.spec.step import Drafted, Step
+from jaxspec.typing import KeysValues
+
+for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, State, Step):
+    export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
+
+PACKAGES = ("jaxspec", "pallas_kernels")
+"""Whose source decides what a program is."""
+LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
+DIGEST_BYTES = 32
+"""In front of the content of a file, to know a damaged one."""
+KEEP_DAYS = 30
+"""What no process has needed for so long is removed: with every change of the source all files get other names."""
+
+logger = logging.getLogger(__name__)
+
+
+class StoredTraces:
+    """A directory of traced programs. They are found by all that can change them: our source, the libraries' versions, JAX's
+    settings and devices, what the program is called and takes, and `made_for`, which must tell everything else about it."""
+
+    def __init__(self, directory: Path, made_for: str):
+        self._directory = directory
+        self._key = "\n".join((source_digest(), *map(_version, LIBRARIES), repr(jax.config.values), repr(jax.devices()), made_for))
+        for file in directory.glob("*.stablehlo"):
+            if file.stat().st_mtime < time.time() - KEEP_DAYS * 24 * 3600:
+                file.unlink(missing_ok=True)
+
+    def get(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """The traced program, to be called inside jit: from the directory, else traced now and put there.
+
+        The function itself, if JAX can't store it or the directory can't be used.
+        """
+        leaves, structure = jax.tree.flatten(arguments)
+        parts = (self._key, name, str(structure), *(f"{leaf.dtype} {leaf.shape}" for leaf in leaves))
+        file = self._directory / f"{hashlib.sha256('\n'.join(parts).encode()).hexdigest()}.stablehlo"
+        try:
+            traced = _read(file)
+            if traced is None:  # leaves go in one by one, as JAX stores no dictionaries that have numbers for keys
+                traced = export.export(jax.jit(lambda *leaves: function(*jax.tree.unflatten(structure, leaves))))(*leaves)
+                _write(file, traced.serialize())
+        except Exception as error:  # whatever it is: the program can always be traced
+            logger.warning("%s is not kept as a traced program: %.200s", name, error)
+            return function
+
+        @functools.wraps(function)  # profilers show its name
+        def call_traced(*arguments):
+            return traced.call(*jax.tree.leaves(arguments))
+
+        return call_traced
+
+
+def source_digest(root: Path = Path(__file__).parents[2]) -> str:
+    """Names the source code of PACKAGES."""
+    digest = hashlib.sha256()
+    for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(library: str) -> str:
+    return f"{library} {importlib.metadata.version(library)}"
+
+
+def _read(file: Path) -> export.Exported | None:
+    """None if it is not there or damaged."""
+    if not file.is_file():
+        return None
+    content = file.read_bytes()
+    if hashlib.sha256(content[DIGEST_BYTES:]).digest() != content[:DIGEST_BYTES]:
+        return None
+    os.utime(file)
+    return export.deserialize(bytearray(content[DIGEST_BYTES:]))
+
+
+def _write(file: Path, content: bytes | bytearray) -> None:
+    """Other processes see the whole file or none."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+        temporary.write(hashlib.sha256(content).digest() + content)
+    os.replace(temporary.name, file)

@@ -1,0 +1,155 @@
+"""jaxspec plan: does a model with its draft head fit on a GPU, and what do memory and arithmetic allow. It needs no GPU."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxspec.capacity.gpus import GPUS, Gpu
+from jaxspec.commands.arguments import DTYPES, Parser, run_guarded, tree, whole
+from jaxspec.config import EngineConfig, SpecConfig
+
+if TYPE_CHECKING:
+    from jaxspec.capacity.report import Plan
+
+DEMO = Path(__file__).parent / "demo"
+JAX_SHARE = 0.75
+"""What JAX takes of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+EXAMPLES = """examples:
+  jaxspec plan --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B --gpu h100 --batch 8 --context 4096
+  jaxspec plan --model-path config.json --draft head/config.json --gpu a100 --tree 3/1/4 --accept-length 2.9
+The exit status is 0 if it fits, 1 if not."""
+
+
+def make_parser() -> Parser:
+    """Its help loads nothing, so it is instant."""
+    defaults = EngineConfig()
+    parser = Parser("jaxspec plan", "Does it fit on this GPU, and what does the GPU allow? From config.json alone.", EXAMPLES)
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add("--model-path", "--model", type=Path, metavar="PATH", help="model directory or config.json (default: the built-in model)")
+    add("--speculative-draft-model-path", "--draft", type=Path, metavar="PATH", help="its draft head's directory or config.json")
+    add("--speculative-token-map", type=Path, metavar="FILE", help="FR-Spec's list of the tokens worth drafting")
+    add("--dtype", choices=DTYPES, default="auto", help="auto: float16 if the checkpoint is, else bfloat16")
+    group = parser.add_argument_group("GPU")
+    add = group.add_argument
+    add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
+    add("--tp", type=whole(1), default=1, metavar="N", help="GPUs over which all is spread evenly (default: %(default)s)")
+    add("--gpu-memory", type=float, metavar="GB", help="instead of the data sheet's")
+    add("--gpu-bandwidth", type=float, metavar="GB/S", help="instead of the data sheet's: what you measured, perhaps")
+    add("--mem-fraction-static", type=float, default=defaults.mem_fraction, metavar="X", help="as `jaxspec serve` has it")
+    add(
+        "--jax-memory-share",
+        type=float,
+        default=JAX_SHARE,
+        metavar="X",
+        help="XLA_PYTHON_CLIENT_MEM_FRACTION (default: %(default)s)",
+    )
+    group = parser.add_argument_group("load")
+    add = group.add_argument
+    add("--tree", type=tree, metavar="S/K/D", help="draft tree, or plain (default: 5/4/8; with an MTP layer 1/1/2)")
+    add("--batch", type=whole(1), default=1, metavar="N", help="requests that decode together (default: %(default)s)")
+    add("--context", type=whole(1), default=2048, metavar="N", help="tokens of each, prompt and output (default: %(default)s)")
+    add("--page-size", type=whole(1), default=defaults.page_size, metavar="N", help="tokens per cache page (default: %(default)s)")
+    add(
+        "--accept-length",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="X",
+        help="tokens per cycle: `jaxspec check-draft` measures it",
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if it fits, 1 if not, 2 if the model can't be read."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+
+    def run() -> int:
+        from jaxspec.capacity.report import as_json, show
+
+        plan = make_plan(options)
+        print(json.dumps(as_json(plan), indent=1) if options.json else show(plan))
+        return 0 if plan.fits else 1
+
+    return run_guarded(parser.prog, run)
+
+
+def make_plan(options: argparse.Namespace) -> "Plan":
+    """Reads the configs and does the sums. Raises ValueError if a config or option can't be used."""
+    from jaxspec.capacity.estimate import Memory, cycle, pair
+    from jaxspec.capacity.models import own_head, read_head, read_target
+    from jaxspec.capacity.report import Plan
+
+    path, where = options.model_path or DEMO / "target", options.speculative_draft_model_path
+    if where is None:
+        where = DEMO / "eagle3" if options.model_path is None else own_head(path)
+    target = read_target(path)
+    plain = SpecConfig(num_steps=0)
+    head = None if where is None or options.tree == plain else read_head(where, target, options.speculative_token_map)
+    spec = options.tree or default_tree(None if head is None else head.algorithm)
+    dtype = options.dtype if options.dtype != "auto" else "float16" if target.dtype == "float16" else "bfloat16"
+    models = pair(target, head, dtype, options.tp)
+    gpu = chosen_gpu(options)
+    shares = (share("--jax-memory-share", options.jax_memory_share), share("--mem-fraction-static", options.mem_fraction_static))
+    return Plan(
+        model=(path.parent if path.is_file() else path).resolve().name if options.model_path else "jaxspec-demo",
+        models=models,
+        gpu=gpu,
+        spec=spec,
+        batch=options.batch,
+        context=options.context,
+        longest=target.max_position_embeddings,
+        memory=Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size),
+        cycle=cycle(models, spec, options.batch, options.context),
+        plain=cycle(models, plain, options.batch, options.context),
+        accept_lengths=tuple(accept_lengths(options.accept_length, spec)),
+    )
+
+
+def chosen_gpu(options: argparse.Namespace) -> Gpu:
+    """The data sheet's GPU, with what the options say otherwise."""
+    gpu = GPUS[options.gpu]
+    if options.gpu_memory is not None:
+        gpu = gpu._replace(memory=positive("--gpu-memory", options.gpu_memory) * 1e9)
+    if options.gpu_bandwidth is not None:
+        gpu = gpu._replace(bandwidth=positive("--gpu-bandwidth", options.gpu_bandwidth) * 1e9)
+    return gpu
+
+
+def default_tree(algorithm: str | None) -> SpecConfig:
+    """As `jaxspec serve` chooses it for a kind of head; None: plain decoding."""
+    if algorithm is None:
+        return SpecConfig(num_steps=0)
+    return SpecConfig(1, 1, 2) if algorithm == "MTP" else SpecConfig()
+
+
+def accept_lengths(given: Sequence[float], spec: SpecConfig) -> Sequence[float]:
+    """Those that were asked for, else a few that the tree can have. Raises ValueError for one that it can't."""
+    for length in given:
+        if not 1 <= length <= spec.num_steps + 1:
+            raise ValueError(f"--accept-length must be from 1 to {spec.num_steps + 1} with the tree {spec}, got {length:g}")
+    return given or [length / 2 for length in range(2 if spec.num_steps == 0 else 3, min(8, 2 * spec.num_steps + 2) + 1)]
+
+
+def positive(flag: str, value: float) -> float:
+    """The value, or a ValueError that names the flag."""
+    if not value > 0:
+        raise ValueError(f"{flag} must be above 0, got {value:g}")
+    return value
+
+
+def share(flag: str, value: float) -> float:
+    """The value, or a ValueError that names the flag."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{flag} must be in (0, 1], got {value:g}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Options of SGLang and vLLM that have nothing to do here: accepted, so that launch commands work, and told in the log."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxspec.server.parser import Parser
+
+
+class Ignored(NamedTuple):
+    """Options that share one sentence."""
+
+    names: str
+    """Separated by spaces. Those with = take a value, those with =... several."""
+    instead: str
+    """What happens instead; it ends the sentence "--name has no effect: "."""
+    only: tuple[str, ...] = ()
+    """The values that may be ignored: any other one would change something, and is refused. Empty: all."""
+
+
+NO_GRAPHS = "programs for every batch size up to --max-running-requests are compiled before the server is ready"
+XLA = "XLA compiles every program"
+ATTENTION = "jaxspec chooses its own attention kernels"
+ONE_DEVICE = "one process runs the model on one device"
+ACCESS_LOG = "the log has one line per answered request"
+LOADING = "the files say themselves what they are"
+SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
+CHUNKS = "prompts are always computed in chunks, side by side with decoding"
+GRAMMARS = "requests for constrained output are refused"
+TOKENIZER = "the model directory's tokenizer is used, without any code of that directory"
+
+IGNORED = (
+    Ignored("--cuda-graph-max-bs= --cuda-graph-bs=... --disable-cuda-graph --disable-cuda-graph-padding", NO_GRAPHS),
+    Ignored("--enable-piecewise-cuda-graph --disable-piecewise-cuda-graph --max-seq-len-to-capture=", NO_GRAPHS),
+    Ignored("--enforce-eager --enable-torch-compile --torch-compile-max-bs= --compilation-config= -O=", XLA),
+    Ignored("--attention-backend= --prefill-attention-backend= --decode-attention-backend=", ATTENTION),
+    Ignored("--speculative-attention-mode= --speculative-draft-attention-backend= --triton-attention-num-kv-splits=", ATTENTION),
+    Ignored("--triton-attention-reduce-in-fp32 --disable-cascade-attn", ATTENTION),
+    Ignored("--sampling-backend=", "sampling is part of the compiled cycle"),
+    Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
+    Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
+    Ignored("--tp-size= --tensor-parallel-size= --tp= -tp= --dp-size= --data-parallel-size= --dp= -dp=", ONE_DEVICE, ("1",)),
+    Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size= --nnodes=", ONE_DEVICE, ("1",)),
+    Ignored("--api-server-count= --tokenizer-worker-num=", ONE_DEVICE, ("1",)),
+    Ignored("--node-rank= --base-gpu-id=", ONE_DEVICE, ("0",)),
+    Ignored("--dist-init-addr= --dist-timeout= --nccl-port= --distributed-executor-backend=", ONE_DEVICE),
+    Ignored("--disable-custom-all-reduce --enable-p2p-check --disable-frontend-multiprocessing", ONE_DEVICE),
+    Ignored("--device=", "JAX takes the device that it finds (JAX_PLATFORMS=cpu makes it take the CPU)"),
+    Ignored("--load-format=", LOADING, ("auto", "safetensors", "pt")),
+    Ignored("--speculative-draft-load-format=", LOADING, ("auto", "safetensors", "pt")),
+    Ignored("--quantization= -q=", "weights are used as they are", ("none", "None")),
+    Ignored("--speculative-draft-model-quantization=", "weights are used as they are", ("unquant",)),
+    Ignored("--kv-cache-dtype= --speculative-draft-kv-cache-dtype=", "the cache has the dtype of the weights", ("auto",)),
+    Ignored("--download-dir= --disable-fast-image-processor", "nothing is downloaded, and models take text only"),
+    Ignored("--tokenizer-mode=", TOKENIZER, ("auto",)),
+    Ignored("--tokenizer-backend=", TOKENIZER, ("auto", "huggingface")),
+    Ignored("--schedule-policy= --schedule-conservativeness= --scheduling-policy= --swap-space=", SCHEDULING),
+    Ignored("--preemption-mode=", SCHEDULING, ("recompute",)),
+    Ignored("--cpu-offload-gb=", "weights stay on the device", ("0", "0.0")),
+    Ignored("--enable-chunked-prefill --enable-mixed-chunk --max-prefill-tokens= --prefill-max-requests=", CHUNKS),
+    Ignored("--enable-prefix-caching", "prompts that begin alike share their pages unless --disable-radix-cache is given"),
+    Ignored("--disable-overlap-schedule --async-scheduling --no-async-scheduling", "the host always works one cycle ahead"),
+    Ignored("--num-continuous-decode-steps= --num-scheduler-steps=", "the host always works one cycle ahead"),
+    Ignored("--stream-interval=", "a stream gets its tokens after every cycle"),
+    Ignored("--skip-server-warmup --warmups=", "compiling is the warm-up, and it is done before the server is ready"),
+    Ignored("--enable-metrics", "/metrics is always there"),
+    Ignored("--enable-cache-report --enable-prompt-tokens-details", "every answer says how many prompt tokens were cached"),
+    Ignored("--log-requests --enable-log-requests --log-requests-level= --max-log-len=", "prompts and texts are never logged"),
+    Ignored("--disable-log-requests --no-enable-log-requests", "prompts and texts are never logged"),
+    Ignored("--log-level-http= --uvicorn-log-level=", "--log-level is for all lines"),
+    Ignored("--disable-uvicorn-access-log --disable-access-log", ACCESS_LOG),
+    Ignored(
+        "--show-time-cost --decode-log-interval= --disable-log-stats", "a line of statistics is logged every five seconds of work"
+    ),
+    Ignored("--watchdog-timeout=", "there is no watchdog, but /health tells whether the engine works"),
+    Ignored("--generation-config=", "parameters that a request leaves out have OpenAI's defaults", ("vllm",)),
+    Ignored("--sampling-defaults=", "parameters that a request leaves out have OpenAI's defaults", ("openai",)),
+)
+
+
+class _Ignore(argparse.Action):
+    """Adds a sentence to the namespace's `ignored`; refuses a value that can't be ignored."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, group: Ignored, **settings: Any):
+        super().__init__(option_strings, dest, **settings)
+        self._group = group
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, name: str | None = None
+    ) -> None:
+        only = self._group.only
+        if only and values not in only:
+            parser.error(f"{name} {values!s:.80} is not supported: only {' or '.join(only)} is ({self._group.instead})")
+        sentence = f"{name} has no effect: {self._group.instead}"
+        if sentence not in namespace.ignored:
+            namespace.ignored = (*namespace.ignored, sentence)
+
+
+def add_ignored(parser: Parser) -> None:
+    """The options of the table. They don't show in the help."""
+    parser.set_defaults(ignored=())
+    for group in IGNORED:
+        for spelling in group.names.split():
+            name, takes, several = spelling.partition("=")
+            nargs = "+" if several else None if takes else 0
+            settings: dict[str, Any] = {
+                "action": _Ignore,
+                "group": group,
+                "nargs": nargs,
+                "dest": "ignored",
+                "default": argparse.SUPPRESS,
+            }
+            parser.by_name[name] = parser.add_argument(name, help=argparse.SUPPRESS, **settings)
+
+
+def list_ignored(word: str = "") -> str:
+    """What happens instead of each, as text: all of them, or those that contain the word. Empty if none does."""
+    lines = []
+    for group in IGNORED:
+        names = group.names.replace("=...", "").replace("=", "")
+        values = f" (only {' or '.join(group.only)})" if group.only else ""
+        if word.lower() in f"{names} {group.instead}".lower():
+            lines.append(f"  {', '.join(names.split())}{values}\n      {group.instead}")
+    return "\n".join(lines)

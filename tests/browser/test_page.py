@@ -1,0 +1,178 @@
+"""The page in a browser, on the built-in model: what is shown is what the server did."""
+
+import re
+from itertools import pairwise
+
+import httpx
+import pytest
+
+PROMPT = "class Stack:\n    def __init__(self):"
+MAX_TOKENS = 64
+
+
+@pytest.fixture
+def server_url(live_server):
+    return live_server.url
+
+
+@pytest.fixture
+def stack(visit, server_url):
+    """The page, set up for a short greedy answer."""
+    page = visit(server_url)
+    page.page.fill("#max-tokens", str(MAX_TOKENS))
+    page.slide("temperature", 0)
+    return page
+
+
+def complete(url, **fields):
+    """The same answer without the page."""
+    body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, **fields}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_an_answer_is_coloured_and_counted(stack, server_url):
+    stack.run(PROMPT)
+    expected = complete(server_url)
+    tokens = stack.tokens()
+    assert stack.answer() == "".join(text for text, _ in tokens) == expected["choices"][0]["text"]
+    assert len(tokens) == stack.number("#figure-tokens") == MAX_TOKENS
+
+    origins = [origin for _, origin in tokens]
+    assert origins[0] == "plain" and "bonus" in origins and {"d1", "d2"} <= set(origins)
+    for before, origin in pairwise(origins):  # a draft of depth 2 follows its parent
+        assert not re.fullmatch("d[2-5]", origin) or before == f"d{int(origin[1]) - 1}"
+    for origin in ("d1", "d2", "bonus", "plain"):
+        assert stack.number(f"#legend [data-origin={origin}] .count") == origins.count(origin)
+
+    speculation = expected["metrics"]["speculative_decoding"]
+    assert stack.number("#figure-accept") == pytest.approx(speculation["mean_acceptance_length"], abs=0.006)
+    assert stack.number("#figure-share") == pytest.approx(100 * speculation["num_accepted_draft_tokens"] / MAX_TOKENS, abs=0.6)
+    assert stack.number("#figure-speed") > 1 and stack.number("#figure-first") > 0
+    assert "max tokens reached" in stack.text("#status-0")
+    stack.screenshot("answer")
+
+
+def test_figures_move_while_it_streams(stack):
+    stack.page.fill("#max-tokens", "400")
+    stack.page.click("#run")
+    stack.until("state.runs[0].tokens > 20 && Number(byId('figure-tokens').textContent) > 20")
+    first = stack.number("#figure-tokens")
+    assert stack.text("#status-0") == "writing…"
+    stack.until(f"Number(byId('figure-tokens').textContent) > {first}")
+    stack.page.keyboard.press("Escape")
+    stack.until_idle()
+
+
+def test_the_tree_shows_the_accepted_path(stack):
+    stack.run(PROMPT)
+    cycles = stack.page.evaluate("state.runs[0].cycles")
+    path = "[...document.querySelectorAll('.node:not(.rejected)')].map(node => JSON.parse(node.firstChild.textContent))"
+
+    def check(cycle):
+        tree, texts = cycle["tree"], [token["text"] for token in cycle["tokens"]]
+        nodes = stack.page.evaluate(path)
+        assert nodes[: 1 + len(texts)] == [tree["tokens"][0], *texts], "the last pass may be cut"
+        assert nodes == [tree["tokens"][node] for node in tree["accepted"]] + texts[len(tree["accepted"]) - 1 :]
+        assert stack.page.locator(".node.rejected").count() == len(tree["tokens"]) - len(tree["accepted"])
+        assert stack.page.locator(".edge").count() == stack.page.locator(".node").count() - 1
+        assert f"Pass {cycle['index'] + 1} of {len(cycles)}: {len(tree['accepted']) - 1} of 7 drafts" in stack.text("#tree-caption")
+
+    check(cycles[-1])
+    most = max(cycles, key=lambda cycle: len(cycle["tokens"]))
+    assert len(most["tokens"]) > 3
+    token = stack.page.locator(f"#output-0 .token[data-cycle='{most['index']}']").nth(1)
+    token.scroll_into_view_if_needed()
+    token.hover()
+    check(most)
+    assert "accepted draft, depth 2" in stack.text("#token-detail")
+    marked = stack.page.locator("#output-0 .marked").all_text_contents()
+    assert marked == [token["text"] for token in most["tokens"]]
+    stack.screenshot("tree")
+
+
+def test_a_race_ends_with_identical_text(stack):
+    stack.run(PROMPT, button="#race")
+    assert stack.text("#verdict-same") == "✓ identical text"
+    assert stack.answer(0) == stack.answer(1) != ""
+    assert {origin for _, origin in stack.tokens(1)} == {"plain"} != {origin for _, origin in stack.tokens(0)}
+    ratio = stack.number("#verdict-on") / stack.number("#verdict-off")
+    assert stack.number("#verdict-ratio") == pytest.approx(ratio, rel=0.05)
+    assert re.fullmatch(r"With speculation .*s, without .*s", stack.page.get_attribute("#timeline", "aria-label") or "")
+    stack.screenshot("race")
+
+
+def test_a_sampled_race_at_once_is_identical_too(stack):
+    stack.slide("temperature", 0.8)
+    stack.page.click("text=At once")
+    stack.run(PROMPT, button="#race")
+    assert stack.text("#verdict-same") == "✓ identical text"
+    starts, ends = stack.page.evaluate("[state.runs.map(run => run.askedAt), state.runs.map(run => run.endedAt)]")
+    assert max(starts) < min(ends)
+
+
+def test_stop_ends_the_request_on_the_server(stack, server_url):
+    stack.page.fill("#max-tokens", "900")
+    stack.page.click("#run")
+    stack.until("state.runs[0].tokens > 10")
+    stack.page.click("#stop")
+    stack.until_idle()
+    assert stack.text("#status-0") == "stopped"
+    assert 10 < stack.number("#figure-tokens") == len(stack.tokens()) < 900
+    busy = "fetch('/v1/loads').then(answer => answer.json()).then(answer => answer.aggregate.total_reqs === 0)"
+    stack.until(busy, seconds=10)
+    assert stack.page.is_enabled("#run")
+
+
+def test_without_speculation_every_token_is_plain(stack, server_url):
+    stack.page.click(".switch")
+    assert stack.page.is_disabled("#tree")
+    stack.run(PROMPT)
+    assert {origin for _, origin in stack.tokens()} == {"plain"}
+    assert stack.answer() == complete(server_url)["choices"][0]["text"]
+    assert stack.text("#figure-accept") == "1.00" and stack.text("#figure-share") == "0%"
+
+
+def test_another_compiled_tree_can_be_picked(stack):
+    stack.page.select_option("#tree", "3/1/4")
+    stack.run(PROMPT)
+    assert stack.page.evaluate("state.runs[0].cycles.filter(cycle => cycle.tree).every(cycle => cycle.tree.shape === '3/1/4')")
+    assert stack.page.evaluate("state.runs[0].cycles.some(cycle => cycle.tree)")
+
+
+@pytest.mark.parametrize("height", [700, 900])
+def test_a_narrow_page_does_not_scroll_sideways(visit, server_url, height):
+    narrow = visit(server_url, width=400, height=height, color_scheme="dark")
+    assert not narrow.overflows()
+    narrow.page.fill("#max-tokens", str(MAX_TOKENS))
+    narrow.run(PROMPT)
+    assert not narrow.overflows()
+    assert narrow.page.evaluate("byId('lane-0').getBoundingClientRect().top < innerHeight"), "the answer is not in view"
+    narrow.run(PROMPT, button="#race")
+    assert not narrow.overflows()
+    narrow.screenshot(f"narrow-{height}")
+
+
+def test_a_refusal_is_shown_in_the_servers_words(stack):
+    stack.page.fill("#max-tokens", "5000")
+    stack.run(PROMPT)
+    assert "max_tokens asks for 5000 more, but the context length is 1024" in stack.text("#failure-0")
+    assert stack.page.get_attribute("#max-tokens", "aria-invalid") == "true"
+    assert [complaint for complaint in stack.complaints if "400" not in complaint] == []
+    stack.complaints.clear()
+    stack.page.fill("#max-tokens", "8")
+    stack.run(PROMPT)
+    assert stack.page.is_hidden("#failure-0") and stack.page.get_attribute("#max-tokens", "aria-invalid") is None
+
+
+def test_chat_is_off_for_a_model_without_a_chat_template(stack):
+    if stack.page.is_enabled("#chat-mode"):  # only the first refusal tells
+        stack.page.click("text=Chat")
+        stack.run("Hello")
+        assert "no chat template" in stack.text("#failure-0")
+        stack.complaints.clear()
+    assert stack.page.is_disabled("#chat-mode")
+    assert "no chat template" in stack.text("#mode-note")
+    stack.run(PROMPT)
+    assert stack.answer() != ""

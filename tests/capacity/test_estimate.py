@@ -1,0 +1,92 @@
+"""Memory and cycles: the sums by hand, and what must hold whatever the sizes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.capacity.estimate import Memory, Pair, cycle, pair
+from jaxspec.capacity.gpus import GPUS
+from jaxspec.capacity.models import read_head, read_target
+from jaxspec.config import SpecConfig
+from jaxspec.testing import random_eagle, tiny_target
+from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.capacity.files import config_file
+
+PLAIN = SpecConfig(num_steps=0)
+SIZES = st.integers(1, 64)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Pair:
+    """Llama-3.1-8B and its EAGLE-3 head."""
+    directory = tmp_path_factory.mktemp("configs")
+    target = read_target(config_file(directory / "target.json", LLAMA_8B))
+    return pair(target, read_head(config_file(directory / "head.json", EAGLE3_LLAMA_8B), target), "bfloat16")
+
+
+def test_a_plain_step_by_hand(llama):
+    step = cycle(llama, PLAIN, batch=2, context=1000)
+    matrices = 2 * (8_030_261_248 - 128256 * 4096)  # the embedding is not read
+    assert step.moved == {"target weights": matrices, "target cache": 2 * 1000 * 128 * 1024, "logits": 2 * 4 * 2 * 128256}
+    attention = 4 * 1000 * 32 * 4096  # queries with keys, weights with values
+    assert step.operations == pytest.approx(2 * (matrices + attention), rel=0.001)
+
+
+def test_a_cycle_by_hand(llama):
+    step = cycle(llama, SpecConfig(3, 2, 6), batch=1, context=1000)
+    layer = 2 * ((4096 + 2 * 1024) * 2 * 4096 + 4096 * 4096 + 3 * 4096 * 14336)
+    head = 3 * layer + 2 * 3 * 4096 * 4096  # levels 2 and 3 and the extension; fc in the extension only
+    assert step.moved["head weights"] == pytest.approx(head, rel=0.001)
+    assert step.moved["head logits' weights"] == 3 * 2 * 32000 * 4096  # levels 1, 2 and 3
+    assert step.moved["head cache"] == 3 * 1000 * 4096
+    assert step.moved["target cache"] == 1000 * 128 * 1024  # once for all six nodes
+    assert step.moved["logits"] == 2 * 4 * (6 * 128256 + 5 * 32000)  # rows of levels 1, 2, 3: one, two, two
+    assert sum(step.moved.values()) == pytest.approx(15.01e9 + 1.46e9 + 0.79e9 + 0.15e9, rel=0.03)
+
+
+def test_the_limits_are_the_data_sheet_s(llama):
+    step, gpu = cycle(llama, PLAIN, 1, 1), GPUS["h100"]
+    assert step.seconds(gpu) == step.memory_seconds(gpu) == sum(step.moved.values()) / 3.35e12
+    many = cycle(llama, SpecConfig(5, 8, 32), 64, 1)
+    assert many.seconds(gpu) == many.arithmetic_seconds(gpu) > many.memory_seconds(gpu)
+
+
+def test_a_head_without_an_output_reads_the_target_s():
+    target = tiny_target()
+    models = pair(target.config, random_eagle(target.config).config, "float32")
+    step = cycle(models, SpecConfig(2, 1, 3), 1, 0)
+    assert step.moved["head logits' weights"] == 2 * 4 * target.config.vocab_size * target.config.hidden_size
+
+
+def test_gpus_share_everything_evenly(llama):
+    spread = replace(llama, tp=4)
+    assert spread.weights == llama.weights // 4 and spread.cache == llama.cache // 4
+    one, some = (cycle(models, SpecConfig(), 3, 100) for models in (llama, spread))
+    assert some.moved == {name: size / 4 for name, size in one.moved.items()} and some.operations == one.operations / 4
+
+
+def test_kv_heads_must_spread_evenly():
+    with pytest.raises(ValueError, match="--tp 3 does not divide the 2 KV heads of the target"):
+        pair(tiny_target().config, None, "bfloat16", 3)
+
+
+def test_a_tree_needs_a_head():
+    with pytest.raises(ValueError, match="needs a draft head"):
+        cycle(pair(tiny_target().config, None, "bfloat16"), SpecConfig(), 1, 1)
+
+
+def test_memory_by_hand():
+    memory = Memory(total=1000, jax_share=0.75, mem_fraction=0.8, weights=100, cache_per_token=10, page_size=4)
+    assert (memory.managed, memory.left_free, memory.room) == (750, pytest.approx(150), 500)
+    assert memory.tokens == 48  # 12 pages of 4 tokens of 10 bytes; half a page is none
+    assert memory.requests(10) == 4  # 3 pages each
+
+
+@given(weights=st.integers(0, 2000), cache=SIZES, page=SIZES, context=SIZES)
+def test_what_fits_fits(weights, cache, page, context):
+    memory = Memory(1000, 0.75, 0.8, weights, cache, page)
+    assert memory.tokens * cache <= max(0, memory.room) and memory.tokens % page == 0
+    assert memory.requests(context) * context <= memory.tokens
+    assert replace(memory, weights=weights + 10).tokens <= memory.tokens

@@ -1,0 +1,112 @@
+"""What models take: hand counts of real ones, the same numbers as loaded ones have, heads without their files."""
+
+import json
+
+import jax
+import pytest
+
+from jaxspec.capacity.estimate import pair
+from jaxspec.capacity.models import own_head, read_head, read_target, weights_of
+from jaxspec.config import ModelConfig
+from jaxspec.models.head import HeadConfig
+from jaxspec.testing import (
+    random_eagle,
+    random_head,
+    random_mtp,
+    tiny_config,
+    tiny_engine,
+    tiny_target,
+    write_head,
+    write_target,
+)
+from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, eagle_llama3, speculators
+
+
+def test_llama_31_8b_by_hand(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    target = read_target(tmp_path)
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024  # q and o; k and v have 8 heads of 128
+    layer = attention + 3 * 4096 * 14336 + 2 * 4096
+    by_hand = 32 * layer + 2 * 128256 * 4096 + 4096
+    assert by_hand == 8_030_261_248  # what its model card calls 8B
+    weights = weights_of(target, "bfloat16")
+    assert weights.parameters == by_hand and weights.total == 2 * by_hand
+    assert weights.embedding == weights.output == 2 * 128256 * 4096
+    assert pair(target, None, "bfloat16").cache == 2 * 32 * 8 * 128 * 2 == 128 * 1024
+
+
+def test_its_eagle3_head_by_hand(tmp_path):
+    target = tmp_path / "target.json"
+    target.write_text(json.dumps(LLAMA_8B))
+    (tmp_path / "config.json").write_text(json.dumps(EAGLE3_LLAMA_8B))
+    model = read_target(target)
+    head = read_head(tmp_path, model)
+    layer = (4096 + 2 * 1024) * 2 * 4096 + 4096 * 4096 + 3 * 4096 * 14336  # q, k, v read [embedding, feature]
+    by_hand = 3 * 4096 * 4096 + layer + 32000 * 4096 + 4 * 4096  # fc, lm_head, norms
+    weights = weights_of(head, "bfloat16")
+    assert weights.parameters == by_hand == 424_689_664
+    assert weights.total == pytest.approx(2 * by_hand, rel=0.03)  # and a token map of 32,000 int32
+    assert weights.fusion == 2 * 3 * 4096 * 4096 and weights.output == 2 * 32000 * 4096
+    together = pair(model, head, "bfloat16")
+    assert together.cache == 128 * 1024 + 2 * 8 * 128 * 2 and together.weights == pytest.approx(16.06e9 + 0.85e9, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE", "tied"])
+def test_counts_are_those_of_loaded_models(kind):
+    target = tiny_target(num_layers=8, tie_word_embeddings=kind == "tied")
+    head = random_eagle(target.config) if kind == "EAGLE" else random_head(target.config)
+    engine = tiny_engine(target=target, head=head, num_pages=3)
+    together = pair(target.config, head.config, "float32")
+    assert together.weights == sum(array.nbytes for array in jax.tree.leaves(engine.runner.params))
+    pools = sum(array.nbytes for array in jax.tree.leaves(engine.runner.state.caches))
+    assert together.cache * engine.config.page_size * 3 == pools
+
+
+@pytest.mark.parametrize(
+    "head", [eagle3_llama31(), eagle_llama2(), eagle_llama3(), speculators()], ids=["3", "1", "1 no bias", "s"]
+)
+def test_a_config_alone_tells_as_much_as_the_files(head, tmp_path):
+    target = tiny_config()
+    whole, alone = head.write(tmp_path / "whole"), tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_text(json.dumps(head.config))
+    from_files, from_config = read_head(whole, target), read_head(alone, target)
+    assert type(from_files) is type(from_config)
+    assert weights_of(from_config, "bfloat16") == weights_of(from_files, "bfloat16")
+    assert read_head(alone / "config.json", target) == from_config
+
+
+def test_a_mimo_brings_its_head(tmp_path):
+    target = tiny_target(qkv_bias=True)
+    whole = write_target(tmp_path / "whole", target, head=random_mtp(target.config))
+    alone = tmp_path / "alone.json"
+    alone.write_text((whole / "config.json").read_text())
+    for path in (whole, alone):
+        where = own_head(path)
+        assert where == path
+        assert read_head(where, read_target(path)).algorithm == "MTP"
+    assert own_head(write_target(tmp_path / "plain", tiny_target())) is None
+
+
+def test_a_token_map_gives_a_head_an_output_of_its_own(tmp_path):
+    target = tiny_target()
+    path = write_head(tmp_path / "head", random_eagle(target.config))
+    (tmp_path / "map.json").write_text("[5, 9, 2]")
+    head = read_head(path, target.config, tmp_path / "map.json")
+    assert head.draft_vocab_size == 3 and weights_of(head, "float32").output == 4 * 3 * target.config.hidden_size
+
+
+def refused(head: dict, target: ModelConfig, tmp_path) -> HeadConfig:
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    return read_head(tmp_path, target)
+
+
+def test_what_is_no_head_for_this_target_is_refused(tmp_path):
+    target = tiny_config()
+    with pytest.raises(ValueError, match=r"hidden size 64 and vocabulary 128, not 32 and 128"):
+        refused(eagle3_llama31(hidden=32, target=64).config | {"target_hidden_size": 64}, target, tmp_path)
+    with pytest.raises(ValueError, match="whole model of 8 layers, not of a draft head"):
+        refused(eagle_llama3().config | {"num_hidden_layers": 8}, target, tmp_path)
+    with pytest.raises(ValueError, match="does not exist"):
+        read_target(tmp_path / "nowhere")

@@ -1,0 +1,62 @@
+"""Runs inside schemathesis: lets requests that generate text reach the engine, and keeps them short.
+
+The schema can't say everything: a prompt must not be empty, either text or input_ids is needed, stream_options need stream. Only
+what the schema allows is changed here, so that requests which are wrong by it stay wrong.
+"""
+
+from typing import Any
+
+import schemathesis
+
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+MOST = {"max_tokens": 4, "max_completion_tokens": 4, "max_new_tokens": 4, "n": 2}
+NOTHING: tuple[Any, ...] = (None, "", [], [[]])
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+    """Changes a request right before it is sent."""
+    body = case.body
+    if case.path not in (COMPLETIONS, CHAT, GENERATE) or not isinstance(body, dict):
+        return
+    if isinstance(body.get("model"), str):
+        del body["model"]
+    if isinstance(body.get("stream_options"), dict) and body.get("stream") in (None, False):
+        body["stream"] = True
+    if case.path == GENERATE:
+        reach_generate(body)
+        sampling = body.setdefault("sampling_params", {})
+        shorten(sampling, "max_new_tokens")
+        return
+    shorten(body, "max_tokens")
+    if case.path == COMPLETIONS and "prompt" in body and body["prompt"] in NOTHING[1:]:
+        body["prompt"] = "x"
+    if case.path == CHAT and isinstance(body.get("messages"), list):
+        for message in body["messages"][:1]:
+            if isinstance(message, dict) and "content" in message and message["content"] in NOTHING[1:]:
+                message["content"] = "x"
+
+
+def reach_generate(body: dict[str, Any]) -> None:
+    text, ids = body.get("text"), body.get("input_ids")
+    if ids in NOTHING:
+        body.pop("input_ids", None)
+        if text in NOTHING:
+            body["text"] = "x"
+    elif text in NOTHING:
+        body.pop("text", None)
+    wanted = ("logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+    if body.get("return_logprob") in (None, False) and any(body.get(name) is not None for name in wanted):
+        body["return_logprob"] = True
+
+
+def shorten(sampling: Any, budget: str) -> None:
+    """The default of a chat reply is the whole context."""
+    if not isinstance(sampling, dict):
+        return
+    for name, most in MOST.items():
+        value = sampling.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and most < value < 1024:
+            sampling[name] = most
+    if sampling.get(budget) is None:
+        sampling[budget] = MOST[budget]

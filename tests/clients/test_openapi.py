@@ -1,0 +1,35 @@
+"""schemathesis against the real server: whatever /openapi.json allows or forbids, the answers are those that it documents."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import numbers
+
+CONFIG = Path(__file__).parent / "openapi/schemathesis.toml"
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/generate")
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_answers_are_as_documented(server, client, tmp_path, mode):
+    """No 5xx, only the statuses, types and shapes that are documented; what is wrong by the document is refused."""
+    program = client("schemathesis", "schemathesis")
+    before = answered(server)
+    command = [program, "--config-file", CONFIG, "--no-color", "run", f"{server.url}/openapi.json", "--mode", mode]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stdout[-10_000:] + ended.stderr[-2000:]
+    after = answered(server)
+    kind = "2xx" if mode == "positive" else "4xx"
+    assert all(after[path, kind] - before.get((path, kind), 0) >= 50 for path in GENERATING)  # else it would show little
+
+
+def answered(server) -> dict[tuple[str, str], float]:
+    """How many requests got an answer, by path and class of status."""
+    counts = {}
+    for sample, count in numbers(server, "http_requests_total").items():
+        found = re.search(r'path="(.*?)",status="(.*?)"', sample)
+        assert found, sample
+        counts[found[1], found[2]] = count
+    return counts

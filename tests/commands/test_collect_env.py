@@ -1,0 +1,67 @@
+"""jaxspec collect-env: what it tells, and the secrets that it keeps."""
+
+import json
+import subprocess
+
+import jax
+import pytest
+
+from jaxspec.commands import collect_env
+from jaxspec.commands.collect_env import as_text, commit, main, output, plain_name, variables
+
+
+def test_the_report_has_every_section_in_both_forms(capsys, monkeypatch):
+    monkeypatch.setenv("JAXSPEC_API_KEY", "hidden-value")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_example=1 " * 100)
+    assert main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["packages"]["jax"] == jax.__version__ and found["devices"][0]["platform"] == jax.default_backend()
+    assert found["system"]["cores"] >= 1 and found["jaxspec"]["version"]
+    assert found["environment"]["JAXSPEC_API_KEY"] == "(set)" and len(found["environment"]["XLA_FLAGS"]) == 500
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{title.replace('_', ' ')}:\n" in text for title in found)
+    assert "hidden-value" not in text + json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["JAXSPEC_API_KEY", "JAXSPEC_ADMIN_API_KEY", "JAX_auth_token", "XLA_PASSWORD"])
+def test_secrets_are_only_said_to_be_set(name):
+    assert variables({name: "abc"}) == {name: "(set)"}
+
+
+def test_only_variables_that_matter_are_told():
+    environment = {"JAX_PLATFORMS": "cpu", "HOME": "/home/me", "AWS_SECRET": "x", "CUDA_VISIBLE_DEVICES": "0", "MY_JAX_THING": "y"}
+    assert variables(environment) == {"CUDA_VISIBLE_DEVICES": "0", "JAX_PLATFORMS": "cpu"}
+
+
+def test_devices_that_fail_are_part_of_the_report(monkeypatch):
+    def fails() -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(jax, "devices", fails)
+    assert collect_env.devices() == [{"error": "no driver"}]
+
+
+def test_a_clone_has_a_commit(tmp_path):
+    assert commit(tmp_path) == {}
+    if output("git", "--version") is None:
+        pytest.skip("git is not installed")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    (tmp_path / "new").touch()
+    found = commit(tmp_path)
+    assert len(found["commit"]) == 40 and found["changed_files"] == 1
+
+
+def test_a_command_that_is_missing_or_fails_says_nothing():
+    assert output("no-such-program-here") is None
+    assert output("git", "no-such-command") is None
+
+
+def test_sizes_and_names_are_for_people():
+    assert as_text("memory_bytes", 3 << 30) == "3.00 GiB" and as_text("used_bytes", 3 << 19) == "1.5 MiB"
+    assert as_text("", {"kind": "H100", "limit_bytes": 1 << 30}) == "kind H100, limit 1.00 GiB"
+    assert [plain_name(name) for name in ("memory_bytes", "changed_files", "XLA_FLAGS", "bytes")] == [
+        "memory", "changed files", "XLA_FLAGS", "size",
+    ]  # fmt: skip

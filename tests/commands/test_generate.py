@@ -1,0 +1,102 @@
+"""jaxspec generate: the text is LLM.generate's, whatever its colours."""
+
+import io
+import re
+from collections.abc import Callable
+
+import pytest
+
+from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec.commands.generate import BONUS, COLOURS, DRAFT, PLAIN, Painter, kinds, main, summary
+from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing, Update, Verification
+from jaxspec.testing import TinyTokenizer
+from jaxspec.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def few(model) -> list[str]:
+    """A small tree and few tokens."""
+    return [*model.flags, "--tree", "2/1/3", "--max-tokens", "12", "--ignore-eos"]
+
+
+@pytest.fixture(scope="module")
+def plain(model) -> Callable[[str], str]:
+    """What plain decoding says to a prompt."""
+    llm = LLM(model.target, spec=SpecConfig(num_steps=0), max_running_requests=1)
+    return lambda prompt: llm.generate(prompt, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
+
+
+def test_the_text_goes_to_stdout_and_the_summary_to_stderr(few, plain, capsys):
+    assert main(["def f(", *few]) == 0
+    said = capsys.readouterr()
+    assert said.out == plain("def f(") + "\n"
+    assert re.fullmatch(r"12 tokens in [\d.]+ s, [\d.]+ tokens/s, accept length [\d.]+, ended by length\n", said.err)
+
+
+def test_the_prompt_may_come_from_stdin_and_colours_change_no_character(few, plain, capsys, monkeypatch):
+    text = plain("def f(")
+    stop = text[3:6]
+    monkeypatch.setattr("sys.stdin", io.StringIO("def f("))
+    assert main(["-", *few, "--color", "always", "--stop", stop]) == 0
+    said = capsys.readouterr()
+    assert re.sub(r"\033\[\d+m", "", said.out) == text[: text.index(stop)] + "\n"
+    assert COLOURS[BONUS] in said.out and "accepted draft" in said.err and "ended by stop" in said.err
+
+
+def test_chat_puts_the_prompt_into_the_template(few, plain, model, capsys):
+    assert main(["hello", *few, "--chat"]) == 0
+    conversation = load_tokenizer(model.target).apply_chat_template(
+        [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
+    )
+    assert conversation != "hello" and capsys.readouterr().out == plain(conversation) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["x", "--temperature", "-1"], "temperature must be a number between 0"),
+        (["x", "--tree", "2/1/3", "--speculative-num-steps", "2"], "not both"),
+        (["x", "--model-path", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, said, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jaxspec generate: error: ") and said in error and error.count("\n") == 1
+
+
+def update(text: str, accepted: int | None, output: GenerationOutput | None = None) -> Update:
+    """Its tokens are the bytes of the text; None: from a prefill."""
+    verification = None if accepted is None else Verification(SpecConfig(3, 1, 4), accepted)
+    return Update("a", text, tuple(text.encode()), output, verification=verification)
+
+
+def finished(matched: int | str | None) -> GenerationOutput:
+    speculation = Speculation((CycleCounts(3, 2, 3, 3),))
+    return GenerationOutput("a", (1,), "abcd", (97,) * 4, "length", matched, speculation, Timing(0, 0, 1))
+
+
+def test_tokens_have_the_kind_of_how_they_came():
+    assert kinds(update("a", None)) == [PLAIN]
+    assert kinds(update("abc", 2)) == [DRAFT, DRAFT, BONUS]
+    assert kinds(update("ab", 2)) == [DRAFT, DRAFT]  # cut by the budget before its bonus
+    plain = Verification(SpecConfig(num_steps=0), 0)
+    assert kinds(Update("a", "x", (120,), verification=plain)) == [PLAIN]
+
+
+def test_pieces_are_the_text_token_by_token():
+    painter = Painter(TinyTokenizer(), SamplingParams())
+    pieces = [*painter.pieces(update("a", None)), *painter.pieces(update("bcd", 2, finished(None)))]
+    assert pieces == [("a", PLAIN), ("b", DRAFT), ("c", DRAFT), ("d", BONUS)]
+
+
+def test_a_stop_token_and_a_held_back_character_are_no_text_of_their_own():
+    painter = Painter(TinyTokenizer(), SamplingParams())
+    first, second = "é".encode()
+    pieces = [*painter.pieces(Update("a", "", (first,))), *painter.pieces(Update("a", "é", (second, 2), finished(2)))]
+    assert pieces == [("é", PLAIN)]
+
+
+def test_the_summary_says_when_compiling_is_part_of_the_time():
+    said = summary(finished(None), 2.0, compiled=True)
+    assert said == "4 tokens in 2.00 s, 2.0 tokens/s, accept length 3.00, ended by length, compiling included"

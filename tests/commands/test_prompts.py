@@ -1,0 +1,39 @@
+"""Prompt files, and the built-in prompts."""
+
+import pytest
+
+from jaxspec.commands.prompts import BUILT_IN, load_prompts
+
+
+def test_prompts_come_from_lines_or_json_lines(tmp_path):
+    (tmp_path / "a.txt").write_text('one\n\n"two"\n')
+    assert load_prompts(tmp_path / "a.txt", 2).prompts == ["one", '"two"']
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n"four\\n"\n[5, 6]\n{"token_ids": [7]}\n')
+    assert load_prompts(tmp_path / "a.jsonl", None).prompts == ["one", "two", "four\n", [5, 6], [7]]
+    assert load_prompts(tmp_path / "a.jsonl", 1).prompts == ["one"]
+
+
+@pytest.mark.parametrize("line", ['{"wrong": 1}', "3", "[]", "[true]", '{"token_ids": ["a"]}', "{", "null"])
+def test_a_line_without_a_prompt_is_named(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text(f'"one"\n{line}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, prompt 2: "):
+        load_prompts(tmp_path / "a.jsonl", None)
+
+
+def test_too_few_prompts_are_an_error(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    for name, count, message in (
+        ("a.txt", 3, "has 2 prompts, 3 were asked for"),
+        ("b.txt", 1, "can't read"),
+        ("empty.txt", None, "has 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_prompts(tmp_path / name, count)
+
+
+def test_without_a_file_there_are_built_in_ones():
+    few = load_prompts(None, 3)
+    assert few.source == BUILT_IN and len(few.prompts) == 3
+    assert load_prompts(None, None, default_count=4).prompts[:3] == few.prompts
+    assert few.sha256 != load_prompts(None, 2).sha256

@@ -1,0 +1,41 @@
+"""The workbench: what it counts, and contexts that hold the prompts."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean
+from jaxspec.testing import tiny_config
+
+
+def test_acceptance_by_depth():
+    assert depth_acceptance([1, 3, 3, 2]) == [0.75, 0.667]
+    assert depth_acceptance([]) == []
+
+
+def test_small_helpers():
+    assert count_equal([[1], [2]], [(1,), (3,)]) == 1
+    assert mean([1, 2]) == 1.5 and mean([]) == 0.0
+
+
+@pytest.mark.parametrize(("longest", "context"), [(10, 256), (246, 256), (247, 512), (900, 1000)])
+def test_contexts_grow_by_powers_of_two(longest, context):
+    bench = SimpleNamespace(llm=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=1000))))
+    assert Workbench.context_for(bench, [[1], [1] * longest], 10) == context  # type: ignore
+
+
+def test_prompts_that_are_too_long_for_the_model_are_an_error():
+    bench = SimpleNamespace(llm=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=20))))
+    with pytest.raises(ValueError, match="take 21 tokens, the model was made for 20"):
+        Workbench.context_for(bench, [[1] * 11], 10)  # type: ignore
+
+
+def test_compilations_are_counted():
+    numbers = jnp.arange(7).block_until_ready()
+    counter = CompilationCounter()
+    program = jax.jit(lambda x: x * 3 + 5)
+    for _ in range(2):
+        program(numbers).block_until_ready()
+    assert counter.count == 1

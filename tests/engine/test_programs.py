@@ -1,0 +1,79 @@
+"""Compiling ahead: what is counted, what was found in JAX's cache, and that nothing compiles afterwards."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.engine.programs import AdmitProgram, Compilation, PrefillProgram, Programs
+from jaxspec.spec.cycle import CycleOptions
+
+ADMIT, CHUNK = AdmitProgram(), PrefillProgram(4, 1)
+
+
+class TwoPrograms(Programs):
+    """Two small functions in place of the model's."""
+
+    def __init__(self, factor: float):
+        super().__init__(lambda params: params, {"w": jnp.ones(8)}, jnp.zeros((8, 8)), CycleOptions(None, None))
+        self._factor = factor
+
+    def _define(self, program):
+        power = 1 if program == ADMIT else 2
+        return lambda params, state, x: jnp.tanh(state * self._factor) + params["w"] * x**power, (jnp.ones(8),)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path):
+    """JAX's cache, empty, and taking everything in."""
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    reset_cache()
+
+
+def test_each_is_compiled_once_and_the_next_process_finds_it():
+    first, second = TwoPrograms(3.0), TwoPrograms(3.0)
+    for programs in (first, second):
+        programs.compile_all([ADMIT, CHUNK])
+        jax.clear_caches()
+    assert {program: done.from_cache for program, done in first.compilations.items()} == {ADMIT: False, CHUNK: False}
+    assert {program: done.from_cache for program, done in second.compilations.items()} == {ADMIT: True, CHUNK: True}
+    assert all(done.seconds > 0 and done.temporary_bytes >= 0 for done in first.compilations.values())
+
+
+def test_a_hit_counts_for_its_own_program():
+    TwoPrograms(5.0).compile_all([ADMIT])
+    jax.clear_caches()
+    programs = TwoPrograms(5.0)
+    programs.compile_all([CHUNK, ADMIT])
+    assert programs.compilations[ADMIT].from_cache and not programs.compilations[CHUNK].from_cache
+
+
+def test_what_is_compiled_already_is_not_compiled_again():
+    programs = TwoPrograms(7.0)
+    compiled = programs[ADMIT]
+    assert isinstance(programs.compilations[ADMIT], Compilation)
+    programs.compile_all([ADMIT, CHUNK])
+    assert programs[ADMIT] is compiled and len(programs.compilations) == 2
+
+
+def test_a_sealed_set_compiles_nothing():
+    programs = TwoPrograms(9.0)
+    programs.compile_all([ADMIT])
+    programs.seal()
+    programs[ADMIT]
+    with pytest.raises(RuntimeError, match=r"program \(prefill 4 tokens, 1 pages\) was not compiled ahead; compiled: admit"):
+        programs[CHUNK]
+
+
+def test_a_failure_is_not_swallowed():
+    class Broken(TwoPrograms):
+        def _define(self, program):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Broken(1.0).compile_all([ADMIT])

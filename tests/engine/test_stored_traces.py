@@ -1,0 +1,147 @@
+"""Traced programs on disk: found again by whoever would trace the same, by nobody else, and never in the way."""
+
+import logging
+import os
+import time
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine import stored_traces
+from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.engine.stored_traces import KEEP_DAYS, StoredTraces, source_digest
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.state import Caches
+from jaxspec.testing import tiny_engine
+from jaxspec.typing import KeysValues
+
+WEIGHTS = {"layers": {0: jnp.arange(3.0), 1: jnp.ones(3)}}
+STATE = Caches((KeysValues(jnp.zeros(3), jnp.ones(3)),), ())
+
+
+def program(weights, state, factor):
+    return jax.tree.map(lambda array: array + factor * weights["layers"][0], state)
+
+
+def never(*_):
+    pytest.fail("it was traced")
+
+
+def files(directory):
+    return sorted(directory.glob("*.stablehlo"))
+
+
+def test_what_was_stored_is_not_traced_again_and_does_the_same(tmp_path):
+    arguments = (WEIGHTS, STATE, jnp.float32(2))
+    first = StoredTraces(tmp_path / "new", "me").get("name", program, arguments)
+    again = StoredTraces(tmp_path / "new", "me").get("name", never, arguments)
+    expected = program(*arguments)
+    for stored in (first, again):
+        result = jax.jit(stored)(*arguments)
+        assert jax.tree.structure(result) == jax.tree.structure(expected)
+        assert all(map(jnp.array_equal, jax.tree.leaves(result), jax.tree.leaves(expected)))
+    assert len(files(tmp_path / "new")) == 1 and len(os.listdir(tmp_path / "new")) == 1
+
+
+def test_the_state_is_still_updated_in_place(tmp_path):
+    stored = StoredTraces(tmp_path, "me").get("name", program, (WEIGHTS, STATE, jnp.float32(2)))
+    state = jax.tree.map(jnp.copy, STATE)
+    compiled = jax.jit(stored, donate_argnums=1).lower(WEIGHTS, state, jnp.float32(2)).compile()
+    compiled(WEIGHTS, state, jnp.float32(2))
+    assert all(array.is_deleted() for array in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("changed", ["owner", "name", "shape", "dtype", "structure", "source", "version", "setting"])
+def test_whatever_may_change_the_program_gives_it_another_name(tmp_path, changed, monkeypatch):
+    def double(weights, state, factor):
+        return state, factor * 2
+
+    StoredTraces(tmp_path, "me").get("name", double, (WEIGHTS, STATE, jnp.ones(4)))
+    last = {"shape": jnp.ones(5), "dtype": jnp.ones(4, jnp.int32), "structure": (jnp.ones(4),)}.get(changed, jnp.ones(4))
+    if changed == "source":
+        monkeypatch.setattr(stored_traces, "source_digest", lambda: "other")
+    if changed == "version":
+        monkeypatch.setattr(stored_traces, "LIBRARIES", ("jax", "pytest"))
+    with jax.default_matmul_precision("float32") if changed == "setting" else jax.named_scope("nothing"):
+        traces = StoredTraces(tmp_path, "you" if changed == "owner" else "me")
+        traces.get("other" if changed == "name" else "name", lambda weights, state, factor: state, (WEIGHTS, STATE, last))
+    assert len(files(tmp_path)) == 2
+
+
+def test_the_source_is_that_of_all_our_files(tmp_path):
+    assert source_digest() == source_digest()
+    (tmp_path / "jaxspec/spec").mkdir(parents=True)
+    digests = {source_digest(tmp_path)}
+    for name, text in ("jaxspec/a.py", "1"), ("jaxspec/spec/b.py", "1"), ("jaxspec/a.py", "2"), ("other.py", "3"):
+        (tmp_path / name).write_text(text)
+        digests.add(source_digest(tmp_path))
+    assert len(digests) == 4  # other.py is not ours
+
+
+class Unknown(NamedTuple):
+    """Nobody told JAX how to store it."""
+
+    value: jax.Array
+
+
+def test_what_can_not_be_stored_is_traced_every_time(tmp_path, caplog):
+    def unstorable(value):
+        return Unknown(value + 1)
+
+    assert StoredTraces(tmp_path, "me").get("name", unstorable, (jnp.ones(2),)) is unstorable
+    assert not files(tmp_path)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING and "name is not kept" in record.message
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-1], lambda content: content[:-1] + b"x"])
+def test_a_damaged_file_is_replaced(tmp_path, damage, caplog):
+    arguments = (WEIGHTS, STATE, jnp.float32(2))
+    StoredTraces(tmp_path, "me").get("name", program, arguments)
+    [file] = files(tmp_path)
+    content = file.read_bytes()
+    file.write_bytes(damage(content))
+    result = jax.jit(StoredTraces(tmp_path, "me").get("name", program, arguments))(*arguments)
+    assert jnp.array_equal(result.target[0].k, program(*arguments).target[0].k)
+    assert len(file.read_bytes()) == len(content) and not caplog.records
+    StoredTraces(tmp_path, "me").get("name", never, arguments)
+
+
+def test_a_directory_that_can_not_be_written_is_no_obstacle(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    assert StoredTraces(tmp_path / "file" / "below", "me").get("name", program, (WEIGHTS, STATE, jnp.float32(1))) is program
+
+
+def test_files_that_nobody_needs_any_more_are_removed(tmp_path):
+    traces = StoredTraces(tmp_path, "me")
+    for name in ("old", "used", "new"):
+        traces.get(name, partial(program, WEIGHTS), (STATE, jnp.float32(1)))
+    long_ago = time.time() - (KEEP_DAYS + 1) * 24 * 3600
+    for file in files(tmp_path):
+        os.utime(file, (long_ago, long_ago))
+    traces.get("used", never, (STATE, jnp.float32(1)))
+    traces.get("newest", partial(program, WEIGHTS), (STATE, jnp.float32(1)))
+    StoredTraces(tmp_path, "somebody else")
+    assert len(files(tmp_path)) == 2
+
+
+def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog):
+    """Also a guard for new fields of what programs return: stored_traces must name their types."""
+    results = []
+    for traces in (None, StoredTraces(tmp_path, "tiny"), StoredTraces(tmp_path, "tiny")):
+        engine = tiny_engine(SpecConfig(2, 2, 4), max_running_requests=1, request_trees=(SpecConfig(num_steps=0),))
+        programs = engine.runner.programs
+        programs.traces = traces
+        request = engine.add(list(range(8)), SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=1))
+        while engine.has_work:
+            engine.step()
+        results.append((request.output, request.logprobs))
+        assert {type(program) for program in programs.compilations} == {AdmitProgram, PrefillProgram, CycleProgram}
+    assert results[0] == results[1] == results[2]
+    function, others = programs._define(CatchUpProgram(1, 64))
+    assert programs.traces.get("catch up", function, (programs._params, programs._state, *others)) is not function
+    assert len(files(tmp_path)) == len(programs.compilations) + 1 and not caplog.records

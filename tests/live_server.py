@@ -1,0 +1,59 @@
+"""The real server on the built-in model as a process of its own, as users run it."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 600
+"""Compiling every program of the built-in model on a busy machine."""
+END_SECONDS = 90
+"""Running requests have 30 s to finish after SIGTERM."""
+FLAGS = ("--speculative-request-trees", "0 3/1/4")
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server process that answers."""
+
+    url: str
+    pid: int
+    log: Path
+
+
+@contextlib.contextmanager
+def running_server(folder: Path, *flags: str) -> Iterator[LiveServer]:
+    """Starts a server; yields it when it is ready. Afterwards it must end in order, and its log may hold no traceback."""
+    log = folder / "server.log"
+    command = [sys.executable, "-m", "jaxspec.serve", "--port", "0", *FLAGS, *flags]
+    with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as process:
+        try:
+            yield LiveServer(url_in(log, process), process.pid, log)
+            process.terminate()
+            status = process.wait(END_SECONDS)
+        finally:
+            process.kill()
+    assert status == 0, f"the server ended with status {status}:\n{end_of(log)}"
+    assert "Traceback" not in log.read_text(), f"something failed in the server: see {log}"
+
+
+def url_in(log: Path, process: subprocess.Popen) -> str:
+    """Where the server listens, once its log says so. Fails if it ends before, or takes too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        if found := re.search(r"is ready at (http://\S+)", log.read_text()):
+            return found[1]
+        assert not ended, f"the server ended with status {process.returncode}:\n{end_of(log)}"
+        time.sleep(0.1)
+    raise AssertionError(f"the server was not ready within {START_SECONDS} s:\n{end_of(log)}")
+
+
+def end_of(log: Path) -> str:
+    """The last lines, for messages."""
+    return "\n".join(log.read_text().splitlines()[-20:])

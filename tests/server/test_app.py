@@ -1,0 +1,94 @@
+"""The document at /openapi.json: every endpoint, every status, and answers that are as it says."""
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from jaxspec.server import answers, generation_answers
+from tests.server.conftest import Client
+
+USER = [{"role": "user", "content": "hi"}]
+ENDPOINTS = {
+    "/v1/models", "/v1/models/{name}", "/v1/completions", "/v1/chat/completions", "/generate",
+    "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/tokenizer_info",
+    "/health", "/health_generate", "/ready", "/ping", "/metrics", "/version", "/v1/loads", "/loads",
+    "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/flush_cache", "/abort_request",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def document(shared: Client) -> dict[str, Any]:
+    return shared.http.get("/openapi.json").json()
+
+
+def operations(document: dict[str, Any]) -> dict[str, dict]:
+    return {f"{method} {path}": one for path, methods in document["paths"].items() for method, one in methods.items()}
+
+
+def test_it_names_every_endpoint(document: dict[str, Any]):
+    assert set(document["paths"]) == ENDPOINTS
+    assert document["info"]["title"] == "jaxspec" and document["info"]["version"] and document["info"]["description"]
+
+
+def test_it_knows_every_failure(document: dict[str, Any]):
+    for name, operation in operations(document).items():
+        statuses = set(operation["responses"])
+        assert statuses >= {"200", "400", "401", "405", "408", "413", "500", "503"}, name
+        assert "422" not in statuses
+        assert ("415" in statuses) == ("requestBody" in operation), name
+        for status, response in operation["responses"].items():
+            if status != "200":
+                assert response["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
+    assert not {"HTTPValidationError", "ValidationError"} & set(document["components"]["schemas"])
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_it_tells_of_streams_and_deadlines(document: dict[str, Any], path: str):
+    responses = document["paths"][path]["post"]["responses"]
+    assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert {"404", "504"} <= set(responses)
+
+
+def test_fields_are_explained(document: dict[str, Any]):
+    """By the docstrings in the source."""
+    fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert fields["prompt"] and "served model" in fields["model"]["description"]
+    assert fields["suffix"]["enum"] == [None, ""]
+
+
+def test_operation_ids_are_unique(document: dict[str, Any]):
+    ids = [operation["operationId"] for operation in operations(document).values()]
+    assert len(set(ids)) == len(ids)
+
+
+SPOKEN = {"max_tokens": 9}
+NATIVE = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "body"),
+    [
+        (generation_answers.CompletionAnswer, "/v1/completions", {"prompt": "x", **SPOKEN}),
+        (generation_answers.CompletionAnswer, "/v1/completions", {"prompt": "xy", "logprobs": 2, "echo": True, **SPOKEN}),
+        (generation_answers.ChatAnswer, "/v1/chat/completions", {"messages": USER, **SPOKEN}),
+        (generation_answers.ChatAnswer, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
+        (generation_answers.GenerateAnswer, "/generate", NATIVE),
+        (list[generation_answers.GenerateAnswer], "/generate", {**NATIVE, "text": ["x", "y"]}),
+        (answers.TokenizeAnswer, "/tokenize", {"prompt": "x", "return_token_strs": True}),
+        (answers.DetokenizeAnswer, "/detokenize", {"tokens": [[97]]}),
+        (answers.AbortAnswer, "/abort_request", {"rid": "x"}),
+        (answers.TokenizerInfo, "/tokenizer_info", None),
+        (answers.HealthAnswer, "/health", None),
+        (answers.VersionAnswer, "/version", None),
+        (answers.ModelInfo, "/model_info", None),
+        (answers.ServerInfo, "/server_info", None),
+        (answers.LoadsAnswer, "/loads", None),
+        (generation_answers.ModelList, "/v1/models", None),
+        (generation_answers.ModelCard, "/v1/models/fake", None),
+        (answers.ErrorAnswer, "/v1/models/other", None),
+    ],
+)
+def test_answers_are_as_documented(client: Client, model: Any, path: str, body: dict | None):
+    response = client.http.get(path) if body is None else client.post(path, **body)
+    TypeAdapter(model).validate_json(response.content, strict=True)

@@ -1,0 +1,129 @@
+"""Keys: who gets a 401, and what it says."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from jaxspec.server.auth import PUBLIC
+from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
+from tests.server.conftest import Client, serving
+from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+
+KEY, ADMIN = "sk-ünicode key", "sk-admin"
+PROMPT = {"prompt": "hello", "max_tokens": 3}
+
+
+@contextmanager
+def server(settings: ServerSettings) -> Iterator[httpx.Client]:
+    model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
+    with serving(FakeEngine(), model, settings) as url, httpx.Client(base_url=url, timeout=20) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def one_key() -> Iterator[httpx.Client]:
+    with server(ServerSettings(api_key=KEY, shown={"page_size": 16})) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def two_keys() -> Iterator[httpx.Client]:
+    with server(ServerSettings(api_key=KEY, admin_api_key=ADMIN, shown={"log_level": "info"})) as http:
+        yield http
+
+
+def bearer(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
+    return {"authorization": f"{scheme} {key}".strip().encode()}
+
+
+def refusal(response: httpx.Response) -> dict:
+    """The error, checked for what openai-python and browsers need."""
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), response.text
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert KEY not in response.text
+    return error
+
+
+@pytest.mark.parametrize("headers", [bearer(KEY), bearer(KEY, "bearer"), bearer(f" {KEY}"), {"x-api-key": KEY.encode()}])
+def test_the_key_opens_everything(one_key: httpx.Client, headers):
+    assert one_key.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+    assert one_key.get("/v1/models", headers=headers).status_code == 200
+    assert one_key.post("/flush_cache", headers=headers).status_code == 200  # without an admin key this one is enough
+    assert one_key.get("/server_info", headers=headers).json()["page_size"] == 16
+
+
+WRONG = [{}, {"x-api-key": ""}, *map(bearer, ("", "sk-unicode key", KEY[:-1], KEY + "x")), bearer(KEY, "Basic"), bearer(KEY, "")]
+
+
+@pytest.mark.parametrize("headers", WRONG)
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/server_info", "/tokenizer_info", "/openapi.json", "/no/such/endpoint", "/healthy"]
+)
+def test_no_other_key_does(one_key: httpx.Client, path: str, headers):
+    refusal(one_key.get(path, headers=headers))
+
+
+def test_clients_that_are_made_from_the_document_know_of_the_key(one_key: httpx.Client, shared: Client):
+    document = one_key.get("/openapi.json", headers=bearer(KEY)).json()
+    [name] = document["security"][0]
+    assert document["components"]["securitySchemes"][name] == {"type": "http", "scheme": "bearer"}
+    assert "security" not in shared.http.get("/openapi.json").json()
+
+
+def test_missing_and_wrong_keys_are_told_apart(one_key: httpx.Client):
+    assert "asks for" in refusal(one_key.get("/v1/models"))["message"]
+    assert "wrong" in refusal(one_key.get("/v1/models", headers=bearer("x")))["message"]
+
+
+def test_bodies_are_not_read_without_a_key(one_key: httpx.Client):
+    refusal(one_key.post("/v1/completions", content=b"x" * 17 * 2**20))  # more than a body may have, and no JSON
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC))
+def test_what_needs_no_key(one_key: httpx.Client, path: str):
+    assert one_key.get(path).status_code == 200
+
+
+def test_a_server_without_keys_ignores_them():
+    """lm-eval sends an empty one if it has none."""
+    with server(ServerSettings()) as http:
+        for headers in WRONG:
+            assert http.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+            assert http.post("/flush_cache", headers=headers).status_code == 200
+
+
+def test_what_only_the_owner_may_do(two_keys: httpx.Client):
+    for headers, is_admin in ((bearer(KEY), False), (bearer(ADMIN), True)):
+        assert two_keys.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+        assert two_keys.post("/abort_request", json={"rid": "nothing"}, headers=headers).json() == {"aborted": 0}
+        info = two_keys.get("/server_info", headers=headers).json()
+        assert ("log_level" in info) is is_admin and info["served_model_name"] == "fake"
+        owners = [
+            two_keys.get("/flush_cache", headers=headers),
+            two_keys.post("/flush_cache", headers=headers),
+            two_keys.post("/abort_request", json={"abort_all": True}, headers=headers),
+        ]
+        for response in owners:
+            if is_admin:
+                assert response.status_code == 200
+            else:
+                assert "admin" in refusal(response)["message"]
+
+
+def test_an_admin_key_alone_leaves_the_rest_open():
+    with server(ServerSettings(admin_api_key=ADMIN)) as http:
+        assert http.post("/v1/completions", json=PROMPT).status_code == 200
+        assert http.get("/server_info").status_code == 200
+        refusal(http.post("/flush_cache"))
+        assert http.post("/flush_cache", headers=bearer(ADMIN)).status_code == 200
+
+
+@pytest.mark.parametrize("keys", [{"api_key": ""}, {"api_key": "x", "admin_api_key": ""}])
+def test_an_empty_key_is_refused(keys: dict):
+    with pytest.raises(ValueError, match="must not be empty"):
+        ServerSettings(**keys)

@@ -1,0 +1,100 @@
+"""Bodies that are hostile to parsers, and how little of them comes back."""
+
+import time
+
+import httpx
+import pytest
+
+from jaxspec.server.errors import MAX_ECHO, echo
+from tests.server.conftest import Client, wait_until
+from tests.server.test_bad_input import refusal
+
+PATHS = ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"]
+
+
+def post(client: Client, path: str, body: bytes | str) -> httpx.Response:
+    return client.http.post(path, content=body, headers={"content-type": "application/json"})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 10**6,
+        b'{"a":' * 10**6,
+        b"[" * 10**6 + b"]" * 10**6,
+        b'{"prompt": ' + b"[" * 10**6,
+        b"\xff" * 10**6,
+        b"1" * 10**6,
+        b"-" * 10**6,
+        b'"' + b"\\u0000" * 10**5,
+        b'{"\\ud800": 1}',
+        b"\xef\xbb\xbf{}",
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+def test_none_of_these_takes_long(client: Client, path: str, body: bytes):
+    started = time.monotonic()
+    refusal(post(client, path, body), 400)
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("depth", [10, 500, 990, 2000, 5000, 50_000])
+def test_nesting_at_any_depth(client: Client, path: str, depth: int):
+    """Whatever of the parser, the checks and the message gives up first."""
+    for field in (
+        "prompt",
+        "text",
+        "messages",
+        "tokens",
+        "rid",
+        "temperature",
+        "metadata",
+        "sampling_params",
+        "tools",
+        "stop",
+        "x",
+    ):
+        for opening, closing in (("[", "]"), ('{"a":', "}")):
+            response = post(client, path, f'{{"{field}": {opening * depth}1{closing * depth}}}')
+            assert len(refusal(response, 400)["message"]) < 600
+
+
+@pytest.mark.parametrize(
+    "number", ["1e400", "-1e400", "NaN", "-Infinity", "1" * 4000, "1" * 5000, "0." + "1" * 5000, "1e-400", "-0"]
+)
+@pytest.mark.parametrize("field", ["temperature", "top_p", "seed", "n", "max_tokens", "priority", "min_p", "top_k"])
+def test_numbers_of_any_size(client: Client, field: str, number: str):
+    response = post(client, "/v1/completions", f'{{"prompt": "x", "{field}": {number}}}')
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert len(refusal(response, 400)["message"]) < 600
+
+
+def test_of_duplicate_keys_the_last_one_counts(client: Client):
+    answer = post(client, "/v1/completions", '{"prompt": "x", "max_tokens": 5, "max_tokens": 3}').json()
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1: 2}, {"a": {3}}, "ü" * 500, [[0] * 500], object()])
+def test_values_are_shown_cut(value):
+    assert 0 < len(echo(value)) <= MAX_ECHO
+
+
+def test_what_is_nested_too_deeply_is_not_shown():
+    value: list = []
+    for _ in range(100_000):
+        value = [value]
+    assert echo(value) == "a value that is nested too deeply to be shown"
+
+
+def test_an_error_of_ours_tells_nothing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    def fail(*_):
+        raise RuntimeError("secret: /home/someone")
+
+    monkeypatch.setattr("jaxspec.server.tokenize_api.tokenized", fail)
+    response = client.http.post("/tokenize", json={"prompt": "x"}, headers={"x-request-id": "mine"})
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
+    assert response.json()["error"] == {"message": "internal server error", "type": "server_error", "param": None, "code": 500}
+    wait_until(lambda: "secret" in caplog.text)  # it is written when the answer is out

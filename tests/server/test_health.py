@@ -1,0 +1,107 @@
+"""The probe: an engine that works makes a token in time, whatever else it does."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.errors import ApiError
+from jaxspec.server.health import HealthProbe
+from tests.server.fakes import FakeEngine
+
+
+class Standing(FakeEngine):
+    """Steps, but makes nothing."""
+
+    def step(self):
+        time.sleep(0.02)
+        return []
+
+
+class Slow(FakeEngine):
+    """Twenty steps a second."""
+
+    def step(self):
+        time.sleep(0.05)
+        return super().step()
+
+
+def run(fake: FakeEngine, work: Callable[[AsyncEngine], Coroutine]) -> float:
+    """Seconds that it took."""
+    engine, started = AsyncEngine(fake), time.monotonic()
+    try:
+        asyncio.run(work(engine))
+        return time.monotonic() - started
+    finally:
+        engine.close()
+
+
+def test_an_idle_engine_makes_one_token():
+    fake = FakeEngine()
+    run(fake, lambda engine: HealthProbe(engine).check())
+    assert [params.max_tokens for params in fake.params] == [1] and fake.priorities == [2**31 - 1]
+    assert fake.steps == 1
+
+
+def test_one_that_makes_none():
+    fake = Standing()
+    with pytest.raises(ApiError, match=r"within 0\.3 seconds") as error:
+        run(fake, lambda engine: HealthProbe(engine, 0.3).check())
+    assert error.value.status == 503
+    assert not fake.running  # the probe's request is not left behind
+
+
+@pytest.mark.parametrize("crash", [None, RuntimeError("x")])
+def test_one_that_fails_is_known_at_once(crash: Exception | None):
+    fake = FakeEngine()
+    fake.failures, fake.crash = 1, crash
+    started = time.monotonic()
+    with pytest.raises(ApiError):
+        run(fake, lambda engine: HealthProbe(engine, 10).check())
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_other_requests_tokens_count(room: int):
+    """A full queue is no failure, as long as it moves."""
+    fake = Slow()
+
+    async def work(engine: AsyncEngine) -> None:
+        with await engine.start([AsyncRequest("long", [1], SamplingParams(max_tokens=500))]):
+            fake.room = room
+            await HealthProbe(engine, 10).check()
+            assert fake.running  # it did not wait until that one had ended
+
+    assert run(fake, work) < 5
+
+
+def test_a_full_queue_that_does_not_move():
+    fake = Standing()
+
+    async def work(engine: AsyncEngine) -> None:
+        with await engine.start([AsyncRequest("long", [1], SamplingParams(max_tokens=500))]):
+            fake.room = 1
+            await HealthProbe(engine, 0.3).check()
+
+    with pytest.raises(ApiError):
+        run(fake, work)
+
+
+def test_probes_share_one_request():
+    fake = Slow()
+
+    async def work(engine: AsyncEngine) -> None:
+        probe = HealthProbe(engine)
+        impatient = asyncio.ensure_future(probe.check())
+        others = [asyncio.ensure_future(probe.check()) for _ in range(8)]
+        await asyncio.sleep(0)
+        impatient.cancel()  # whoever hangs up does not end it for the others
+        await asyncio.gather(*others)
+        assert len(fake.params) == 1
+        await probe.check()
+        assert len(fake.params) == 2
+
+    run(fake, work)

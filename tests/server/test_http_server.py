@@ -1,0 +1,157 @@
+"""How connections begin and end: what is no HTTP, and what a server says while it shuts down."""
+
+import json
+import signal
+import socket
+import threading
+import time
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+
+from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.server.app import create_app
+from jaxspec.server.http_server import HttpServer, listen
+from jaxspec.server.model import ServedModel
+from tests.server.conftest import Client, wait_until
+from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+
+GET = b"GET /health HTTP/1.1\r\nHost: test\r\n"
+
+
+def answer_to(client: Client, sent: bytes) -> bytes:
+    """Everything that comes until the connection is closed."""
+    url = urlparse(str(client.http.base_url))
+    received = b""
+    with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
+        connection.sendall(sent)
+        try:
+            while part := connection.recv(65536):
+                received += part
+        except ConnectionResetError:  # it was closed before all was read
+            pass
+    return received
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 9 + b"\r\n\r\n",  # TLS
+        b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
+        GET + b"x: " + b"x" * 2**17,
+        GET + b"".join(b"x%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
+        b"GET /" + b"x" * 2**17 + b" HTTP/1.1\r\n\r\n",
+        GET + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
+    ],
+    ids=lambda sent: repr(sent[:20]),
+)
+def test_what_is_no_http_gets_an_error_in_the_one_shape(client: Client, sent: bytes):
+    head, _, body = answer_to(client, sent).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head.lower()
+    assert json.loads(body)["error"]["code"] == 400
+
+
+def test_headers_of_usual_size_pass(client: Client):
+    response = client.http.get("/health", headers={f"x-{number}": "y" * 1000 for number in range(50)})
+    assert response.status_code == 200
+
+
+def test_websockets_are_not_taken(client: Client):
+    headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x" * 22 + "=="}
+    assert client.http.get("/health", headers=headers).status_code == 200
+
+
+class Draining:
+    """A server that was told to end while a request runs."""
+
+    def __init__(self, shutdown_timeout: float):
+        self.fake, ready, urls = FakeEngine(), threading.Event(), []
+        self.engine = AsyncEngine(self.fake)
+        model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
+
+        def on_ready(url: str) -> None:
+            urls.append(url)
+            ready.set()
+
+        self.server = HttpServer(create_app(self.engine, model), self.engine, on_ready, shutdown_timeout)
+        self._listener = listen("127.0.0.1", 0)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
+        self.thread.start()
+        assert ready.wait(20)
+        self.url = urls[0]
+        self.answers: list[httpx.Response] = []
+        self.client = threading.Thread(target=self._ask)
+
+    def _ask(self) -> None:
+        self.answers.append(httpx.post(f"{self.url}/generate", json={"text": "x"}, timeout=20))
+
+    def __enter__(self) -> "Draining":
+        self.fake.allow(0)
+        self.client.start()
+        wait_until(lambda: self.fake.running == 1)
+        self.fake.allow(1)
+        wait_until(lambda: self.engine.stats.running == 1)
+        self.server.should_exit = True
+        wait_until(lambda: httpx.get(f"{self.url}/health").status_code == 503)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fake.allow(999)
+        for thread in (self.client, self.thread):
+            thread.join(20)
+            assert not thread.is_alive()
+        self.engine.close()
+        self._listener.close()
+
+
+def test_what_runs_may_finish_while_others_go_elsewhere():
+    with Draining(shutdown_timeout=20) as draining:
+        url = draining.url
+        refused = [
+            *(httpx.get(f"{url}/{path}") for path in ("health", "ready", "ping", "health_generate")),
+            httpx.post(f"{url}/v1/completions", json={"prompt": "x"}),
+            httpx.post(f"{url}/generate", json={"text": "x", "stream": True}),
+        ]
+        assert httpx.get(f"{url}/version").status_code == 200
+    [answer] = draining.answers
+    assert (answer.status_code, answer.json()["meta_info"]["finish_reason"]["type"]) == (200, "length")
+    for response in refused:
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["message"] == "the server is shutting down"
+
+
+def test_after_the_time_to_drain_the_rest_gets_an_error():
+    with Draining(shutdown_timeout=0.5) as draining:
+        time.sleep(0.6)
+        draining.fake.allow(1)
+    [answer] = draining.answers
+    assert answer.status_code == 503 and "shutting down" in answer.text
+
+
+def test_an_idle_server_ends_at_once():
+    draining = Draining(shutdown_timeout=60)
+    started = time.monotonic()
+    draining.server.should_exit = True
+    draining.thread.join(20)
+    assert time.monotonic() - started < 5
+    draining.engine.close()
+    draining._listener.close()
+
+
+class Impatient(Draining):
+    """Its client is hung up on."""
+
+    def _ask(self) -> None:
+        with pytest.raises(httpx.HTTPError):
+            super()._ask()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_everything_at_once(number: signal.Signals):
+    with Impatient(shutdown_timeout=60) as draining:
+        draining.server.handle_exit(number, None)
+        draining.thread.join(5)
+        assert not draining.thread.is_alive()
+        assert not draining.engine.is_healthy

@@ -1,0 +1,117 @@
+"""What probes, routers and benchmarks read."""
+
+import httpx
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.server.info_api import without_directory
+from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
+from jaxspec.version import own_version
+from tests.server.conftest import Client, serving, wait_until
+from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+
+HEALTH = ["/health", "/ready", "/ping"]
+
+
+@pytest.mark.parametrize("path", [*HEALTH, "/health_generate"])
+def test_a_healthy_server(client: Client, path: str):
+    response = client.http.get(path)
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", HEALTH)
+def test_a_failing_engine(client: Client, path: str):
+    client.engine.failures = 3
+    for _ in range(3):
+        assert client.post("/v1/completions", prompt="x").status_code == 500
+    response = client.http.get(path)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["type"] == "server_error"
+
+
+def test_the_probe_makes_a_token(client: Client):
+    assert client.http.get("/health_generate").status_code == 200
+    assert [params.max_tokens for params in client.engine.params] == [1]
+    client.engine.failures = 1
+    response = client.http.get("/health_generate")
+    assert (response.status_code, "not made a token" in response.json()["error"]["message"]) == (503, True)
+
+
+def test_version(client: Client):
+    assert client.http.get("/version").json() == {"version": own_version()}
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_model_info_names_no_path(client: Client, path: str):
+    info = client.http.get(path).json()
+    assert (info["model_path"], info["tokenizer_path"], info["served_model_name"]) == ("fake", "fake", "fake")
+    assert info["is_generation"] is True and info["context_length"] == CONTEXT
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_server_info(client: Client, path: str):
+    info = client.http.get(path).json()
+    assert info["version"] == own_version() and info["served_model_name"] == info["model_path"] == "fake"
+    assert (info["tree"], info["speculative_num_steps"], info["max_total_num_tokens"]) == (str(TREE), 3, 160)
+
+
+def test_the_accept_length_is_that_since_the_flush(client: Client):
+    """SGLang's benchmark flushes the cache, runs, and prints it."""
+
+    def accept_length() -> float | None:
+        return client.http.get("/server_info").json()["internal_states"][0].get("avg_spec_accept_length")
+
+    client.post("/v1/completions", prompt="x", max_tokens=11)
+    assert client.http.post("/flush_cache").status_code == 200
+    assert accept_length() is None
+    client.post("/v1/completions", prompt="x", max_tokens=11)  # one token, then five times two
+    assert accept_length() == 2.0
+    client.post("/v1/completions", prompt="x", max_tokens=2)  # one, and one that the budget cut
+    assert accept_length() == pytest.approx(11 / 6, abs=1e-4)
+
+
+def test_settings_and_trees():
+    trees = (SpecConfig(5, 4, 8), SpecConfig(3, 1, 4), SpecConfig(num_steps=0))
+    shown = {
+        "model_path": "/home/someone/models/llama",
+        "speculative_draft_model_path": "../heads/eagle",
+        "mem_fraction_static": 0.8,
+    }
+    model = ServedModel("my-model", CONTEXT, trees[0], byte_tokenizer(), trees=trees)
+    with serving(FakeEngine(), model, ServerSettings(shown=shown)) as url:
+        response = httpx.get(f"{url}/server_info")
+    info = response.json()
+    assert info["speculative_trees"] == ["5/4/8", "3/1/4", "0/1/1"]
+    assert (info["tree"], info["model_path"], info["mem_fraction_static"]) == ("5/4/8", "my-model", 0.8)
+    assert info["speculative_draft_model_path"] == "eagle" and "someone" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ("/a/b", "b"),
+        ("./a/b", "b"),
+        ("../b", "b"),
+        ("~/b/", "b"),
+        ("org/model", "org/model"),
+        ("EAGLE", "EAGLE"),
+        (7, 7),
+        (None, None),
+    ],
+)
+def test_without_directory(setting, shown):
+    assert without_directory(setting) == shown
+
+
+@pytest.mark.parametrize("path", ["/v1/loads", "/loads", "/v1/loads?include=core,disagg,queues,memory"])
+def test_loads(client: Client, path: str):
+    """What routers read; smg's request has these sections."""
+    client.engine.allow(1)
+    with client.http.stream("POST", "/generate", json={"text": "hello", "stream": True}):
+        wait_until(lambda: client.engine.running == 1)
+        answer = client.http.get(path).json()
+    [load] = answer["loads"]
+    assert (load["num_running_reqs"], load["num_waiting_reqs"], load["num_total_reqs"]) == (1, 0, 1)
+    assert (load["num_used_tokens"], load["max_total_num_tokens"], load["token_usage"]) == (16, 160, 0.1)
+    assert (answer["aggregate"]["total_reqs"], answer["dp_rank_count"]) == (1, 1)

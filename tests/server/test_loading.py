@@ -1,0 +1,169 @@
+"""From a checked command line to a model: what is refused before weights are read, and what the log says."""
+
+import logging
+
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.server.arguments import parse_arguments
+from jaxspec.server.loading import MAX_TEMPLATE_BYTES, find_head, load, load_chat_template
+from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
+
+PLAIN = SpecConfig(num_steps=0)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Directories of tiny models and heads."""
+    root = tmp_path_factory.mktemp("models")
+    mimo = tiny_target(qkv_bias=True)
+    return {
+        "target": write_target(root / "target", tiny_target()),
+        "mimo": write_target(root / "mimo", mimo, head=random_mtp(mimo.config)),
+        "eagle": write_head(root / "eagle", random_eagle(tiny_config())),
+        "eagle3": write_head(root / "eagle3", random_head(tiny_config())),
+    }
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Reading weights is a failure."""
+    monkeypatch.setattr("jaxspec.llm.load_target", lambda *_, **__: pytest.fail("too late"))
+
+
+def arguments(places, model, draft=None, more=""):
+    command = f"--model-path {places[model]} --log-level error {more}".split()
+    return parse_arguments(command + (["--speculative-draft-model-path", str(places[draft])] if draft else []))
+
+
+def warnings_in(caplog):
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("model", "algorithm", "draft", "found"),
+    [
+        ("target", "EAGLE", "eagle", "eagle"),
+        ("target", "eagle3", "eagle3", "eagle3"),
+        ("mimo", "EAGLE", None, "mimo"),
+        ("mimo", "NEXTN", None, "mimo"),
+        ("mimo", "NONE", None, None),
+    ],
+)
+def test_the_right_names(places, model, algorithm, draft, found):
+    head = find_head(arguments(places, model, draft, f"--speculative-algorithm {algorithm}"))
+    assert head == (places[found] if found else None)
+
+
+@pytest.mark.parametrize(
+    ("model", "algorithm", "draft", "message"),
+    [
+        ("target", "EAGLE", "eagle3", "EAGLE was given, but .*eagle3 holds an EAGLE3 head"),
+        ("target", "EAGLE3", "eagle", "EAGLE3 was given, but .*eagle holds an EAGLE head"),
+        ("target", "NEXTN", "eagle", "NEXTN was given, but .*eagle holds an EAGLE head"),
+        ("mimo", "EAGLE3", None, "mimo holds an MTP head"),
+        ("target", "EAGLE", None, "target holds no head: give --speculative-draft-model-path"),
+        ("target", "EAGLE3", "target", "target holds no head"),
+    ],
+)
+def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message, no_weights):
+    with pytest.raises(ValueError, match=message):
+        load(arguments(places, model, draft, f"--speculative-algorithm {algorithm}"))
+
+
+def test_the_built_in_model_has_an_eagle3_head():
+    assert find_head(parse_arguments(["--speculative-algorithm", "EAGLE3"])) == find_head(parse_arguments([]))
+    with pytest.raises(ValueError, match="holds an EAGLE3 head"):
+        find_head(parse_arguments(["--speculative-algorithm", "EAGLE"]))
+
+
+@pytest.mark.parametrize(
+    ("more", "draft", "trees"),
+    [
+        ("", "eagle3", (PLAIN,)),
+        ("--speculative-request-trees none", "eagle3", ()),
+        ("--speculative-request-trees 2/1/3", "eagle3", (SpecConfig(2, 1, 3),)),
+        ("", None, ()),
+        ("--speculative-request-trees none", None, ()),
+        ("--speculative-algorithm NONE", None, ()),
+    ],
+)
+def test_requests_may_turn_speculation_off_unless_told_otherwise(places, more, draft, trees):
+    engine = load(arguments(places, "target", draft, more)).engine
+    assert engine.config.request_trees == trees and engine.trees.all == (engine.spec, *trees)
+
+
+def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_weights):
+    with pytest.raises(ValueError, match="the draft tree 3/1/4 needs a draft head, and target comes with none"):
+        load(arguments(places, "target", None, "--speculative-num-steps 3 --speculative-eagle-topk 1"))
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--speculative-adaptive",
+        "--speculative-accept-threshold-acc 0.5",
+        "--speculative-request-trees 0",
+        "--speculative-draft-window-size 32",
+    ],
+)
+@pytest.mark.parametrize("plain", ["", "--speculative-num-steps 0", "--speculative-request-trees none"])
+def test_flags_for_a_head_without_one_are_refused_before_weights_are_read(places, flag, plain, no_weights):
+    if flag.split()[0] in plain:
+        pytest.skip("the same flag twice")
+    with pytest.raises(ValueError, match=f"^{flag.split()[0]} has no use without a draft head"):
+        load(arguments(places, "target", None, f"{plain} {flag}"))
+
+
+def test_an_unused_token_map_is_a_line_in_the_log(places, tmp_path, caplog):
+    (tmp_path / "map.json").write_text("[1, 2]")
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        load(arguments(places, "target", "eagle3", f"--speculative-token-map {tmp_path / 'map.json'}"))
+    [said] = warnings_in(caplog)
+    assert "map.json is not used" in said
+    assert any("EAGLE3 draft tree 5/4/8" in record.message for record in caplog.records)
+
+
+def test_lossy_thresholds_are_a_line_in_the_log(places, caplog):
+    load(arguments(places, "target", "eagle3", "--speculative-accept-threshold-single 0.9"))
+    [said] = warnings_in(caplog)
+    assert "--speculative-accept-threshold-single" in said and "lossy" in said
+
+
+def test_a_cache_below_the_context_length_is_told(places, caplog):
+    llm = load(arguments(places, "target", "eagle3", "--max-total-tokens 100"))
+    assert llm.engine.stats().total_pages == 6
+    [said] = warnings_in(caplog)
+    assert "up to 96 tokens" in said
+
+
+def test_16_bits_and_the_share_of_a_gpus_memory_are_told_on_a_cpu(places, caplog):
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        llm = load(arguments(places, "target", "eagle", "--dtype float16 --mem-fraction 0.7"))
+    assert llm.target.params["embed_tokens"].dtype == llm.head.params["fc"]["kernel"].dtype == "float16"
+    [said] = warnings_in(caplog)
+    assert "--dtype float16 works on a CPU, but is several times slower" in said
+    assert any("--mem-fraction-static has no effect on a CPU" in record.message for record in caplog.records)
+
+
+def test_a_template_is_read_and_bounded(places, tmp_path):
+    llm = load(arguments(places, "target"))
+    assert load_chat_template(arguments(places, "target"), llm) is None
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages[0].content }}")
+    with pytest.raises(ValueError, match=r"--chat-template .*template\.jinja has no use: the model has no tokenizer"):
+        load_chat_template(arguments(places, "target", None, f"--chat-template {path}"), llm)
+    path.write_text("x" * (MAX_TEMPLATE_BYTES + 1))
+    with pytest.raises(ValueError, match=r"template\.jinja is larger than 1048576 bytes"):
+        load_chat_template(arguments(places, "target", None, f"--chat-template {path}"), llm)
+
+
+def test_a_given_template_wins(tmp_path):
+    llm = load(parse_arguments(["--speculative-algorithm", "NONE", "--log-level", "error"]))
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages[0].content }}!")
+    for argv, text in ([], "a"), (["--chat-template", str(path)], "a!"):
+        template = load_chat_template(parse_arguments(argv), llm)
+        assert template is not None
+        with template:
+            assert template.render([{"role": "user", "content": "a"}]) == text

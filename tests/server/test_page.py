@@ -1,0 +1,90 @@
+"""The page as it is sent: one document, and headers that let nothing but its own parts run."""
+
+import base64
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jaxspec.server import page
+from jaxspec.server.page import read_page
+
+FOLDER = Path(page.__file__).parent
+ROOT = Path(__file__).parents[2]
+PARTS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js"))
+HTML = read_page().html.decode()
+
+
+def directives(policy: str) -> dict[str, str]:
+    return {name: value for name, _, value in (directive.partition(" ") for directive in policy.split("; "))}
+
+
+def test_it_is_served(client):
+    response = client.http.get("/")
+    assert (response.status_code, response.text) == (200, HTML)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert response.headers["x-frame-options"] == "DENY"
+
+
+def test_head_tells_the_same_without_the_document(client):
+    get, head = client.http.get("/"), client.http.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+    changing = ("date", "x-request-id")
+    assert [pair for pair in head.headers.items() if pair[0] not in changing] == [
+        pair for pair in get.headers.items() if pair[0] not in changing
+    ]
+
+
+def test_a_browser_that_has_it_does_not_get_it_again(client):
+    tag = client.http.get("/").headers["etag"]
+    again = client.http.get("/", headers={"if-none-match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.http.get("/", headers={"if-none-match": '"older"'}).text == HTML
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete"])
+def test_it_takes_nothing(client, method):
+    assert getattr(client.http, method)("/").status_code == 405
+
+
+def test_it_is_no_part_of_the_api(client):
+    assert "/" not in client.http.get("/openapi.json").json()["paths"]
+
+
+def test_the_policy_names_exactly_the_parts_of_the_document():
+    policy = directives(read_page().headers["Content-Security-Policy"])
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    for element in ("script", "style"):
+        inline = re.findall(rf"<{element}>(.*?)</{element}>", HTML, re.DOTALL)
+        hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'" for part in inline}
+        assert inline and set(policy[f"{element}-src"].split()) == hashes
+
+
+def test_every_part_is_in_the_document():
+    assert len(PARTS) > 10
+    assert all(path.read_text() in HTML for path in PARTS if path.suffix != ".html")
+
+
+def test_the_document_loads_nothing():
+    assert not re.search(r"<(script|img|iframe|object|embed|video|audio)\s[^>]*src|@import|url\(", HTML)
+    assert re.findall(r'<link\s[^>]*href="([^:"]*):?', HTML) == ["data"]  # the icon
+    assert not re.search(r"\sstyle=|\son\w+=", HTML), "the policy forbids these attributes"
+
+
+@pytest.mark.parametrize("path", PARTS, ids=lambda path: path.name)
+def test_parts_can_be_put_in_the_document_and_make_no_html_of_text(path):
+    text = path.read_text()
+    if path.suffix != ".html":
+        assert "</script" not in text and "</style" not in text
+    assert not re.search(r"(inner|outer)HTML|insertAdjacentHTML|document\.write|DOMParser|\beval\b|new Function", text)
+    assert len(text.splitlines()) <= 400
+
+
+def test_parts_come_with_the_package():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["jaxspec.server.page"]
+    assert {path.name for path in PARTS} == {path.name for pattern in patterns for path in FOLDER.glob(pattern)}

@@ -1,0 +1,177 @@
+"""The tokenizer over HTTP, as lm-eval, vLLM's benchmark and SGLang's clients use it."""
+
+import threading
+import time
+
+import httpx
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from jaxspec.server import tokenize_api
+from jaxspec.server.chat_template import ChatTemplate
+from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
+from tests.server.conftest import Client, serving
+from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.test_bad_input import refusal
+
+USER = [{"role": "user", "content": "hi"}]
+TEXT = "föx 🦊"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+def test_there_and_back(client: Client, path: str):
+    answer = client.post(path, prompt=TEXT).json()
+    ids = list(TEXT.encode())
+    assert answer == {"tokens": ids, "count": len(ids), "max_model_len": CONTEXT, "token_strs": None}
+    back = client.post(path.replace("token", "detoken"), tokens=ids)
+    assert back.json() == {"prompt": TEXT, "text": TEXT}
+
+
+def test_lists_get_lists(client: Client):
+    answer = client.post("/tokenize", prompt=["ab", "", TEXT], model="fake").json()
+    assert answer["tokens"] == [[97, 98], [], list(TEXT.encode())]
+    assert answer["count"] == [2, 0, len(TEXT.encode())]
+    assert client.post("/detokenize", tokens=answer["tokens"]).json()["text"] == ["ab", "", TEXT]
+    assert client.post("/detokenize", tokens=[]).json() == {"prompt": "", "text": ""}
+
+
+def test_tokens_as_the_vocabulary_has_them(client: Client):
+    assert client.post("/tokenize", prompt="a b", return_token_strs=True).json()["token_strs"] == ["a", "Ġ", "b"]
+    assert client.post("/tokenize", prompt=["a", "b"], return_token_strs=True).json()["token_strs"] == [["a"], ["b"]]
+
+
+def test_messages_are_what_chat_completions_make_of_them(client: Client):
+    answer = client.post("/tokenize", messages=USER).json()
+    assert client.post("/detokenize", tokens=answer["tokens"]).json()["text"] == "user: hi\n"
+    chat = client.post("/v1/chat/completions", messages=USER, max_tokens=1).json()
+    assert chat["usage"]["prompt_tokens"] == answer["count"]
+
+
+def test_texts_may_be_longer_than_the_context(client: Client):
+    """lm-eval cuts long documents itself."""
+    assert client.post("/tokenize", prompt="x" * 5000).json()["count"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": USER}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": [1]}, "prompt"),
+        ("/tokenize", {"prompt": ["x"] * 1025}, "prompt"),
+        ("/tokenize", {"prompt": "x" * (2**20 + 1)}, "prompt"),
+        ("/tokenize", {"prompt": ["x" * 2**19] * 3}, "prompt"),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ("/tokenize", {"messages": USER, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"messages": USER, "chat_template": "{{ x }}"}, "chat_template"),
+        ("/tokenize", {"messages": USER, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [256]}, "tokens"),
+        ("/detokenize", {"tokens": [[1], [256]]}, "tokens"),
+        ("/detokenize", {"tokens": [1, [1]]}, "tokens"),
+        ("/detokenize", {"tokens": [1.5]}, "tokens"),
+        ("/detokenize", {"tokens": [1] * (2**20 + 1)}, "tokens"),
+        ("/detokenize", {"tokens": [[]] * 1025}, "tokens"),
+    ],
+    ids=lambda value: repr(value)[:50],
+)
+def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict, field: str):
+    error = refusal(client.post(path, **body), 400)
+    assert error["param"] == field and field in error["message"]
+
+
+def test_half_a_surrogate_pair(client: Client):
+    response = client.http.post("/tokenize", content='{"prompt": ["a", "b\\ud800"]}', headers={"content-type": "application/json"})
+    assert refusal(response, 400)["param"] == "prompt"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_bodies_must_be_declared_as_json_and_models_known(client: Client, path: str):
+    assert refusal(client.http.post(path, content=b"{}"), 415)["param"] == "content-type"
+    body = {"prompt": "x"} if path == "/tokenize" else {"tokens": [1]}
+    assert refusal(client.post(path, model="gpt-7", **body), 404)["code"] == "model_not_found"
+
+
+@pytest.fixture(scope="module")
+def special():
+    """A server whose tokenizer begins every prompt with <s> and whose special tokens are 300 and 301."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    bos = tokenizer.bos_token_id
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    tokenizer.name_or_path = "/home/someone/models/secret"
+    model = ServedModel("fake", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer))
+    with serving(FakeEngine(), model) as url, httpx.Client(base_url=url, timeout=20) as http:
+        yield http
+
+
+def test_special_tokens(special: httpx.Client):
+    tokenize = lambda **body: special.post("/tokenize", json=body).json()["tokens"]  # noqa: E731
+    assert tokenize(prompt="a") == tokenize(prompt="a", add_special_tokens=True) == [256, 97]
+    assert tokenize(prompt="a", add_special_tokens=False) == [97]
+    assert 256 not in tokenize(messages=USER)
+    detokenize = lambda **body: special.post("/detokenize", json=body).json()["prompt"]  # noqa: E731
+    assert detokenize(tokens=[256, 97, 257]) == "<s>a</s>"
+    assert detokenize(tokens=[256, 97, 257], skip_special_tokens=True) == "a"
+
+
+def test_tokenizer_info_is_what_lm_eval_needs(special: httpx.Client):
+    """Its RemoteTokenizer encodes eos_token to learn its id, and decodes that to get a stop string."""
+    info = special.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["bos_token"], info["pad_token"]) == ("</s>", "<s>", None)
+    assert info["chat_template"].startswith("{% for message in messages %}")
+    assert (info["vocab_size"], info["model_max_length"]) == (258, CONTEXT)
+    ids = special.post("/tokenize", json={"prompt": info["eos_token"], "add_special_tokens": False}).json()["tokens"]
+    assert ids == [257] and special.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "</s>"
+
+
+def test_tokenizer_info_tells_no_paths(special: httpx.Client):
+    assert "/home" not in special.get("/tokenizer_info").text
+
+
+def test_tokenizer_info_can_be_turned_off():
+    model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
+    with serving(FakeEngine(), model, ServerSettings(tokenizer_info=False)) as url:
+        assert refusal(httpx.get(f"{url}/tokenizer_info"), 404)
+        assert httpx.post(f"{url}/tokenize", json={"prompt": "x"}).status_code == 200
+        assert "/tokenizer_info" not in httpx.get(f"{url}/openapi.json").json()["paths"]
+
+
+def test_a_model_without_a_tokenizer():
+    with serving(FakeEngine(), ServedModel("fake", CONTEXT, TREE, None)) as url:
+        answers = [
+            httpx.post(f"{url}/tokenize", json={"prompt": "x"}),
+            httpx.post(f"{url}/detokenize", json={"tokens": [1]}),
+            httpx.get(f"{url}/tokenizer_info"),
+        ]
+    for answer in answers:
+        assert "no tokenizer" in refusal(answer, 404)["message"]
+
+
+def test_it_works_off_the_event_loop(client: Client, monkeypatch: pytest.MonkeyPatch):
+    """Others are answered while long texts are tokenized, however many."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*_):
+        begun.set()
+        assert go_on.wait(20)
+        return {}
+
+    monkeypatch.setattr(tokenize_api, "tokenized", slow)
+    threads = [threading.Thread(target=client.post, args=["/tokenize"], kwargs={"prompt": "x"}) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(20)
+    time.sleep(0.3)
+    assert client.http.get("/health").status_code == 200
+    assert client.post("/v1/completions", prompt="x", max_tokens=1).status_code == 200  # its threads are others
+    go_on.set()
+    for thread in threads:
+        thread.join(20)

@@ -1,0 +1,77 @@
+"""The command `jaxspec`: what it lists, whom it hands over to, and that asking for help loads nothing."""
+
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jaxspec.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+ASK_EVERYTHING = """
+import sys
+from jaxspec.cli import COMMANDS, main
+
+for arguments in [[], ["--help"], ["--version"], ["bench"], *([name, "--help"] for name in COMMANDS)]:
+    print("ASKED", *arguments)
+    try:
+        status = main(arguments)
+    except SystemExit as exit:  # argparse ends the process after its help
+        status = exit.code
+    assert status == 0, arguments
+heavy = [name for name in ("jax", "flax", "transformers", "fastapi") if name in sys.modules]
+assert not heavy, heavy
+"""
+
+
+def test_help_is_every_command_s_own_and_loads_nothing():
+    asked = subprocess.run([sys.executable, "-c", ASK_EVERYTHING], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert asked.returncode == 0, asked.stderr
+    answers = {}
+    for answer in asked.stdout.split("ASKED")[1:]:
+        question, _, said = answer.partition("\n")
+        answers[question.strip()] = said
+    assert all(f"  {name} " in answers[""] and command.summary in answers[""] for name, command in COMMANDS.items())
+    assert answers[""] == answers["--help"]
+    own = [name for name, command in COMMANDS.items() if command.module.startswith(("jaxspec.commands", "jaxspec.plan"))]
+    assert len(own) == 6
+    assert all(answers[f"{name} --help"].startswith(f"usage: jaxspec {name} ") for name in own)
+    assert "--model-path" in answers["serve --help"] and "--inspect" in answers["convert --help"]
+
+
+def test_every_command_has_a_main():
+    assert all(callable(import_module(command.module).main) for command in COMMANDS.values())
+
+
+def test_the_rest_of_the_line_is_the_command_s(monkeypatch):
+    seen = []
+    module = SimpleNamespace(main=lambda arguments: seen.append(arguments) or 7)
+    monkeypatch.setattr("jaxspec.cli.import_module", lambda name: seen.append(name) or module)
+    assert main(["serve", "--port", "1", "--help"]) == 7
+    assert seen == ["jaxspec.serve", ["--port", "1", "--help"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serv"], "'serv' is no command: did you mean serve?"),
+        (["xyz"], "'xyz' is no command: there is: serve, generate"),
+        (["--port", "1"], "'--port' is an option where a command was expected"),
+    ],
+)
+def test_a_wrong_command_is_one_line(arguments, said, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jaxspec: error: ") and said in error and error.count("\n") == 1
+
+
+def test_the_script_and_the_module_are_this_command():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"jaxspec": "jaxspec.cli:main"}
+    asked = subprocess.run([sys.executable, "-m", "jaxspec", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert asked.stdout == f"jaxspec {version(project['name'])}\n"
