@@ -6,11 +6,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from jaxspec.server.arguments import ServerArguments, in_flags, parse_arguments
+from jaxspec.server.arguments import ServerArguments, in_flags, parse_arguments, settings_in_use
 from jaxspec.server.logs import DecodeLog, configure_logging
+from jaxspec.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
@@ -91,10 +93,20 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
             logger.warning("the model has no tokenizer: prompts must be token ids, sent to /generate")
 
     try:
-        app = create_app(engine, model, arguments.settings, metrics=metrics)
+        app = create_app(engine, model, known_settings(arguments, llm), metrics=metrics)
         HttpServer(app, engine, ready, arguments.settings.shutdown_timeout).run(sockets=[listener])
     finally:
         engine.close()
+
+
+def known_settings(arguments: ServerArguments, llm: "LLM") -> ServerSettings:
+    """The settings, with what turned out where nothing was said."""
+    found = {
+        "speculative_algorithm": llm.head.config.algorithm if llm.head else "NONE",
+        "dtype": str(llm.target.params["embed_tokens"].dtype),
+        **settings_in_use(llm.engine.config),
+    }
+    return replace(arguments.settings, shown={**arguments.settings.shown, **found})
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:

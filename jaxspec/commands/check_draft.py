@@ -32,7 +32,8 @@ RARE = 0.05
 BAR = 40
 """Characters of a full bar."""
 EPILOG = """The verdict is the exit status: 0, or 1 if the mean accept length is below --min-accept-length.
-Prompts should be like what the head was trained on: for a chat model give --chat, and --prompts of your own."""
+Prompts should be like what the head was trained on: for a chat model give --chat, and --prompts of your own.
+The speeds are of one pass each: `jaxspec bench speculative` measures with more care."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,6 @@ def check(options: argparse.Namespace) -> Report:
         for each in (PLAIN, spec):
             engine = bench.engine(each, 1, context)
             for _ in range(2):
-                engine.flush_cache()
                 bar.set_postfix_str(tree_name(each))
                 passes.append(run(engine, encoded, params))
                 bar.update()

@@ -54,6 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end-of-sequence token")
     add_model_options(parser)
+    parser.add_argument("--context-length", type=whole(2), metavar="N", help="longest prompt and output (default: the model's)")
     add_tree_options(parser)
     return parser.parse_args(argv)
 
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         spec=spec,
         token_map=options.speculative_token_map,
         dtype=options.dtype,
+        context_length=options.context_length,
         progress=sys.stderr.isatty(),
     )
     (tokens,) = bench.encode([prompt], chat=options.chat)

@@ -90,7 +90,8 @@ class Pass:
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Pass:
-    """Queues every prompt and steps the engine until all are done."""
+    """Queues every prompt and steps the engine until all are done. No prompt finds a prefix that an earlier pass left."""
+    engine.flush_cache()
     started = time.perf_counter()
     order = [engine.add(prompt, each).id for prompt, each in zip(prompts, params, strict=True)]
     first: dict[str, float] = {}

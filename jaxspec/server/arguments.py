@@ -245,6 +245,11 @@ def _key(name: str, variable: str, options: argparse.Namespace, environment: Map
     return key
 
 
+def settings_in_use(config: EngineConfig) -> dict[str, Any]:
+    """The engine's settings by the names of their flags, defaults too."""
+    return {flag: vars(config)[name] for name, flag in _FLAGS.items()}
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 

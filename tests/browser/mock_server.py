@@ -50,8 +50,11 @@ class Cycle:
     tree: dict[str, Any] | None
 
 
-def create_mock(pace: float = 0.02, api_key: str | None = None, has_chat: bool = True, tells: bool = True) -> FastAPI:
-    """The application; `pace` is the number of seconds that one pass takes. Unless it `tells`, it has the model list only."""
+def create_mock(
+    pace: float = 0.02, api_key: str | None = None, has_chat: bool = True, tells: bool = True, tells_chat: bool = True
+) -> FastAPI:
+    """The application; `pace` is the number of seconds that one pass takes. Unless it `tells`, it has the model list only;
+    `tells_chat`: whether it has a chat template."""
     app = FastAPI(openapi_url=None)
     app.include_router(page_routes())
     app.state.bodies = []
@@ -76,7 +79,7 @@ def create_mock(pace: float = 0.02, api_key: str | None = None, has_chat: bool =
     async def model_info() -> Response:
         if not tells:
             return refusal(404, "there is no endpoint /model_info")
-        return JSONResponse({"has_chat_template": has_chat})
+        return JSONResponse({"has_chat_template": has_chat} if tells_chat else {})
 
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
@@ -86,6 +89,8 @@ def create_mock(pace: float = 0.02, api_key: str | None = None, has_chat: bool =
         prompt = body.get("prompt") or body["messages"][-1]["content"]
         if "[400]" in prompt:
             return refusal(400, "temperature must be a number from 0 to 2, got 7", "temperature")
+        if "messages" in body and not has_chat:
+            return refusal(400, "messages: this model has no chat template; use /v1/completions", "messages")
         if "[503]" in prompt:
             return refusal(503, "1024 requests wait already and --max-queued-requests is 1024: try again later")
         return StreamingResponse(stream(body, prompt, pace), media_type="text/event-stream")

@@ -166,13 +166,10 @@ def test_a_refusal_is_shown_in_the_servers_words(stack):
     assert stack.page.is_hidden("#failure-0") and stack.page.get_attribute("#max-tokens", "aria-invalid") is None
 
 
-def test_chat_is_off_for_a_model_without_a_chat_template(stack):
-    if stack.page.is_enabled("#chat-mode"):  # only the first refusal tells
-        stack.page.click("text=Chat")
-        stack.run("Hello")
-        assert "no chat template" in stack.text("#failure-0")
-        stack.complaints.clear()
-    assert stack.page.is_disabled("#chat-mode")
-    assert "no chat template" in stack.text("#mode-note")
+def test_a_chat_is_answered_by_the_chat_endpoint(stack, server_url):
+    stack.page.click("text=Chat")
     stack.run(PROMPT)
-    assert stack.answer() != ""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS, "temperature": 0}
+    expected = httpx.post(f"{server_url}/v1/chat/completions", json=body, timeout=60).json()
+    assert stack.answer() == expected["choices"][0]["message"]["content"] != ""
+    assert {"d1", "bonus"} <= {origin for _, origin in stack.tokens()}

@@ -152,6 +152,23 @@ def test_old_trees_of_a_long_answer_are_dropped(visit, mock_url):
     assert page.text("#tree-view") == "This tree is no longer kept."
 
 
+def test_the_text_of_a_long_answer_stays_whole_and_its_elements_few(visit, mock_url):
+    page = visit(mock_url)
+    page.run("def f():")
+    page.page.evaluate(
+        """(() => { for (let count = 0; count < 3000; count += 1) {
+            addEvent(state.runs[0], { choices: [{ text: `${count}\\n` }] }, performance.now());
+            if (count % 100 === 0) drawAll();
+        } drawAll(); })()"""
+    )
+    assert page.answer() == page.page.evaluate("state.runs[0].text") and page.answer().endswith("2999\n")
+    assert 2000 <= page.page.locator("#output-0 .token").count() <= 2500
+    page.page.evaluate("selectCycle(5)")
+    assert page.page.locator("#output-0 .marked").count() == 0
+    page.page.evaluate("selectCycle(state.runs[0].cycles.length - 9)")
+    assert page.text("#output-0 .marked") == "2991\n"
+
+
 def test_the_key_is_sent_and_kept_for_the_tab_only(visit):
     with serving(create_mock(pace=0.002, api_key="secret")) as url:
         page = visit(url)
@@ -193,11 +210,20 @@ def test_a_chat_goes_on(visit, mock_url):
     assert page.page.locator(".said").count() == 1
 
 
-def test_chat_is_off_without_a_chat_template(visit):
-    with serving(create_mock(has_chat=False)) as url:
+@pytest.mark.parametrize("tells_chat", [True, False])
+def test_chat_is_off_without_a_chat_template(visit, tells_chat):
+    with serving(create_mock(pace=0.002, has_chat=False, tells_chat=tells_chat)) as url:
         page = visit(url)
+        if not tells_chat:  # the refusal does
+            page.page.click("text=Chat")
+            page.run("Hello")
+            assert page.text("#failure-0") == "messages: this model has no chat template; use /v1/completions"
+            assert all("400" in complaint for complaint in page.complaints)
+            page.complaints.clear()
         page.until("byId('chat-mode').disabled")
-        assert "no chat template" in page.text("#mode-note")
+        assert "no chat template" in page.text("#mode-note") and page.page.is_checked("input[value=text]")
+        page.run("def f():")
+        assert page.answer() != ""
 
 
 def test_keys_run_stop_and_walk_through_tokens(visit, mock_url):

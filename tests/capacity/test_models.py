@@ -47,7 +47,7 @@ def test_its_eagle3_head_by_hand(tmp_path):
     weights = weights_of(head, "bfloat16")
     assert weights.parameters == by_hand == 424_689_664
     assert weights.total == pytest.approx(2 * by_hand, rel=0.03)  # and a token map of 32,000 int32
-    assert weights.fusion == 2 * 3 * 4096 * 4096 and weights.output == 2 * 32000 * 4096
+    assert weights.embedding == 4 * 32000 and weights.fusion == 2 * 3 * 4096 * 4096 and weights.output == 2 * 32000 * 4096
     together = pair(model, head, "bfloat16")
     assert together.cache == 128 * 1024 + 2 * 8 * 128 * 2 and together.weights == pytest.approx(16.06e9 + 0.85e9, rel=0.03)
 

@@ -52,10 +52,10 @@ def gauge(server: LiveServer, name: str) -> float:
 
 def numbers(server: LiveServer, name: str) -> dict[str, float]:
     """A number of /metrics for each of its labels."""
-    found = {}
-    for line in httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines():
+    found, text = {}, httpx.get(f"{server.url}/metrics", timeout=60).text
+    assert f"# TYPE jaxspec:{name} " in text
+    for line in text.splitlines():
         sample, _, value = line.rpartition(" ")
         if sample.partition("{")[0] == f"jaxspec:{name}":
             found[sample] = float(value)
-    assert found, f"/metrics has no jaxspec:{name}"
     return found

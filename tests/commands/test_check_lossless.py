@@ -6,8 +6,19 @@ from types import SimpleNamespace
 import pytest
 
 from jaxspec import SpecConfig
-from jaxspec.commands.check_lossless import Comparison, Difference, compare_all, differences, main, show, verdict, ways_of_sampling
-from jaxspec.commands.workbench import PLAIN
+from jaxspec.commands.check_lossless import (
+    Comparison,
+    Difference,
+    compare_all,
+    differences,
+    main,
+    preference,
+    show,
+    verdict,
+    ways_of_sampling,
+)
+from jaxspec.commands.workbench import PLAIN, run
+from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
 
 
@@ -47,6 +58,15 @@ def test_a_difference_is_found_placed_and_explained(unequal):
     said = show(unequal)
     assert "1/1/2 at batch 1, greedy: prompt 0, generated token" in said
     assert verdict(unequal).startswith("NOT EQUAL: ") and " of 4 outputs differ" in verdict(unequal)
+
+
+def test_the_gap_is_the_model_s_own():
+    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=2))
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=3)
+    (output,) = run(engine, [[5, 9, 17]], [params]).outputs
+    (best, high), (_, _), (third, low) = output.logprobs[0].top
+    assert preference(engine, [5, 9, 17], best, third) == pytest.approx(high - low) and high > low
+    assert preference(engine, [5, 9, 17], best, 999) is None
 
 
 def test_the_exit_status_says_so(monkeypatch, unequal, capsys):

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean
-from jaxspec.testing import tiny_config
+from jaxspec.commands.workbench import PLAIN, CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import tiny_config, tiny_engine, tiny_target
 
 
 def test_acceptance_by_depth():
@@ -30,6 +31,14 @@ def test_prompts_that_are_too_long_for_the_model_are_an_error():
     bench = SimpleNamespace(llm=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=20))))
     with pytest.raises(ValueError, match="take 21 tokens, the model was made for 20"):
         Workbench.context_for(bench, [[1] * 11], 10)  # type: ignore
+
+
+def test_a_pass_finds_nothing_that_the_last_one_left():
+    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=1))
+    params = [SamplingParams(max_tokens=2, temperature=0.0)]
+    passes = [run(engine, [list(range(10))], params) for _ in range(2)]
+    assert [each.outputs[0].cached_tokens for each in passes] == [0, 0]  # it is longer than a page
+    assert passes[0].tokens == passes[1].tokens and passes[1].accept_length == 1
 
 
 def test_compilations_are_counted():

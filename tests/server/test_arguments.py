@@ -112,6 +112,7 @@ def test_keys_from_the_environment_are_used_and_never_shown():
     assert given.given == {"api_key": "***"}
     for shown in (arguments, given):
         assert SECRET not in f"{shown}{shown.given}{shown.settings.shown}"
+        assert not {"api_key", "admin_api_key", "config"} & set(shown.settings.shown)
 
 
 @pytest.mark.parametrize("key", ["", "two words", "schlüssel", "x" * 1001])

@@ -1,10 +1,12 @@
 """From a checked command line to a model: what is refused before weights are read, and what the log says."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from jaxspec.config import SpecConfig
+from jaxspec.serve import known_settings
 from jaxspec.server.arguments import parse_arguments
 from jaxspec.server.loading import MAX_TEMPLATE_BYTES, find_head, load, load_chat_template
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
@@ -99,20 +101,19 @@ def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_wei
 
 
 @pytest.mark.parametrize(
-    "flag",
+    "command",
     [
         "--speculative-adaptive",
         "--speculative-accept-threshold-acc 0.5",
         "--speculative-request-trees 0",
-        "--speculative-draft-window-size 32",
+        "--speculative-request-trees 0 --speculative-num-steps 0",
+        "--speculative-draft-window-size 32 --speculative-num-steps 0",
+        "--speculative-draft-window-size 32 --speculative-request-trees none",
     ],
 )
-@pytest.mark.parametrize("plain", ["", "--speculative-num-steps 0", "--speculative-request-trees none"])
-def test_flags_for_a_head_without_one_are_refused_before_weights_are_read(places, flag, plain, no_weights):
-    if flag.split()[0] in plain:
-        pytest.skip("the same flag twice")
-    with pytest.raises(ValueError, match=f"^{flag.split()[0]} has no use without a draft head"):
-        load(arguments(places, "target", None, f"{plain} {flag}"))
+def test_flags_for_a_head_without_one_are_refused_before_weights_are_read(places, command, no_weights):
+    with pytest.raises(ValueError, match=f"^{command.split()[0]} has no use without a draft head"):
+        load(arguments(places, "target", None, command))
 
 
 def test_an_unused_token_map_is_a_line_in_the_log(places, tmp_path, caplog):
@@ -135,6 +136,15 @@ def test_a_cache_below_the_context_length_is_told(places, caplog):
     assert llm.engine.stats().total_pages == 6
     [said] = warnings_in(caplog)
     assert "up to 96 tokens" in said
+
+
+def test_the_settings_that_clients_see_are_those_in_use(places):
+    chosen = arguments(places, "target", "eagle", "--max-num-seqs 3 --no-tokenizer-info")
+    settings = known_settings(chosen, load(chosen))
+    assert settings == replace(chosen.settings, shown=settings.shown) and not settings.tokenizer_info
+    seen = {"speculative_algorithm": "EAGLE", "dtype": "float32", "max_running_requests": 3, "chunked_prefill_size": 256}
+    assert {name: settings.shown[name] for name in seen} == seen and settings.shown["max_total_tokens"] is None
+    assert settings.shown.keys() - chosen.settings.shown.keys() == set()
 
 
 def test_16_bits_and_the_share_of_a_gpus_memory_are_told_on_a_cpu(places, caplog):

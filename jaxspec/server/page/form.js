@@ -14,6 +14,7 @@ const EXAMPLES = {
     ["A haiku", "Write a haiku about a lucky guess."],
   ],
 };
+const BUILT_IN = "jaxspec-demo"; // knows nothing but Python code, in a chat too
 const FIELD_OF_PARAM = {
   prompt: "prompt",
   messages: "prompt",
@@ -73,9 +74,18 @@ function offerTrees(info) {
   }
 }
 
-/** The buttons that fill in an example, for the chosen mode. */
-function offerExamples(mode) {
-  const buttons = EXAMPLES[mode].map(([name, prompt]) => {
+function examplesFor(model, mode) {
+  return EXAMPLES[model === BUILT_IN ? "text" : mode];
+}
+
+/** The buttons that fill in an example. The first one is filled in already, unless something is written there. */
+function offerExamples(examples) {
+  const written = byId("prompt").value;
+  const isExample = Object.values(EXAMPLES)
+    .flat()
+    .some(([, example]) => example === written);
+  if (!written || isExample) byId("prompt").value = examples[0][1];
+  const buttons = examples.map(([name, prompt]) => {
     const button = make("button", { className: "chip", text: name, type: "button" });
     button.addEventListener("click", () => {
       byId("prompt").value = prompt;

@@ -1,18 +1,11 @@
 "use strict";
 /* Puts the parts together: what the fields, keys and buttons do, and what happens first. */
 
-const BUILT_IN = "jaxspec-demo";
-
 function changeMode() {
   const mode = chosen("mode");
   byId("prompt-label").textContent = mode === "chat" ? "Message" : "Prompt";
-  offerExamples(mode);
+  offerExamples(examplesFor(state.model, mode));
   forgetChat();
-  const written = byId("prompt").value;
-  const isExample = Object.values(EXAMPLES)
-    .flat()
-    .some(([, example]) => example === written);
-  if (!written || isExample) byId("prompt").value = EXAMPLES[mode][0][1];
 }
 
 /** Says something about the model, above the prompt. */

@@ -1,6 +1,9 @@
 "use strict";
 /* The answer as text in which every token is coloured by how it came. All text goes in as text, never as HTML. */
 
+const SHOWN_TOKENS = 2000; // older ones of an answer become one piece of text: thousands of elements in a paragraph are slow
+const FOLD_TOKENS = 500; // so many at a time, at least
+
 /** An element with a class, text and attributes. */
 function make(tag, { className = "", text = "", ...attributes } = {}) {
   const element = document.createElement(tag);
@@ -28,7 +31,9 @@ class Output {
     this.prompt = null; // the element of what was asked
     this.answer = null; // the element that the current answer grows in
     this.drawn = 0; // cycles of the run that are drawn
-    this.spans = []; // [cycle index] -> its spans
+    this.spans = []; // [cycle index] -> its spans; none if they are folded
+    this.folded = null; // the element of the tokens that are no longer shown one by one
+    this.foldedCycles = 0;
     this.onPoint = onPoint;
     this.followsEnd = true;
     box.addEventListener("pointerover", (event) => this.point(event.target));
@@ -64,10 +69,12 @@ class Output {
   begin(run, prompt, isChat) {
     this.prompt = make(isChat ? "p" : "span", { className: isChat ? "said" : "given", text: prompt });
     this.answer = make(isChat ? "p" : "span", { className: "answer" });
+    this.folded = make("span", { className: "folded" });
+    this.answer.append(this.folded);
     this.box.append(this.prompt, this.answer);
     this.run = run;
     this.spans = [];
-    this.drawn = 0;
+    this.drawn = this.foldedCycles = 0;
     this.followsEnd = true;
     this.scroll();
   }
@@ -82,7 +89,26 @@ class Output {
       fresh.append(...spans);
     }
     this.answer.append(fresh);
+    this.fold();
     this.scroll();
+  }
+
+  /** Makes one piece of text of the oldest tokens, when there are too many. */
+  fold() {
+    let excess = this.answer.childElementCount - 1 - SHOWN_TOKENS;
+    if (excess < FOLD_TOKENS) return;
+    let text = "";
+    while (excess > 0) {
+      const spans = this.spans[this.foldedCycles];
+      this.spans[this.foldedCycles] = [];
+      this.foldedCycles += 1;
+      excess -= spans.length;
+      for (const span of spans) {
+        text += span.textContent;
+        span.remove();
+      }
+    }
+    this.folded.append(text);
   }
 
   span(token, place) {
@@ -108,7 +134,7 @@ class Output {
   /** The arrow keys go from token to token. */
   step(event) {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const all = this.answer ? [...this.answer.children] : [];
+    const all = this.spans.flat();
     if (!step || !all.length) return;
     event.preventDefault();
     const at = all.indexOf(document.activeElement);
@@ -130,7 +156,7 @@ class Output {
 
   /** Underlines the answer from a character on: where the texts of a race part. */
   markDifference(index) {
-    let seen = 0;
+    let seen = this.folded.textContent.length;
     for (const span of this.spans.flat()) {
       seen += span.textContent.length;
       span.classList.toggle("differs", seen > index);

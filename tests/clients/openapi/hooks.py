@@ -9,7 +9,7 @@ from typing import Any
 import schemathesis
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
-MOST = {"max_tokens": 4, "max_completion_tokens": 4, "max_new_tokens": 4, "n": 2}
+MOST = {"max_tokens": 2, "max_completion_tokens": 2, "max_new_tokens": 2, "n": 2}
 NOTHING: tuple[Any, ...] = (None, "", [], [[]])
 
 

@@ -114,6 +114,11 @@ def logprobs_of_chat(client: Client) -> None:
     assert streamed == whole.logprobs.content
     assert bytes(byte for token in streamed for byte in token.bytes).decode() == whole.message.content
     assert all(token.logprob == token.top_logprobs[0].logprob and len(token.top_logprobs) == 2 for token in streamed)
+    plain = client.blocking.completions.create(model=client.model, prompt=PROMPT, logprobs=0, **GREEDY).choices[0].logprobs
+    body["messages"] = [{"role": "user", "content": PROMPT}]  # the built-in template leaves it as it is
+    [choice] = client.blocking.chat.completions.create(**body).choices
+    chat = [token.logprob for token in choice.logprobs.content]
+    assert max(abs(one - other) for one, other in zip(plain.token_logprobs, chat, strict=True)) < 1e-3, (plain, chat)
 
 
 @check
