@@ -70,6 +70,11 @@ def test_a_wrong_command_is_one_line(arguments, said, capsys):
     assert error.startswith("jaxspec: error: ") and said in error and error.count("\n") == 1
 
 
+def test_every_command_is_in_the_documentation():
+    rows = (ROOT / "docs/command_line.md").read_text().splitlines()
+    assert [name for name in COMMANDS if not any(row.startswith(f"| `{name}` |") for row in rows)] == []
+
+
 def test_the_script_and_the_module_are_this_command():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"jaxspec": "jaxspec.cli:main"}

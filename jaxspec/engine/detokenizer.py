@@ -6,8 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 from jaxspec.sampling_params import SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_MIN_CONTEXT, _MAX_CONTEXT = 6, 24  # tokens that are decoded again: what a token says depends on those just before it
-_MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this the bytes are invalid, not incomplete
+_MIN_CONTEXT, _MAX_CONTEXT = 10, 24  # tokens that are decoded again: what a token says depends on those just before it
+_MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this most of the bytes are invalid, not incomplete
+_MAX_HALF = 3  # the last ones may yet become a character; decoders show up to so many replacement characters for them
 
 
 @runtime_checkable
@@ -42,6 +43,7 @@ class Detokenizer:
         self._context = 0  # first token that is decoded again for context
         self._decoded = 0  # tokens whose text is in _held or text already
         self._before = ""  # the text of the tokens from _context to _decoded
+        self._unsure = 0  # characters at the end of _before that were not taken: the next tokens may change them
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
 
@@ -81,9 +83,10 @@ class Detokenizer:
     def _add_token(self, token: int) -> None:
         self._tokens.append(token)
         new = self._new_text()
-        half = new.endswith(_REPLACEMENT) and len(self._tokens) - self._decoded < _MAX_HELD_TOKENS
-        if not half:
+        if not new.endswith(_REPLACEMENT):
             self._take(new)
+        elif len(self._tokens) - self._decoded >= _MAX_HELD_TOKENS:
+            self._take(new, unsure=min(_MAX_HALF, len(new) - len(new.rstrip(_REPLACEMENT))))
 
     def finish(self) -> None:
         """No more tokens come: shows what was held back, but not half a character."""
@@ -98,16 +101,16 @@ class Detokenizer:
             self._context = self._decoded - _MIN_CONTEXT
             self._before = self._decode(self._tokens[self._context : self._decoded])
         self._after = self._decode(self._tokens[self._context :])
-        return self._after[len(self._before) :]
+        return self._after[len(self._before) - self._unsure :]
 
     def _decode(self, tokens: list[int]) -> str:
         assert self._tokenizer is not None
         return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special_tokens)
 
-    def _take(self, new: str) -> None:
-        """Shows the new text, as far as it can't begin a stop string."""
-        self._decoded, self._before = len(self._tokens), self._after
-        self._held += new
+    def _take(self, new: str, unsure: int = 0) -> None:
+        """Shows the new text but for its `unsure` end, as far as it can't begin a stop string."""
+        self._decoded, self._before, self._unsure = len(self._tokens), self._after, unsure
+        self._held += new[: len(new) - unsure]
         counts = len(self._tokens) >= self._min_tokens
         found = [(self._held.find(string), string) for string in self._stop if counts and string in self._held]
         if found:

@@ -28,8 +28,8 @@ CASES = [
     *((kind, stop) for kind in (GREEDY, SAMPLED) for stop in ([], STOPS)),
     *((TWO_BYTES, []), (TWO_BYTES, ["éñ", "ññ"]), (THREE_BYTES, []), (FOUR_BYTES, [])),
 ]
-"""How the text is made, and its stop strings. Characters: of the tokens that are their bytes, drawn at random; so it has whole ones,
-halves, and impossible ones."""
+"""How the text is made, and its stop strings. Characters: from the tokens that are their bytes, drawn at random, so that there are
+whole ones, halves, and impossible ones."""
 REPLACEMENT = "\ufffd"
 
 
@@ -101,7 +101,8 @@ def stream(http: httpx.Client, body: dict[str, Any]) -> list[Choice]:
         choice.reason = piece["finish_reason"]
         prompts |= {piece["index"]: piece["prompt_token_ids"]} if "prompt_token_ids" in piece else {}
         assert chunk["usage"]["completion_tokens"] == sum(len(each.token_ids) for each in choices)
-    assert any(len(piece["token_ids"]) > 1 for chunk in chunks for piece in chunk["choices"])  # one step, several tokens
+    if "allowed_token_ids" not in body:  # there drafts are seldom right
+        assert any(len(piece["token_ids"]) > 1 for chunk in chunks for piece in chunk["choices"])  # one step, several tokens
     assert last["choices"] == []
     made = [{"prompt_token_ids": prompts[index], "token_ids": choice.token_ids} for index, choice in enumerate(choices)]
     check_usage(last["usage"], made)

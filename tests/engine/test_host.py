@@ -43,6 +43,22 @@ def test_detokenizer_gives_back_what_it_held_and_survives_invalid_bytes():
     assert broken.text == "a" + "\N{REPLACEMENT CHARACTER}" * 40 + "b"
 
 
+@pytest.mark.parametrize("alphabet", ["é", "éña", "漢", "🙂", "é漢🙂a"])
+@pytest.mark.parametrize("stops", [[], ["\0"]], ids=["runs", "token by token"])
+def test_bytes_in_any_order_are_what_a_decoder_makes_of_all_of_them(alphabet: str, stops: list[str]):
+    """However they come, and at any time: text that was shown stays, and only what may be half a character is missing."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        data = [int(byte) for byte in rng.choice(list(alphabet.encode()), 150)]
+        whole = bytes(data).decode(errors="replace")
+        detokenizer, taken = Detokenizer(TinyTokenizer(), stops), 0
+        while taken < len(data):
+            taken += detokenizer.add(data[taken : taken + int(rng.integers(1, 7))])
+            assert whole.startswith(detokenizer.text)
+        detokenizer.finish()
+        assert whole.startswith(detokenizer.text) and not whole[len(detokenizer.text) :].strip("\N{REPLACEMENT CHARACTER}")
+
+
 def test_detokenizer_never_shows_half_a_character_at_the_end():
     detokenizer = Detokenizer(TinyTokenizer())
     for token in "x = '漢".encode()[:-1]:

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.server.conftest import Client, wait_until
-from tests.server.fakes import TEXT
+from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
+from tests.server.conftest import Client, serving, wait_until
+from tests.server.fakes import CONTEXT, TEXT, TREE, FakeEngine, byte_tokenizer
 from tests.server.test_bad_input import refusal
 
 LONG = 55
@@ -180,3 +182,12 @@ def test_there_must_be_a_name_for_each_prompt(client: Client, rid: list[str]):
 
 def test_openai_has_no_lists_of_names(client: Client):
     assert refusal(client.post("/v1/completions", prompt=["x"], request_id=["a"]), 400)["param"] == "request_id"
+
+
+@pytest.mark.parametrize("seconds", [None, 2.5])
+def test_every_request_has_the_owners_deadline(seconds: float | None):
+    engine = FakeEngine()
+    with serving(engine, ServedModel("fake", CONTEXT, TREE, byte_tokenizer()), ServerSettings(request_timeout=seconds)) as url:
+        for path, body in (("/v1/completions", {"prompt": ["x", "y"]}), ("/generate", {"text": "x"})):
+            assert httpx.post(f"{url}{path}", json=body).status_code == 200
+    assert engine.timeouts == [seconds] * 3
