@@ -98,7 +98,7 @@ def test_impossible_combinations_are_refused(tmp_path):
         LLM(model, token_map="map.json")
     with pytest.raises(ValueError, match="drafts nothing: leave out token_map"):
         LLM(model, spec=SpecConfig(num_steps=0), token_map="map.json")
-    with pytest.raises(ValueError, match="drafts nothing: leave out draft$"):
+    with pytest.raises(ValueError, match=r"drafts nothing: leave out draft$"):
         LLM(model, model, SpecConfig(num_steps=0))
     for option in ({"adaptive": True}, {"draft_window_size": 8, "draft_sink_size": 4}, {"accept_threshold_acc": 0.5}):
         with pytest.raises(ValueError, match=f"^{next(iter(option))} has no use without a draft head"):

@@ -3,8 +3,8 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jaxspec.commands.arguments import (
     Parser,
@@ -14,28 +14,20 @@ from jaxspec.commands.arguments import (
     run_guarded,
     whole,
 )
-from jaxspec.engine.detokenizer import Detokenizer
-from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.engine.request import GenerationOutput
+from jaxspec.engine.token_trace import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
 from jaxspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
-DRAFT, BONUS, PLAIN = "accepted draft", "bonus", "plain"
-COLOURS = {DRAFT: "\033[32m", BONUS: "\033[33m", PLAIN: ""}
+COLOURS = {DRAFT: "\033[32m", BONUS: "\033[33m", PLAIN: "", PREFILL: ""}
+LEGEND = {DRAFT: "accepted draft", BONUS: "bonus", PLAIN: "plain"}
 RESET = "\033[0m"
 EXAMPLES = """examples:
   jaxspec generate "def fibonacci(n):"
   jaxspec generate - --max-tokens 64 < prompt.txt
   jaxspec generate --chat "Why is the sky blue?" --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B"""
-
-
-class Piece(NamedTuple):
-    """Text of one token."""
-
-    text: str
-    kind: str
-    """DRAFT, BONUS or PLAIN."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -95,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"jaxspec generate: error: {output.error}", file=sys.stderr)
         return 1
     if coloured:
-        print("\n" + "  ".join(f"{code}{kind}{RESET if code else ''}" for kind, code in COLOURS.items()), file=sys.stderr)
+        print("\n" + "  ".join(f"{COLOURS[origin]}{name}{RESET}" for origin, name in LEGEND.items()), file=sys.stderr)
     print(summary(output, seconds, compiled=counter.count > 0), file=sys.stderr)
     return 0
 
@@ -112,49 +104,15 @@ def compile_ahead(llm: "LLM", tokens: Sequence[int]) -> None:
 
 def stream(llm: "LLM", tokens: Sequence[int], params: SamplingParams, *, coloured: bool) -> GenerationOutput:
     """Prints the text as it comes; returns the whole."""
-    painter = Painter(llm.tokenizer, params)
+    trace = TokenTrace(llm.tokenizer, params)
     for update in llm.stream(tokens, params):
         text = update.text
         if coloured:
-            text = "".join(f"{COLOURS[piece.kind]}{piece.text}{RESET}" for piece in painter.pieces(update))
+            text = "".join(f"{COLOURS[token.origin]}{token.text}{RESET}" for token in trace.add(update) if token.text)
         print(text, end="", flush=True)
         if update.output:
             return update.output
     raise AssertionError("the engine ended a stream without a result")
-
-
-class Painter:
-    """Splits the text of updates into that of single tokens; together it is the same text."""
-
-    def __init__(self, tokenizer, params: SamplingParams):
-        self._text = Detokenizer(tokenizer, params.stop, params.skip_special_tokens, params.min_tokens)
-        self._shown = 0
-        self._kind = PLAIN
-
-    def pieces(self, update: Update) -> Iterator[Piece]:
-        """In the order of the tokens, those without text left out. Text that was held back has the kind of the newest token."""
-        ended_by_token = update.output is not None and isinstance(update.output.matched_stop, int)
-        for index, (token, self._kind) in enumerate(zip(update.token_ids, kinds(update), strict=True), 1):
-            self._text.add([token], ends_with_stop=ended_by_token and index == len(update.token_ids))
-            yield from self._new()
-        if update.output:
-            self._text.finish()
-            yield from self._new()
-
-    def _new(self) -> Iterator[Piece]:
-        new = self._text.text[self._shown :]
-        self._shown += len(new)
-        if new:
-            yield Piece(new, self._kind)
-
-
-def kinds(update: Update) -> list[str]:
-    """How each token of an update came: accepted drafts first, then the target's own."""
-    verification = update.verification
-    if verification is None or verification.spec.num_steps == 0:
-        return [PLAIN] * len(update.token_ids)
-    own = len(update.token_ids) - verification.accepted
-    return [DRAFT] * verification.accepted + [BONUS] * own
 
 
 def summary(output: GenerationOutput, seconds: float, *, compiled: bool) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
-from jaxspec.commands.generate import BONUS, COLOURS, DRAFT, PLAIN, Painter, kinds, main, summary
-from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing, Update, Verification
-from jaxspec.testing import TinyTokenizer
+from jaxspec.commands.generate import COLOURS, main, summary
+from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
+from jaxspec.engine.token_trace import BONUS
 from jaxspec.tokenizer import load_tokenizer
 
 
@@ -65,36 +65,9 @@ def test_a_mistake_is_one_line(arguments, said, capsys):
     assert error.startswith("jaxspec generate: error: ") and said in error and error.count("\n") == 1
 
 
-def update(text: str, accepted: int | None, output: GenerationOutput | None = None) -> Update:
-    """Its tokens are the bytes of the text; None: from a prefill."""
-    verification = None if accepted is None else Verification(SpecConfig(3, 1, 4), accepted)
-    return Update("a", text, tuple(text.encode()), output, verification=verification)
-
-
 def finished(matched: int | str | None) -> GenerationOutput:
     speculation = Speculation((CycleCounts(3, 2, 3, 3),))
     return GenerationOutput("a", (1,), "abcd", (97,) * 4, "length", matched, speculation, Timing(0, 0, 1))
-
-
-def test_tokens_have_the_kind_of_how_they_came():
-    assert kinds(update("a", None)) == [PLAIN]
-    assert kinds(update("abc", 2)) == [DRAFT, DRAFT, BONUS]
-    assert kinds(update("ab", 2)) == [DRAFT, DRAFT]  # cut by the budget before its bonus
-    plain = Verification(SpecConfig(num_steps=0), 0)
-    assert kinds(Update("a", "x", (120,), verification=plain)) == [PLAIN]
-
-
-def test_pieces_are_the_text_token_by_token():
-    painter = Painter(TinyTokenizer(), SamplingParams())
-    pieces = [*painter.pieces(update("a", None)), *painter.pieces(update("bcd", 2, finished(None)))]
-    assert pieces == [("a", PLAIN), ("b", DRAFT), ("c", DRAFT), ("d", BONUS)]
-
-
-def test_a_stop_token_and_a_held_back_character_are_no_text_of_their_own():
-    painter = Painter(TinyTokenizer(), SamplingParams())
-    first, second = "é".encode()
-    pieces = [*painter.pieces(Update("a", "", (first,))), *painter.pieces(Update("a", "é", (second, 2), finished(2)))]
-    assert pieces == [("é", PLAIN)]
 
 
 def test_the_summary_says_when_compiling_is_part_of_the_time():
