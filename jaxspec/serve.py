@@ -5,11 +5,14 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from jaxspec.server.address import is_loopback, listen
 from jaxspec.server.arguments import ServerArguments, in_flags, parse_arguments, settings_in_use
 from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
@@ -33,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, _end)
     log_settings(arguments)
 
-    from jaxspec.server.http_server import is_loopback, listen
-
     try:  # before the long part: an address that can't be had shows at once
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
@@ -50,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ValueError, OSError) as error:
             return _refuse(in_flags(str(error)), 2)
         with chat_template or contextlib.nullcontext():
+            importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
+            importing.start()
             compile_programs(llm, progress=arguments.shows_progress)
+            importing.join()
             serve(llm, chat_template, arguments, listener)
     return 0
 

@@ -1,10 +1,11 @@
 """What the log says of a model that is ready: where its memory goes, and how its programs came to be."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 
-from jaxspec.engine.programs import Compilation, Program
+from jaxspec.config import SpecConfig
+from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, Compilation, CycleProgram, PrefillProgram, Program
 from jaxspec.llm import LLM
 
 SLOWEST = 3
@@ -22,20 +23,32 @@ def memory_table(llm: LLM) -> str:
     """
     runner, stats = llm.engine.runner, llm.engine.stats()
     state = runner.state
-    temporaries = max(runner.programs.compilations.items(), key=lambda item: item[1].temporary_bytes, default=None)
+    temporaries = {program: runner.programs.temporary_bytes(program) for program in largest(runner.programs.compilations)}
     rows = [
         ("target weights", _bytes(runner.params["target"]), ""),
         ("head weights", _bytes(runner.params["head"]), ""),
         ("cache", _bytes(state.caches), f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages"),
         ("requests", _bytes(state) - _bytes(state.caches), f"{llm.engine.config.max_running_requests} at a time"),
     ]
-    if temporaries is not None:
-        program, compilation = temporaries
-        rows.append(("temporaries", compilation.temporary_bytes, f"of the largest program: {program}"))
+    program = max(temporaries, key=lambda program: temporaries[program])
+    rows.append(("temporaries", temporaries[program], f"of the largest program: {program}"))
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     total = sum(size for _, size, _ in rows)
     rows.append(("in all", total, f"of {readable(limit)}, {100 * total / limit:.0f}%" if limit else ""))
     return "\n".join(f"  {name:<15}{readable(size):>10}  {note}".rstrip() for name, size, note in rows if size)
+
+
+def largest(programs: Iterable[Program]) -> list[Program]:
+    """Of each kind and tree the program with the largest sizes; which of these needs the most memory, only the compiler knows.
+
+    In:  cycle 5/4/8, batch 1, 16 pages; cycle 5/4/8, batch 8, 64 pages; prefill 64 tokens, 64 pages; admit
+    Out: cycle 5/4/8, batch 8, 64 pages; prefill 64 tokens, 64 pages; admit
+    """
+    found: dict[tuple[type, SpecConfig | None], Program] = {}
+    for program in programs:
+        kind = type(program), program.spec if isinstance(program, CycleProgram) else None
+        found[kind] = max(program, found.get(kind, program), key=_sizes)
+    return list(found.values())
 
 
 def programs_line(compilations: Mapping[Program, Compilation], seconds: float) -> str:
@@ -60,6 +73,16 @@ def readable(size: int) -> str:
     Out: 24.1 MB
     """
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _sizes(program: Program) -> tuple[int, int]:
+    match program:
+        case CycleProgram(batch, pages) | CatchUpProgram(batch, pages):
+            return batch, pages
+        case PrefillProgram(chunk, pages):
+            return chunk, pages
+        case AdmitProgram():
+            return 0, 0
 
 
 def _bytes(arrays: object) -> int:

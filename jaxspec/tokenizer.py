@@ -5,8 +5,10 @@ from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that PyTorch is missing, which nothing here needs
 
-from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from jaxspec.checkpoints.json_files import read_object
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
@@ -16,4 +18,20 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     directory = Path(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         return None
+    if is_plain(directory):
+        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+
+    from transformers import AutoTokenizer  # a third of a second
+
     return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+
+
+def is_plain(directory: Path) -> bool:
+    """True for what AutoTokenizer would load as a PreTrainedTokenizerFast too: Llama 3 and later, the built-in model."""
+    files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json", "config.json")]
+    if not all(file.is_file() for file in files):
+        return False
+    tokenizer, model = map(read_object, files[1:])
+    return (tokenizer.get("tokenizer_class"), model.get("model_type")) == ("PreTrainedTokenizerFast", "llama") and (
+        "auto_map" not in tokenizer
+    )

@@ -111,8 +111,6 @@ class Compilation(NamedTuple):
     """Other programs may have been compiled at the same time."""
     from_cache: bool
     """JAX had it in its persistent cache. (Not known of a program that was compiled when it was first needed: False.)"""
-    temporary_bytes: int
-    """Memory that it takes while it runs, beside weights and state."""
 
 
 class Programs:
@@ -141,17 +139,18 @@ class Programs:
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
         """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock."""
         wanted = [program for program in programs if program not in self._compiled]
-        with (
-            CacheHits() as hits,
-            ThreadPoolExecutor(os.cpu_count()) as pool,
-            CompilingProgress(len(wanted), shown=progress) as shown,
-        ):
-            try:
-                for done in as_completed(pool.submit(self._add, program, hits) for program in wanted):
+        pool = ThreadPoolExecutor(os.cpu_count())
+        try:
+            with CacheHits() as hits, CompilingProgress(len(wanted), shown=progress) as shown:
+                for done in as_completed([pool.submit(self._add, program, hits) for program in wanted]):
                     shown.add(from_cache=done.result().from_cache)
-            except BaseException:  # a signal, such as Ctrl-C: what has not begun is not waited for
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure, or Ctrl-C, the rest need not be compiled
+
+    def temporary_bytes(self, program: Program) -> int:
+        """Memory that a compiled program takes while it runs, beside weights and state."""
+        memory = self._compiled[program].memory_analysis()
+        return memory.temp_size_in_bytes if memory else 0
 
     def seal(self) -> None:
         """From now on nothing compiles."""
@@ -161,8 +160,7 @@ class Programs:
         started, hits_before = time.perf_counter(), hits.in_this_thread if hits else 0
         compiled = self._compile(program)
         from_cache = hits is not None and hits.in_this_thread > hits_before
-        memory = compiled.memory_analysis()
-        done = Compilation(time.perf_counter() - started, from_cache, memory.temp_size_in_bytes if memory else 0)
+        done = Compilation(time.perf_counter() - started, from_cache)
         logger.debug("%s %s in %.1f s", "found" if from_cache else "compiled", program, done.seconds)
         self._compiled[program], self.compilations[program] = compiled, done
         return done

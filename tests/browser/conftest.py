@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
-from jaxspec.server.http_server import listen, url_of
+from jaxspec.server.address import listen, url_of
 from tests.browser.mock_server import create_mock
 
 FLAGS = (

@@ -74,6 +74,17 @@ def test_failures_are_told_in_place(visit, mock_url, word, message):
     assert page.page.is_hidden("#failure-0")
 
 
+def test_a_server_that_is_gone_is_told(visit, mock_url):
+    page = visit(mock_url)
+    page.page.route("**/v1/*", lambda route: route.abort())
+    page.run("def f():")
+    assert page.text("#failure-0") == "There is no connection to the server."
+    page.page.evaluate("meet()")
+    page.until("byId('model').textContent === 'no answer from the server'", seconds=5)
+    assert all("ERR_FAILED" in complaint for complaint in page.complaints)
+    page.complaints.clear()
+
+
 def test_a_race_with_a_failure_has_no_verdict(visit, mock_url):
     page = visit(mock_url)
     page.run("[breaks]", button="#race")

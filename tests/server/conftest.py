@@ -13,9 +13,10 @@ import pytest
 
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.interfaces import StepEngine
+from jaxspec.server.address import listen
 from jaxspec.server.app import create_app
 from jaxspec.server.chat_template import ChatTemplate
-from jaxspec.server.http_server import HttpServer, listen
+from jaxspec.server.http_server import HttpServer
 from jaxspec.server.metrics import Metrics
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings

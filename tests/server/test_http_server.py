@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.server.address import listen
 from jaxspec.server.app import create_app
-from jaxspec.server.http_server import HttpServer, listen
+from jaxspec.server.http_server import HttpServer
 from jaxspec.server.model import ServedModel
 from tests.server.conftest import Client, wait_until
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer

@@ -1,0 +1,56 @@
+"""Tokenizers: the quick way to load one gives what the slow way gives."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from jaxspec.llm import DEMO
+from jaxspec.tokenizer import is_plain, load_tokenizer
+
+TEXTS = ["", "def f(x):\n    return x\n", "föx 🦊 \u0000", "<|endoftext|> <|endoftext|>"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO / "target", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def change(file: Path, **changes) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_the_quick_way_gives_what_transformers_chooses(directory: Path):
+    assert is_plain(directory)
+    ours, theirs = load_tokenizer(directory), AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    assert ours is not None and type(ours) is type(theirs)
+    assert [ours.encode(text) for text in TEXTS] == [theirs.encode(text) for text in TEXTS]
+    assert (ours.chat_template, ours.special_tokens_map) == (theirs.chat_template, theirs.special_tokens_map)
+    assert ours.name_or_path == theirs.name_or_path
+
+
+def test_everything_else_is_left_to_transformers(directory: Path):
+    for file, changes in (
+        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {}}),
+        ("config.json", {"model_type": "qwen2"}),
+    ):
+        before = (directory / file).read_text()
+        change(directory / file, **changes)
+        assert not is_plain(directory)
+        (directory / file).write_text(before)
+    assert is_plain(directory)
+    (directory / "tokenizer.json").unlink()
+    assert not is_plain(directory)
+
+
+def test_a_directory_without_a_tokenizer(tmp_path: Path):
+    assert load_tokenizer(tmp_path) is None
+
+
+def test_another_class_still_loads(directory: Path):
+    change(directory / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    loaded = load_tokenizer(directory)
+    assert loaded is not None and loaded.encode("def") == load_tokenizer(DEMO / "target").encode("def")
