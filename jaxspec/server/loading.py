@@ -1,6 +1,7 @@
 """From a checked command line to a model that is ready to serve."""
 
 import logging
+import sys
 import warnings
 from pathlib import Path
 
@@ -27,11 +28,19 @@ def load(arguments: ServerArguments) -> LLM:
     if trees is None:
         trees = (SpecConfig(num_steps=0),) if head else ()
     options = {**arguments.engine, "request_trees": trees, "token_map": arguments.token_map, "dtype": arguments.dtype}
+    logger.info("loading %s", arguments.model or "the built-in model")
+    bars = arguments.shows_progress and sys.stderr.isatty()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        llm = LLM(arguments.model, arguments.draft, arguments.spec, progress=arguments.shows_progress, **options)
+        llm = LLM(arguments.model, arguments.draft, arguments.spec, progress=bars, **options)
     for warning in caught:
         logger.warning("%s", in_flags(str(warning.message)))  # such as that lossy thresholds are set
+    log_model(llm, arguments)
+    return llm
+
+
+def log_model(llm: LLM, arguments: ServerArguments) -> None:
+    """What was loaded, and what may surprise about it."""
     engine, stats = llm.engine, llm.engine.stats()
     tree = f"{llm.head.config.algorithm} draft tree {engine.spec}" if llm.head else "plain decoding"
     logger.info("model %s, context length %d tokens, %s", llm.model_name, engine.context_length, tree)
@@ -42,7 +51,6 @@ def load(arguments: ServerArguments) -> LLM:
             logger.warning("--dtype %s works on a CPU, but is several times slower than float32 there", arguments.dtype)
         if "mem_fraction" in arguments.engine:
             logger.info("--mem-fraction-static has no effect on a CPU: --max-total-tokens sets the size of the cache")
-    return llm
 
 
 def find_head(arguments: ServerArguments) -> Path | None:
