@@ -1,6 +1,7 @@
 """Traced programs on disk. A process that finds one need not trace and lower it again, which takes longer than loading what
 JAX's own cache holds of it: the compiled code. They are StableHLO in JAX's export format; nothing in them is Python code."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -26,7 +27,9 @@ for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences,
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 
 PACKAGES = ("jaxspec", "pallas_kernels")
-"""Whose source decides what a program is."""
+"""Whose source decides what a program is, apart from"""
+APART = ("server", "commands", "demo", "capacity")
+"""of which the engine knows nothing."""
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 DIGEST_BYTES = 32
 """In front of the content of a file, to know a damaged one."""
@@ -41,11 +44,12 @@ class StoredTraces:
     settings and devices, what the program is called and takes, and `made_for`, which must tell everything else about it."""
 
     def __init__(self, directory: Path, made_for: str):
-        self._directory = directory
+        self._directory, self._level = directory, logging.WARNING
         self._key = "\n".join((source_digest(), *map(_version, LIBRARIES), repr(jax.config.values), repr(jax.devices()), made_for))
         for file in directory.glob("*.stablehlo"):
-            if file.stat().st_mtime < time.time() - KEEP_DAYS * 24 * 3600:
-                file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process was quicker, or we may not
+                if file.stat().st_mtime < time.time() - KEEP_DAYS * 24 * 3600:
+                    file.unlink()
 
     def get(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
         """The traced program, to be called inside jit: from the directory, else traced now and put there.
@@ -61,7 +65,8 @@ class StoredTraces:
                 traced = export.export(jax.jit(lambda *leaves: function(*jax.tree.unflatten(structure, leaves))))(*leaves)
                 _write(file, traced.serialize())
         except Exception as error:  # whatever it is: the program can always be traced
-            logger.warning("%s is not kept as a traced program: %.200s", name, error)
+            logger.log(self._level, "traced programs are not kept, at least not %s: %.200s", name, error)
+            self._level = logging.DEBUG  # once is enough
             return function
 
         @functools.wraps(function)  # profilers show its name
@@ -72,11 +77,12 @@ class StoredTraces:
 
 
 def source_digest(root: Path = Path(__file__).parents[2]) -> str:
-    """Names the source code of PACKAGES."""
+    """Names the source code of PACKAGES without APART."""
     digest = hashlib.sha256()
     for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
-        digest.update(f"{file.relative_to(root)}\n".encode())
-        digest.update(file.read_bytes())
+        if not set(APART) & set(file.relative_to(root).parts):
+            digest.update(f"{file.relative_to(root)}\n".encode())
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -91,7 +97,8 @@ def _read(file: Path) -> export.Exported | None:
     content = file.read_bytes()
     if hashlib.sha256(content[DIGEST_BYTES:]).digest() != content[:DIGEST_BYTES]:
         return None
-    os.utime(file)
+    with contextlib.suppress(OSError):  # the directory is not ours
+        os.utime(file)
     return export.deserialize(bytearray(content[DIGEST_BYTES:]))
 
 

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 import time
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +15,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.engine import stored_traces
 from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
-from jaxspec.engine.stored_traces import KEEP_DAYS, StoredTraces, source_digest
+from jaxspec.engine.stored_traces import APART, KEEP_DAYS, StoredTraces, source_digest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.state import Caches
 from jaxspec.testing import tiny_engine
@@ -72,14 +74,21 @@ def test_whatever_may_change_the_program_gives_it_another_name(tmp_path, changed
     assert len(files(tmp_path)) == 2
 
 
-def test_the_source_is_that_of_all_our_files(tmp_path):
+def test_the_source_is_that_of_all_files_that_can_matter(tmp_path):
     assert source_digest() == source_digest()
     (tmp_path / "jaxspec/spec").mkdir(parents=True)
-    digests = {source_digest(tmp_path)}
-    for name, text in ("jaxspec/a.py", "1"), ("jaxspec/spec/b.py", "1"), ("jaxspec/a.py", "2"), ("other.py", "3"):
-        (tmp_path / name).write_text(text)
-        digests.add(source_digest(tmp_path))
-    assert len(digests) == 4  # other.py is not ours
+    (tmp_path / "jaxspec/server").mkdir()
+    digests = [source_digest(tmp_path)]
+    for name in ("jaxspec/a.py", "jaxspec/spec/b.py", "jaxspec/a.py", "other.py", "jaxspec/server/c.py"):
+        (tmp_path / name).write_text(f"{len(digests)}")
+        digests.append(source_digest(tmp_path))
+    assert len(set(digests)) == 4 and digests[3] == digests[4] == digests[5]
+
+
+def test_the_engine_knows_nothing_of_what_is_left_out():
+    code = "import sys, jaxspec.llm; print(*(name for name in sys.modules if name.startswith('jaxspec.')))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "jaxspec.engine.engine" in loaded and not [name for name in loaded if name.split(".")[1] in APART]
 
 
 class Unknown(NamedTuple):
@@ -92,10 +101,12 @@ def test_what_can_not_be_stored_is_traced_every_time(tmp_path, caplog):
     def unstorable(value):
         return Unknown(value + 1)
 
-    assert StoredTraces(tmp_path, "me").get("name", unstorable, (jnp.ones(2),)) is unstorable
+    traces = StoredTraces(tmp_path, "me")
+    for _ in range(3):
+        assert traces.get("name", unstorable, (jnp.ones(2),)) is unstorable
     assert not files(tmp_path)
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING and "name is not kept" in record.message
+    [record] = caplog.records  # and not one for every program
+    assert record.levelno == logging.WARNING and "traced programs are not kept, at least not name: " in record.message
 
 
 @pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-1], lambda content: content[:-1] + b"x"])
