@@ -61,7 +61,7 @@ def test_under_load_compares_off_on_and_adaptive(flags, tmp_path, capsys):
         ratios = row["adaptive_over_better"]["values"]
         speed = {mode: row["tokens_per_second"][mode]["values"] for mode in under_load.MODES}
         assert ratios == [mine / other for mine, other in zip(speed["adaptive"], speed[row["better"]], strict=True)]
-        assert all(0 < row["host_ms_per_cycle"][mode] < 50 for mode in under_load.MODES)
+        assert all(row["host_ms_per_cycle"][mode] > 0 for mode in under_load.MODES)
     for row in written["long"]:
         assert 0 < row["short_alone_ms"]["median"] < row["short_ms"]["median"]
         assert row["short_ms"]["median"] < row["long_ms"]["median"] or row["chunk"] == under_load.CONTEXT

@@ -117,7 +117,11 @@ async def stream(body: dict[str, Any], prompt: str, pace: float) -> AsyncIterato
     words = split(text)[: body.get("max_tokens") or 16]
     verified = 0
     for number, cycle in enumerate(cycles(words, steps, topk, nodes, random.Random(seed)) if speculates else plain(words)):
-        yield event(body, cycle)
+        if number == 0 and "messages" in body:  # as the real server does: the role first, with the trace of what comes next
+            role, text = event(body, Cycle(cycle.tokens, None), text=""), event(body, None, text=cycle.tokens[0]["text"])
+            yield role + text
+        else:
+            yield event(body, cycle, "".join(token["text"] for token in cycle.tokens))
         verified += number > 0
         await asyncio.sleep(pace * (8 if "[slow]" in prompt else 1))
         if number == 6 and "[breaks]" in prompt:
@@ -183,12 +187,10 @@ def draw_tree(
     return {"tokens": texts, "parents": parents}, path
 
 
-def event(body: dict[str, Any], cycle: Cycle) -> str:
-    text = "".join(token["text"] for token in cycle.tokens)
-    trace = {"tokens": cycle.tokens, "tree": cycle.tree}
+def event(body: dict[str, Any], cycle: Cycle | None, text: str) -> str:
     chunk: dict[str, Any] = {"choices": [choice(body, text, None)]}
-    if "[no trace]" not in json.dumps(body):
-        chunk["speculative_trace"] = trace
+    if cycle is not None and "[no trace]" not in json.dumps(body):
+        chunk["speculative_trace"] = {"tokens": cycle.tokens, "tree": cycle.tree}
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 

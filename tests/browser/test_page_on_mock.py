@@ -168,7 +168,8 @@ def test_the_text_of_a_long_answer_stays_whole_and_its_elements_few(visit, mock_
     page.run("def f():")
     page.page.evaluate(
         """(() => { for (let count = 0; count < 3000; count += 1) {
-            addEvent(state.runs[0], { choices: [{ text: `${count}\\n` }] }, performance.now());
+            const trace = { tokens: [{ text: `${count}\\n`, from: 'plain' }], tree: null };
+            addEvent(state.runs[0], { choices: [], speculative_trace: trace }, performance.now());
             if (count % 100 === 0) drawAll();
         } drawAll(); })()"""
     )
@@ -208,6 +209,7 @@ def test_a_chat_goes_on(visit, mock_url):
     page.page.click("text=Chat")
     page.run("Hello")
     first = page.answer()
+    assert first and (CODE * 4).startswith(first)
     page.run("And [unicode]?")
     roles = [(message["role"], message["content"]) for message in bodies[1]["messages"]]
     assert roles == [("user", "Hello"), ("assistant", first), ("user", "And [unicode]?")]

@@ -124,7 +124,6 @@ function setBusy(isBusy) {
   for (const id of ["run", "race", "forget"]) byId(id).disabled = isBusy;
   byId("stop").disabled = !isBusy;
   byId("replay").disabled = isBusy || !state.runs[0]?.cycles.length;
-  document.body.classList.toggle("busy", isBusy);
 }
 
 /** One box and the figures, or two boxes, the timeline and the verdict. */

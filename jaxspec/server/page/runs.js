@@ -2,12 +2,14 @@
 /* What one answer brought, cycle by cycle, and the figures over it. Nothing here touches the document. */
 
 const DEEPEST = 6; // drafts of this depth and deeper share a colour
+const NO_TOKENS = { tokens: [], tree: null };
 const KEPT_TREES = 2000; // older cycles of an answer lose their trees, so that a long answer stays small
 
 /** An answer that is about to be asked for. Times are in milliseconds of performance.now(). */
 function newRun(speculates) {
   return {
     speculates,
+    isTraced: false, // events without a trace bring no tokens then: theirs came with another one
     state: "waiting", // then "running", and at the end "finished", "stopped" or "failed"
     cycles: [], // {index, tokens, tree, at, verified}
     text: "",
@@ -22,7 +24,6 @@ function newRun(speculates) {
     lastAt: null,
     endedAt: null,
     finishReason: null,
-    metrics: null, // the server's own, for this answer
   };
 }
 
@@ -30,8 +31,8 @@ function newRun(speculates) {
 function addEvent(run, event, now) {
   const choice = event.choices?.[0];
   run.finishReason = choice?.finish_reason ?? run.finishReason;
-  run.metrics = event.metrics?.speculative_decoding ?? run.metrics;
-  const { tokens, tree } = tracedTokens(event, choice);
+  run.isTraced ||= Boolean(event.speculative_trace);
+  const { tokens, tree } = run.isTraced ? (event.speculative_trace ?? NO_TOKENS) : untracedTokens(choice);
   if (!tokens.length) return null;
   run.state = "running";
   const cycle = { index: run.cycles.length, tokens, tree, at: now, verified: tokens[0].from !== "prefill" };
@@ -51,10 +52,8 @@ function addEvent(run, event, now) {
   return cycle;
 }
 
-/** The trace of an event; text without one counts as a plain token. */
-function tracedTokens(event, choice) {
-  const trace = event.speculative_trace;
-  if (trace) return { tokens: trace.tokens ?? [], tree: trace.tree ?? null };
+/** From a server that does not trace: the text as a plain token. */
+function untracedTokens(choice) {
   const text = choice?.text ?? choice?.delta?.content ?? "";
   return { tokens: text ? [{ text, from: "plain" }] : [], tree: null };
 }
