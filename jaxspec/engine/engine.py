@@ -54,7 +54,7 @@ class Engine:
         if head is None and (drafting := [str(tree) for tree in config.request_trees if tree.num_steps]):
             raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
         self.trees = TreeChoice(spec, config.adaptive and head is not None, config.request_trees)
-        self.runner = Runner(target, head, self.trees.all, config, self.context_length)
+        self.runner = Runner(target, head, self.trees, config, self.context_length)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
         self.scheduler = Scheduler(

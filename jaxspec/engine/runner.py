@@ -24,6 +24,7 @@ from jaxspec.engine.programs import (
 from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillStep
 from jaxspec.engine.stopwatch import Stopwatch
+from jaxspec.engine.tree_choice import PLAIN, TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling import Logprobs
 from jaxspec.spec.cycle import CycleOptions
@@ -82,10 +83,8 @@ class Emitted(NamedTuple):
 class Runner:
     """Owns everything on the device. The state that a launch donates is replaced by its result at once."""
 
-    def __init__(
-        self, target: LoadedTarget, head: LoadedHead | None, trees: Sequence[SpecConfig], config: EngineConfig, context_length: int
-    ):
-        self.trees, self._config = tuple(trees), config
+    def __init__(self, target: LoadedTarget, head: LoadedHead | None, trees: TreeChoice, config: EngineConfig, context_length: int):
+        self.trees, self._config = trees, config
         self._models = [target.config, *([head.config.layer] if head else [])]
         self._has_head = head is not None
         capture = head.config.captured_layers if head else ()
@@ -127,7 +126,7 @@ class Runner:
     @property
     def catches_up(self) -> bool:
         """Plain cycles alternate with trees, so the head has to catch up before a tree."""
-        return self._has_head and any(tree.num_steps == 0 for tree in self.trees)
+        return self._has_head and any(tree.num_steps == 0 for tree in self.trees.all)
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -135,15 +134,19 @@ class Runner:
         return self.buckets.batches
 
     def bucket(self, requests: int) -> int:
-        """The compiled batch size that so many requests take."""
+        """The compiled batch size that so many requests take, with a tree that the engine chooses."""
         return smallest(self.buckets.batches, requests)
+
+    def _batches(self, spec: SpecConfig) -> tuple[int, ...]:
+        """The batch sizes that cycles with this tree are compiled for."""
+        return self.buckets.batches if spec in self.trees.own else self.buckets.few_batches
 
     def all_programs(self) -> list[Program]:
         """Every program that serving can need."""
         widths = self.buckets.pages
-        cycles = [CycleProgram(batch, pages, tree) for tree in self.trees for batch in self.buckets.batches for pages in widths]
+        cycles = [CycleProgram(batch, pages, tree) for tree in self.trees.all for batch in self._batches(tree) for pages in widths]
         prefills = [PrefillProgram(chunk, pages) for chunk in self.buckets.chunks for pages in widths]
-        catch_ups = [CatchUpProgram(batch, widths[-1]) for batch in self.buckets.batches] if self.catches_up else []
+        catch_ups = [CatchUpProgram(batch, widths[-1]) for batch in self._batches(PLAIN)] if self.catches_up else []
         return [AdmitProgram(), *prefills, *cycles, *catch_ups]
 
     def launch_admission(self, request: Request) -> None:
@@ -172,13 +175,13 @@ class Runner:
     def launch_cycle(self, requests: list[Request], spec: SpecConfig) -> Launched:
         """Starts one cycle of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
-        rows, page_table = self._batch(requests, lengths, self.buckets.pages)
+        rows, page_table = self._batch(requests, lengths, self.buckets.pages, self._batches(spec))
         return self._launch(CycleProgram(len(rows), page_table.shape[1], spec), requests, None, rows, page_table)
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by what plain cycles of these requests postponed."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
-        rows, page_table = self._batch(requests, lengths, self.buckets.pages[-1:])
+        rows, page_table = self._batch(requests, lengths, self.buckets.pages[-1:], self._batches(PLAIN))
         self._launch_quietly(CatchUpProgram(len(rows), page_table.shape[1]), rows, page_table)
 
     def time_cycle(self, batch: int, spec: SpecConfig, repeats: int = 3) -> list[float]:
@@ -194,9 +197,11 @@ class Runner:
             seconds.append(time.perf_counter() - started)
         return seconds[1:]
 
-    def _batch(self, requests: list[Request], lengths: list[int], widths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """State rows and page tables of a batch, padded to a bucket."""
-        batch = self.bucket(len(requests))
+    def _batch(
+        self, requests: list[Request], lengths: list[int], widths: tuple[int, ...], batches: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """State rows and page tables of a batch, padded to one of the sizes."""
+        batch = smallest(batches, len(requests))
         rows = np.full(batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
         return rows, self._page_table([request.held.pages for request in requests], lengths, batch, widths)

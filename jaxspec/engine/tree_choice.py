@@ -36,11 +36,12 @@ class TreeChoice:
         others: Sequence[SpecConfig] = (),
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._own = adaptive_trees(spec) if adaptive else (spec,)
-        self.all = tuple(dict.fromkeys((*self._own, *others)))
+        self.own = adaptive_trees(spec) if adaptive else (spec,)
+        """Those that are chosen from."""
+        self.all = tuple(dict.fromkeys((*self.own, *others)))
         self.most_emitted = max(tree.num_steps for tree in self.all) + 1
         """Tokens that a cycle emits per request, at most."""
-        self._adaptive = AdaptiveTrees(self._own) if len(self._own) > 1 else None
+        self._adaptive = AdaptiveTrees(self.own) if len(self.own) > 1 else None
         self._clock = clock
         self._last_read: float | None = None
         """When the result of the cycle before came; None if there was none just before."""
@@ -51,14 +52,14 @@ class TreeChoice:
     def measure(self, runner: TimedRunner) -> None:
         """Tries every program out, so that the first choices are not blind."""
         if self._adaptive:
-            for tree in self._own:
+            for tree in self.own:
                 for batch in runner.batches:
                     for seconds in runner.time_cycle(batch, tree):
                         self._adaptive.observe_time(tree, batch, seconds)
 
     def choose(self, bucket: int) -> SpecConfig:
         """The tree for a cycle that is about to be launched, at this compiled batch size."""
-        return self._adaptive.choose(bucket) if self._adaptive else self._own[0]
+        return self._adaptive.choose(bucket) if self._adaptive else self.own[0]
 
     def split(self, cycle: Sequence[Request], bucket_of: Callable[[int], int]) -> dict[SpecConfig, list[Request]]:
         """Which of the requests that are due run with which tree: the one they ask for, or the one chosen for all others."""
@@ -84,7 +85,7 @@ class TreeChoice:
         now, before, measurable = self._clock(), self._last_read, self._measurable.pop(0)
         self._last_read = now
         active = [tokens for tokens in emitted if tokens]
-        if self._adaptive is None or not active or spec not in self._own:
+        if self._adaptive is None or not active or spec not in self.own:
             return
         self._adaptive.observe_accept(spec, sum(active), len(active))
         if before is not None and measurable:
