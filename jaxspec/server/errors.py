@@ -132,9 +132,10 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
-        """Starlette answers from outside of all middleware here, so the request's id must be added."""
+        """Starlette answers from outside of all middleware here, so the request's id must be added. Then it raises the error again,
+        for which uvicorn closes the connection: clients must know, or their next request fails."""
         response = from_engine(error).response
-        response.headers[REQUEST_ID] = request.state.request_id
+        response.headers.update({REQUEST_ID: request.state.request_id, "Connection": "close"})
         return response
 
 

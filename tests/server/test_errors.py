@@ -96,5 +96,6 @@ def test_an_error_of_ours_tells_nothing(client: Client, monkeypatch: pytest.Monk
     monkeypatch.setattr("jaxspec.server.tokenize_api.tokenized", fail)
     response = client.http.post("/tokenize", json={"prompt": "x"}, headers={"x-request-id": "mine"})
     assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
+    assert response.headers["connection"] == "close"
     assert response.json()["error"] == {"message": "internal server error", "type": "server_error", "param": None, "code": 500}
     wait_until(lambda: "secret" in caplog.text)  # it is written when the answer is out
