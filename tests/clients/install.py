@@ -20,7 +20,9 @@ CLIENTS = {
 """Names of environments, and what is installed into each."""
 UNWANTED = ("torch", "jax")
 """A client that pulls one of these in would cost gigabytes, or could import what it shall only talk to."""
-CHROMIUM = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium")
+FONTS = ("fonts-liberation", "fonts-dejavu-core", "fonts-inter", "fonts-jetbrains-mono")
+"""Without any, chromium shows no text; the last two are those that the page prefers."""
+CHROMIUM = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", *FONTS)
 
 
 def main() -> int:
