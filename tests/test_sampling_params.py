@@ -42,6 +42,7 @@ BAD = {
     "stop_token_ids": [None, 3, "3", ["3"], [True], [1.0], [-1], list(range(MAX_STOP_TOKEN_IDS + 1))],
     "ignore_eos": [1, 0, "true", None],
     "skip_special_tokens": [1, 0, "true", None],
+    "include_stop_str_in_output": [1, 0, "true", None],
     "logprobs": ["4", 4.0, True, [4], -1, MAX_LOGPROBS + 1],
     "prompt_logprobs": ["4", 4.0, True, [4], -1, MAX_LOGPROBS + 1],
 }
@@ -64,6 +65,7 @@ GOOD = {
     "stop_token_ids": [[], (), list(range(MAX_STOP_TOKEN_IDS))],
     "ignore_eos": [True, False],
     "skip_special_tokens": [True, False],
+    "include_stop_str_in_output": [True, False],
     "logprobs": [None, 0, MAX_LOGPROBS],
     "prompt_logprobs": [None, 0, MAX_LOGPROBS],
 }

@@ -63,8 +63,9 @@ def test_under_load_compares_off_on_and_adaptive(flags, tmp_path, capsys):
         assert ratios == [mine / other for mine, other in zip(speed["adaptive"], speed[row["better"]], strict=True)]
         assert all(row["host_ms_per_cycle"][mode] > 0 for mode in under_load.MODES)
     for row in written["long"]:
-        assert 0 < row["short_alone_ms"]["median"] < row["short_ms"]["median"]
-        assert row["short_ms"]["median"] < row["long_ms"]["median"] or row["chunk"] == under_load.CONTEXT
+        assert all(row[time]["median"] > 0 for time in ("short_alone_ms", "short_ms", "long_ms"))
+    whole = written["long"][-1]  # the long prompt in one chunk: only here is the wait (7 times the short prompt's own) beyond noise
+    assert whole["chunk"] == under_load.CONTEXT and whole["short_alone_ms"]["median"] < whole["short_ms"]["median"]
     assert "adaptive / better of both" in capsys.readouterr().out
     with pytest.raises(BenchmarkError, match="at least 17"):
         under_load.main(flags)
