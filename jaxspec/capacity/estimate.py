@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxspec.capacity.gpus import Gpu
 from jaxspec.capacity.models import Weights, weights_of
 from jaxspec.config import ModelConfig, SpecConfig
-from jaxspec.engine.runner import cache_bytes_per_token
+from jaxspec.engine.device_state import cache_bytes_per_token
 from jaxspec.models.head import HeadConfig
 
 LOGIT_BYTES = 4

@@ -175,11 +175,16 @@ class Programs:
         return done
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
+        return self.lower(program).compile()
+
+    def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
+        """The program, ready to be compiled for JAX's default platform or another one."""
         function, others = self._define(program)
         arguments = (self._params, self._state, *others)
         if self.traces is not None:
             function = self.traces.get(repr(program), function, arguments)
-        return jax.jit(function, donate_argnums=1).lower(*arguments).compile()  # donated: the state is updated in place
+        traced = jax.jit(function, donate_argnums=1).trace(*arguments)  # donated: the state is updated in place
+        return traced.lower(lowering_platforms=(platform,) if platform else None)
 
     def _define(self, program: Program) -> tuple[Callable[..., Any], tuple]:
         """The function to compile, and the shapes of what it takes beside weights and state."""

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
-from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
+from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.admission import admission
+from jaxspec.engine.device_state import cache_bytes_per_token, merger, new_state, state_sizes
 from jaxspec.engine.programs import (
     AdmitProgram,
     Buckets,
@@ -31,10 +32,8 @@ from jaxspec.spec.cycle import CycleOptions
 from jaxspec.spec.draft_window import DraftWindow
 from jaxspec.spec.lossy import Thresholds
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.state import Caches, Sizes, State, empty_state
-from jaxspec.spec.step import Drafted, Models
+from jaxspec.spec.step import Drafted
 from jaxspec.spec.verify import REPORT_HEADER
-from jaxspec.typing import KeysValues
 
 CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
@@ -85,36 +84,26 @@ class Runner:
 
     def __init__(self, target: LoadedTarget, head: LoadedHead | None, trees: TreeChoice, config: EngineConfig, context_length: int):
         self.trees, self._config = trees, config
-        self._models = [target.config, *([head.config.layer] if head else [])]
         self._has_head = head is not None
-        capture = head.config.captured_layers if head else ()
         self.params = {"target": target.params, "head": head.params if head else {}}
-        self._dtype = target.params["embed_tokens"].dtype
-
-        def merge(params: dict) -> Models:
-            return Models(target.merge(params["target"]), head.merge(params["head"]) if head else None, capture)
-
+        dtype = target.params["embed_tokens"].dtype
         pages_per_sequence = -(-context_length // config.page_size)
-        page_bytes = config.page_size * sum(cache_bytes_per_token(model, self._dtype) for model in self._models)
+        models = [target.config, *([head.config.layer] if head else [])]
+        page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in models)
         self.num_pages = config.num_pages or default_pages(config, pages_per_sequence, page_bytes, self.params)
-        self._sizes = Sizes(
-            hidden=head.config.layer.hidden_size if head else target.config.hidden_size,
-            feature=head.config.feature_size if head else target.config.hidden_size,
-            vocab=target.config.vocab_size,
-            max_length=context_length,
-            postpone=POSTPONE if self.catches_up else 1,
-        )
+        head_config, postpone = head.config if head else None, POSTPONE if self.catches_up else 1
+        self._sizes = state_sizes(target.config, head_config, max_length=context_length, postpone=postpone)
         # One row more than requests: the padding of a batch lives there, for ever done.
         self._padding_row = config.max_running_requests
         self._no_bias = jnp.zeros((1, target.config.vocab_size), jnp.float32)
+        self._new_state = partial(
+            new_state, target.config, head_config, self._sizes,
+            rows=self._padding_row + 1, num_pages=self.num_pages, page_size=config.page_size, dtype=dtype,
+        )  # fmt: skip
         self.state = self._new_state()
-        self.buckets = Buckets.of(config, pages_per_sequence, narrow_tables=True)
-        self.programs = Programs(merge, self.params, self.state, cycle_options(config))
+        self.buckets = Buckets.of(config, pages_per_sequence, narrow_tables=jax.default_backend() != "gpu")
+        self.programs = Programs(merger(target, head), self.params, self.state, cycle_options(config))
         self.launching, self.waiting = Stopwatch(), Stopwatch()
-
-    def _new_state(self) -> State:
-        pools = [empty_cache(model, self.num_pages, self._config.page_size, self._dtype) for model in self._models]
-        return empty_state(Caches(pools[0], pools[1] if self._has_head else ()), self._padding_row + 1, self._sizes, self._dtype)
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
@@ -279,17 +268,6 @@ def cycle_options(config: EngineConfig) -> CycleOptions:
     window = None if config.draft_window_size is None else DraftWindow(config.draft_window_size, config.draft_sink_size)
     thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
     return CycleOptions(window, thresholds)
-
-
-def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
-    """What a model keeps per token, in bytes."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
-
-
-def empty_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[KeysValues, ...]:
-    """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are arrays of their own."""
-    shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-    return tuple(KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_layers))
 
 
 def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int, params: dict) -> int:

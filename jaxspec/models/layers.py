@@ -10,6 +10,8 @@ from jax.typing import DTypeLike
 from jaxspec.config import ModelConfig
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from pallas_kernels.rms_norm import rms_norm
+from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.tree_attention import tree_attention
 
 
@@ -44,16 +46,14 @@ def causal_rows(batch: int, width: int) -> Rows:
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm: float32 statistics, cast back, then the weight (as Hugging Face's Llama does)."""
+    """Root-mean-square norm with its weight."""
 
     def __init__(self, size: int, eps: float, dtype: DTypeLike):
         self.weight = nnx.Param(jnp.ones(size, dtype))
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*rows h"]) -> Float[Array, "*rows h"]:
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
-        return wide.astype(x.dtype) * self.weight[...]
+        return rms_norm(x, self.weight[...], self.eps)
 
 
 def linear(inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias: bool = False) -> nnx.Linear:
@@ -74,38 +74,29 @@ def rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "b w"]) -> R
     return Rotation(jnp.cos(angle), jnp.sin(angle))
 
 
-def rotate(x: Float[Array, "b w heads head_dim"], by: Rotation) -> Float[Array, "b w heads head_dim"]:
-    """Rotates the pairs (x[i], x[i + head_dim / 2]), in float32."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, -1)
-    cos, sin = by.cos[:, :, None], by.sin[:, :, None]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
-
-
 class Attention(nnx.Module):
     """Grouped-query attention over the cache and the window; queries, keys and values come from one fused projection."""
 
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv_proj = linear(input_size, (self.heads + 2 * self.kv_heads) * self.head_dim, dtype, rngs, bias=config.qkv_bias)
-        self.o_proj = linear(self.heads * self.head_dim, config.hidden_size, dtype, rngs)
-        self.qk_norm = config.qk_norm
+        norm_eps = config.rms_norm_eps if config.qk_norm else None
+        self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps)
+        qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.qkv_proj = linear(input_size, qkv_size, dtype, rngs, bias=config.qkv_bias)
+        self.o_proj = linear(config.num_heads * config.head_dim, config.hidden_size, dtype, rngs)
         if config.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype)
-            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype)
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
 
     def __call__(
         self, x: Float[Array, "b w _"], by: Rotation, rows: Rows, cache: KeysValues | None, window: KeysValues | None
     ) -> tuple[Float[Array, "b w h"], KeysValues]:
         batch, width = x.shape[:2]
-        qkv = self.qkv_proj(x).reshape(batch, width, self.heads + 2 * self.kv_heads, self.head_dim)
-        q, k, v = jnp.split(qkv, [self.heads, self.heads + self.kv_heads], 2)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, by), rotate(k, by)
+        norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
+        q, k, v = rotate_qkv(self.qkv_proj(x), by.cos, by.sin, norms, self.layout)
         if window is not None:
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
         if cache is None:
-            cache = KeysValues(*(jnp.zeros((1, 1, self.kv_heads, self.head_dim), x.dtype),) * 2)
+            cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), x.dtype),) * 2)
         out = tree_attention(q, cache.k, cache.v, rows.page_table, rows.start, rows.length, k, v, rows.mask)
         # Whoever writes the window to the cache waits for this read: else XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))

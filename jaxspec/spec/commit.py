@@ -16,6 +16,6 @@ def commit(
     write: Bool[Array, "b j"],
 ) -> tuple[KeysValues, ...]:
     """Writes window row path[j] of every layer to slot slots[j], where write[j]. Rejected rows never reach the cache."""
-    return tuple(
-        KeysValues(*cache_write(*pages, *rows, page_table, path, slots, write)) for pages, rows in zip(cache, window, strict=True)
-    )
+    pages, rows = ([array for layer in layers for array in layer] for layers in (cache, window))
+    written = cache_write(tuple(pages), tuple(rows), page_table, path, slots, write)
+    return tuple(map(KeysValues, written[::2], written[1::2]))

@@ -49,7 +49,8 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
     path = jnp.broadcast_to(steps, (batch, width))
     in_prompt = steps < chunk.size[:, None]
     write = in_prompt & (positions >= chunk.cached[:, None])
-    target_cache = commit(state.caches.target, out.window, chunk.page_table, path, positions, write)
+    layers = zip(state.caches.target, out.window, strict=True)  # one by one, so that few wait to be written: a chunk's are large
+    target_cache = tuple(commit((pages,), (window,), chunk.page_table, path, positions, write)[0] for pages, window in layers)
 
     before, settings = take(state.sequences, chunk.row), take(state.settings, chunk.row)
     length = chunk.first_slot + chunk.size

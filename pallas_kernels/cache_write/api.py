@@ -1,35 +1,46 @@
-"""Keys and values of chosen window rows go to their slots; everything else of the cache stays."""
+"""Chosen window rows go to their slots, in the pages of all layers at once; everything else of the cache stays."""
 
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.cache_write.pallas_triton import pallas_write
 from pallas_kernels.cache_write.reference import reference_write
+from pallas_kernels.dispatch import by_platform, named
 
-IMPLEMENTATIONS = {"reference": reference_write}
+type Pages = Float[Array, "pages page kv_heads head_dim"]
+type Window = Float[Array, "b s kv_heads head_dim"]
+
+IMPLEMENTATIONS = {"reference": reference_write, "pallas_triton": pallas_write}
+_best = by_platform(pallas_write, reference_write)
 
 
 def cache_write(
-    k_pages: Float[Array, "pages page kv_heads head_dim"],
-    v_pages: Float[Array, "pages page kv_heads head_dim"],
-    k_window: Float[Array, "b s kv_heads head_dim"],
-    v_window: Float[Array, "b s kv_heads head_dim"],
+    pages: tuple[Pages, ...],
+    windows: tuple[Window, ...],
     page_table: Int[Array, "b p"],
     path: Int[Array, "b j"],
     slots: Int[Array, "b j"],
     write: Bool[Array, "b j"],
     *,
     implementation: str | None = None,
-) -> tuple[Float[Array, "pages page kv_heads head_dim"], Float[Array, "pages page kv_heads head_dim"]]:
-    """Writes window row path[b, j] to slot slots[b, j] of its sequence where write[b, j]; returns the new k_pages, v_pages.
+) -> tuple[Pages, ...]:
+    """Writes row path[b, j] of every window to slot slots[b, j] of its pages where write[b, j]; returns the new pages.
 
     Slot i of a sequence lies in page page_table[i // page] at i % page. Donate the pages to update them in place.
 
     In:  page_table [[7, 2]], page 4, path [[0, 3]], slots [[3, 4]], write [[True, True]]
-    Out: row 0 of the window lies in page 7 at 3, row 3 in page 2 at 0
+    Out: row 0 of each window lies in page 7 at 3, row 3 in page 2 at 0
+
+    Args:
+        pages: the keys, or the values, of one layer each; as many as there are windows, all of one shape.
+        windows: what was computed beside the cache; window i belongs to pages[i].
+        page_table: pages of each sequence, in order.
+        path: which rows of the windows.
+        slots: where they go. No slot is written twice; a row that is not written may name any slot.
+        write: which of them are written.
+        implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:
         ValueError: the implementation's name is unknown.
     """
-    name = implementation or "reference"
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(f"unknown cache_write implementation {name!r}; there are: {', '.join(IMPLEMENTATIONS)}")
-    return IMPLEMENTATIONS[name](k_pages, v_pages, k_window, v_window, page_table, path, slots, write)
+    arguments = (pages, windows, page_table, path, slots, write)
+    return _best(*arguments) if implementation is None else named("cache_write", IMPLEMENTATIONS, implementation, arguments)

@@ -1,4 +1,4 @@
-"""Cache write as an XLA scatter. See `api.cache_write`."""
+"""Cache write as XLA scatters. See `api.cache_write`."""
 
 import jax
 import jax.numpy as jnp
@@ -7,23 +7,21 @@ from jaxtyping import Array, Bool, Float, Int
 
 @jax.named_scope("cache_write_reference")
 def reference_write(
-    k_pages: Float[Array, "pages page kv_heads head_dim"],
-    v_pages: Float[Array, "pages page kv_heads head_dim"],
-    k_window: Float[Array, "b s kv_heads head_dim"],
-    v_window: Float[Array, "b s kv_heads head_dim"],
+    pages: tuple[Float[Array, "pages page kv_heads head_dim"], ...],
+    windows: tuple[Float[Array, "b s kv_heads head_dim"], ...],
     page_table: Int[Array, "b p"],
     path: Int[Array, "b j"],
     slots: Int[Array, "b j"],
     write: Bool[Array, "b j"],
-) -> tuple[Float[Array, "pages page kv_heads head_dim"], Float[Array, "pages page kv_heads head_dim"]]:
-    pages, page_size = k_pages.shape[:2]
+) -> tuple[Float[Array, "pages page kv_heads head_dim"], ...]:
+    count, page_size = pages[0].shape[:2]
     page = jnp.take_along_axis(page_table, slots // page_size, 1, mode="clip")
     # A row that is not written gets a place behind the last page, which the scatter drops.
-    place = jnp.where(write, page * page_size + slots % page_size, pages * page_size)
+    place = jnp.where(write, page * page_size + slots % page_size, count * page_size)
 
-    def scatter(pages_array, window):
+    def scatter(array, window):
         rows = jnp.take_along_axis(window, path[:, :, None, None], 1)
-        flat = pages_array.reshape(pages * page_size, *pages_array.shape[2:])
-        return flat.at[place].set(rows.astype(flat.dtype), mode="drop").reshape(pages_array.shape)
+        flat = array.reshape(count * page_size, *array.shape[2:])
+        return flat.at[place].set(rows.astype(flat.dtype), mode="drop").reshape(array.shape)
 
-    return scatter(k_pages, k_window), scatter(v_pages, v_window)
+    return tuple(scatter(array, window) for array, window in zip(pages, windows, strict=True))

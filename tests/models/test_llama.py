@@ -6,11 +6,12 @@ import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.models.eagle3 import default_captured_layers
-from jaxspec.models.layers import Rows, causal_rows, rotate, rotation
+from jaxspec.models.layers import Rows, causal_rows, rotation
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.spec.draft import draft
 from jaxspec.testing import tiny_target
 from jaxspec.typing import KeysValues
+from pallas_kernels.rotate_qkv.reference import rotate
 from tests.reference import FIXTURES, head, target, trace
 
 
@@ -67,9 +68,9 @@ def test_default_captured_layers():
 def test_rotation_depends_on_distance_only():
     by = [rotation(RopeConfig(), 8, jnp.array([[position]])) for position in (3, 11, 103, 111)]
     q, k = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)), jnp.float32)
-    near, far = (float(jnp.sum(rotate(q, by[i]) * rotate(k, by[i + 1]))) for i in (0, 2))
+    near, far = (float(jnp.sum(rotate(q, *by[i]) * rotate(k, *by[i + 1]))) for i in (0, 2))
     assert near == pytest.approx(far, abs=1e-4)
-    assert near != pytest.approx(float(jnp.sum(rotate(q, by[0]) * rotate(k, by[0]))), abs=1e-2)
+    assert near != pytest.approx(float(jnp.sum(rotate(q, *by[0]) * rotate(k, *by[0]))), abs=1e-2)
 
 
 def test_linear_and_llama3_scaling():

@@ -1,0 +1,3 @@
+"""Root-mean-square norm of rows."""
+
+from pallas_kernels.rms_norm.api import rms_norm as rms_norm

@@ -1,0 +1,32 @@
+"""Root-mean-square norm of rows."""
+
+from functools import cache, partial
+
+from jaxtyping import Array, Float
+
+from pallas_kernels.dispatch import by_platform, named
+from pallas_kernels.rms_norm.pallas_triton import pallas_norm
+from pallas_kernels.rms_norm.reference import reference_norm
+
+IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_norm}
+
+
+def rms_norm(
+    x: Float[Array, "*rows h"], weight: Float[Array, " h"], eps: float, *, implementation: str | None = None
+) -> Float[Array, "*rows h"]:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis: float32 statistics, cast back, then the weight (as Hugging Face's
+    Llama does).
+
+    `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+
+    Raises:
+        ValueError: the implementation's name is unknown.
+    """
+    if implementation is None:
+        return _best(eps)(x, weight)
+    return named("rms_norm", IMPLEMENTATIONS, implementation, (x, weight, eps))
+
+
+@cache
+def _best(eps: float):
+    return by_platform(partial(pallas_norm, eps=eps), partial(reference_norm, eps=eps))

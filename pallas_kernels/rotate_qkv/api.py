@@ -1,0 +1,43 @@
+"""From the fused projection to queries, keys and values: split, normed where the model does that, and rotated."""
+
+from functools import cache, partial
+
+from jaxtyping import Array, Float
+
+from pallas_kernels.dispatch import by_platform, named
+from pallas_kernels.rotate_qkv.layout import QkvLayout as QkvLayout
+from pallas_kernels.rotate_qkv.pallas_triton import pallas_rotate
+from pallas_kernels.rotate_qkv.reference import reference_rotate
+
+IMPLEMENTATIONS = {"reference": reference_rotate, "pallas_triton": pallas_rotate}
+
+
+def rotate_qkv(
+    qkv: Float[Array, "b w width"],
+    cos: Float[Array, "b w half"],
+    sin: Float[Array, "b w half"],
+    norms: tuple[Float[Array, " head_dim"], Float[Array, " head_dim"]] | None,
+    layout: QkvLayout,
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "b w heads head_dim"], Float[Array, "b w kv_heads head_dim"], Float[Array, "b w kv_heads head_dim"]]:
+    """Queries, keys and values of rows: rotary position embedding over the pairs (x[i], x[i + head_dim / 2]), in float32.
+
+    Args:
+        qkv: the fused projection's output, laid out as `layout` says.
+        cos, sin: of each row's angles.
+        norms: weights of the norms of queries and of keys, if layout.norm_eps is given.
+        implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+
+    Raises:
+        ValueError: the implementation's name is unknown.
+    """
+    arguments = (qkv, cos, sin, norms)
+    if implementation is None:
+        return _best(layout)(*arguments)
+    return named("rotate_qkv", IMPLEMENTATIONS, implementation, (*arguments, layout))
+
+
+@cache
+def _best(layout: QkvLayout):
+    return by_platform(partial(pallas_rotate, layout=layout), partial(reference_rotate, layout=layout))

@@ -1,0 +1,47 @@
+"""Splitting, norms and rotation against complex numbers, in every implementation."""
+
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS, QkvLayout, rotate_qkv
+
+RUNNABLE = {name: turn if name == "reference" else partial(turn, interpret=True) for name, turn in IMPLEMENTATIONS.items()}
+LAYOUTS = [QkvLayout(4, 2, 8), QkvLayout(3, 1, 10), QkvLayout(2, 2, 96), QkvLayout(6, 3, 16, norm_eps=1e-3)]
+
+
+def by_hand(x: np.ndarray, angle: np.ndarray, weight: np.ndarray | None, eps: float | None) -> np.ndarray:
+    """The pair (x[i], x[i + half]) is a complex number; rotating it is multiplying by exp(i * angle)."""
+    if weight is not None:
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    half = x.shape[-1] // 2
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)[:, :, None]
+    return np.concatenate([turned.real, turned.imag], -1)
+
+
+@pytest.mark.parametrize("implementation", RUNNABLE)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 4e-2)])
+def test_equals_complex_multiplication(implementation, layout, dtype, tolerance):
+    rng = np.random.default_rng(layout.head_dim)
+    heads, kv_heads, head_dim = layout.heads, layout.kv_heads, layout.head_dim
+    qkv = jnp.asarray(rng.normal(size=(2, 3, (heads + 2 * kv_heads) * head_dim)), dtype)
+    angle = rng.uniform(0, 7, (2, 3, head_dim // 2))
+    weights = [None, None] if layout.norm_eps is None else [jnp.asarray(rng.normal(size=head_dim), dtype) for _ in "qk"]
+    cos, sin = (jnp.asarray(each(angle), jnp.float32) for each in (np.cos, np.sin))
+    got = RUNNABLE[implementation](qkv, cos, sin, None if layout.norm_eps is None else tuple(weights), layout=layout)
+
+    split = np.split(np.asarray(qkv, np.float64).reshape(2, 3, -1, head_dim), [heads, heads + kv_heads], 2)
+    wide = [None if weight is None else np.asarray(weight, np.float64) for weight in weights]
+    for mine, part, weight in zip(got[:2], split[:2], wide, strict=True):
+        assert mine.dtype == qkv.dtype
+        np.testing.assert_allclose(np.asarray(mine, np.float64), by_hand(part, angle, weight, layout.norm_eps), atol=tolerance)
+    np.testing.assert_array_equal(np.asarray(got[2], np.float64), split[2])  # values pass unchanged
+
+
+def test_unknown_implementations_are_named():
+    ones = jnp.ones((1, 1, 1))
+    with pytest.raises(ValueError, match="unknown rotate_qkv implementation 'cuda'"):
+        rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, None, QkvLayout(1, 1, 2), implementation="cuda")
