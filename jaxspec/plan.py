@@ -1,4 +1,8 @@
-"""jaxspec plan: does a model with its draft head fit on a GPU, and what do memory and arithmetic allow. It needs no GPU."""
+"""jaxspec plan: does a model with its draft head fit on a GPU, what would it launch, and what do memory and arithmetic allow.
+
+It needs no GPU: weights, cache and bytes are counted from the configs, temporaries and launches from the cycle that XLA's GPU
+compiler makes (jaxspec/gpu_program).
+"""
 
 import argparse
 import json
@@ -10,6 +14,8 @@ from typing import TYPE_CHECKING
 from jaxspec.capacity.gpus import GPUS, Gpu
 from jaxspec.commands.arguments import DTYPES, Parser, run_guarded, tree, whole
 from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
+from jaxspec.gpu_program.descriptions import DESCRIPTIONS
 
 if TYPE_CHECKING:
     from jaxspec.capacity.report import Plan
@@ -26,7 +32,9 @@ The exit status is 0 if it fits, 1 if not."""
 def make_parser() -> Parser:
     """Its help loads nothing, so it is instant."""
     defaults = EngineConfig()
-    parser = Parser("jaxspec plan", "Does it fit on this GPU, and what does the GPU allow? From config.json alone.", EXAMPLES)
+    parser = Parser(
+        "jaxspec plan", "Does it fit on this GPU, and what does the GPU allow? From config.json alone, without a GPU.", EXAMPLES
+    )
     group = parser.add_argument_group("model")
     add = group.add_argument
     add("--model-path", "--model", type=Path, metavar="PATH", help="model directory or config.json (default: the built-in model)")
@@ -61,6 +69,12 @@ def make_parser() -> Parser:
         metavar="X",
         help="tokens per cycle: `jaxspec check-draft` measures it",
     )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="have XLA compile the cycle, to count temporaries and launches: it takes half a minute (default: if it can)",
+    )
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     return parser
 
@@ -91,7 +105,9 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         where = DEMO / "eagle3" if options.model_path is None else own_head(path)
     target = read_target(path)
     plain = SpecConfig(num_steps=0)
-    head = None if where is None or options.tree == plain else read_head(where, target, options.speculative_token_map)
+    if options.tree == plain:
+        where = None
+    head = None if where is None else read_head(where, target, options.speculative_token_map)
     spec = options.tree or default_tree(None if head is None else head.algorithm)
     dtype = options.dtype if options.dtype != "auto" else "float16" if target.dtype == "float16" else "bfloat16"
     models = pair(target, head, dtype, options.tp)
@@ -109,7 +125,28 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         cycle=cycle(models, spec, options.batch, options.context),
         plain=cycle(models, plain, options.batch, options.context),
         accept_lengths=tuple(accept_lengths(options.accept_length, spec)),
+        compiled=compiled_cycle(options, CycleShape(spec, options.batch, options.context, options.page_size), path, where, dtype),
     )
+
+
+def compiled_cycle(
+    options: argparse.Namespace, shape: CycleShape, model: Path, draft: Path | None, dtype: str
+) -> CompiledCycle | str:
+    """What the compiler made of the cycle, or why it was not asked."""
+    if not options.compile:
+        return "--no-compile was given"
+    if options.tp > 1:
+        return "this version of jaxspec has no program for several GPUs"
+    if reason := why_not(options.gpu):
+        return reason
+    print(
+        f"compiling the cycle for {DESCRIPTIONS[options.gpu].name} (--no-compile leaves that out) ...", file=sys.stderr, flush=True
+    )
+    try:
+        (compiled,) = compile_cycles(model, draft, [shape], gpu=options.gpu, dtype=dtype, token_map=options.speculative_token_map)
+    except CompilerError as error:
+        return f"the compiler failed: {error}"
+    return compiled
 
 
 def chosen_gpu(options: argparse.Namespace) -> Gpu:

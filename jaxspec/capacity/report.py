@@ -3,15 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxspec.capacity.compiled_report import launches_as_json, launches_of, temporaries_as_json
 from jaxspec.capacity.estimate import Cycle, Memory, Pair
 from jaxspec.capacity.gpus import Gpu
 from jaxspec.commands.arguments import tree_name
 from jaxspec.commands.table import listing, table
 from jaxspec.config import SpecConfig
+from jaxspec.gpu_program.compiled import CompiledCycle
 
-NOTES = """Counted: weights, the cache, and what a cycle must read at least. Not counted yet: temporaries, for which memory is left
-free as shown, the time of launches, and with --tp the traffic between GPUs. Memory, bandwidth and arithmetic are the vendor's
-data-sheet numbers (GB = 10^9), which no program reaches: read the times as limits, not as forecasts."""
+NOTES = """Memory, bandwidth and arithmetic are the vendor's data-sheet numbers (GB = 10^9), which no program reaches: read the
+times as limits, not as forecasts. They leave out what launches cost{and_traffic}."""
 MOST_FOR_JAX = 0.95
 """Share of a GPU's memory that JAX may be given where nothing else runs on it."""
 
@@ -32,11 +33,18 @@ class Plan:
     cycle: Cycle
     plain: Cycle
     accept_lengths: tuple[float, ...]
+    compiled: CompiledCycle | str
+    """What the GPU's compiler made of the cycle, or why it was not asked."""
+
+    @property
+    def temporaries(self) -> int:
+        """Bytes that the cycle takes while it runs; 0 if not counted."""
+        return 0 if isinstance(self.compiled, str) else self.compiled.temporary_bytes
 
     @property
     def fits(self) -> bool:
-        """The batch does, each request with its context."""
-        return self.memory.requests(self.context) >= self.batch
+        """The batch does, each request with its context, and what a cycle takes while it runs."""
+        return self.memory.requests(self.context) >= self.batch and self.temporaries <= self.memory.left_free
 
     @property
     def break_even(self) -> float:
@@ -62,7 +70,8 @@ def show(plan: Plan) -> str:
             table([f"one cycle of {requests} moves at least", "GB"], moved_rows(plan)),
             time_table(plan),
             speed_table(plan),
-            NOTES,
+            launches_of(plan.compiled, plan.models.target.config.num_layers),
+            NOTES.format(and_traffic=" and the traffic between GPUs" if models.tp > 1 else ""),
         ]
     )
 
@@ -73,6 +82,7 @@ def memory_rows(plan: Plan) -> list[list[str]]:
     sizes = {
         f"not for JAX ({1 - memory.jax_share:.0%})": memory.total - memory.managed,
         f"left free for temporaries ({1 - memory.mem_fraction:.0%} of the rest)": memory.left_free,
+        **({} if isinstance(plan.compiled, str) else {"of which the cycle takes": plan.temporaries}),
         f"target, {models.target.weights.parameters:,} parameters": models.target.weights.total / models.tp,
     }
     if models.head:
@@ -90,7 +100,7 @@ def fit_lines(plan: Plan) -> dict[str, str]:
     lines = {
         "cache": f"{memory.tokens:,} tokens ({own})",
         "requests": f"{memory.requests(plan.context):,} of {plan.context:,} tokens at once",
-        "fits": "yes" if plan.fits else f"NO: {plan.batch * plan.context:,} tokens of cache are needed",
+        "fits": "yes" if plan.fits else f"NO: {missing(plan)}",
     }
     if not plan.fits and replace(memory, jax_share=MOST_FOR_JAX).requests(plan.context) >= plan.batch:
         lines["but"] = f"it does with XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_FOR_JAX:g}; see --jax-memory-share {MOST_FOR_JAX:g}"
@@ -99,6 +109,13 @@ def fit_lines(plan: Plan) -> dict[str, str]:
     if models.tp > 1:
         lines["and"] = "this version of jaxspec runs on one GPU: these are the numbers that spreading evenly would give"
     return lines
+
+
+def missing(plan: Plan) -> str:
+    """What does not fit."""
+    if plan.temporaries > plan.memory.left_free:
+        return f"a cycle takes {plan.temporaries / 1e9:.2f} GB while it runs: lower --mem-fraction-static, the batch or the tree"
+    return f"{plan.batch * plan.context:,} tokens of cache are needed"
 
 
 def moved_rows(plan: Plan) -> list[list[str]]:
@@ -148,7 +165,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "parameters": {name: part.weights.parameters for name, part in parts.items()},
         "weight_bytes": {name: part.weights.total / models.tp for name, part in parts.items()},
         "cache_bytes_per_token": {name: part.cache / models.tp for name, part in parts.items()},
-        "temporaries": {"counted": False, "left_free_bytes": memory.left_free},
+        "temporaries": temporaries_as_json(plan.compiled, memory.left_free),
+        "launches": launches_as_json(plan.compiled, models.target.config.num_layers),
         "cache_tokens": memory.tokens,
         "concurrent_requests": memory.requests(plan.context),
         "fits": plan.fits,

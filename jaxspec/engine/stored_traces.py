@@ -28,9 +28,11 @@ for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences,
 
 PACKAGES = ("jaxspec", "pallas_kernels")
 """Whose source decides what a program is, apart from"""
-APART = ("server", "commands", "demo", "capacity")
+APART = ("server", "commands", "demo", "capacity", "gpu_program")
 """of which the engine knows nothing."""
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
+KERNELS = (export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton"),)
+"""JAX promises no compatibility for our GPU kernels; it needn't, as other versions find other files."""
 DIGEST_BYTES = 32
 """In front of the content of a file, to know a damaged one."""
 KEEP_DAYS = 30
@@ -62,7 +64,8 @@ class StoredTraces:
         try:
             traced = _read(file)
             if traced is None:  # leaves go in one by one, as JAX stores no dictionaries that have numbers for keys
-                traced = export.export(jax.jit(lambda *leaves: function(*jax.tree.unflatten(structure, leaves))))(*leaves)
+                flat = jax.jit(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))
+                traced = export.export(flat, disabled_checks=KERNELS)(*leaves)
                 _write(file, traced.serialize())
         except Exception as error:  # whatever it is: the program can always be traced
             logger.log(self._level, "traced programs are not kept, at least not %s: %.200s", name, error)

@@ -6,6 +6,7 @@ a cycle is one compiled program; docs/structure.md follows one token through it.
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
@@ -111,6 +112,7 @@ def postpone(state: State, rows: Int[Array, " b"], verified: Verified, now: Sequ
     return state._replace(postponed=features), after._replace(postponed=now.postponed + emitted)
 
 
+@jax.named_scope("logprobs")
 def logprobs(verified: Verified, accepted: Accepted, wanted: Bool[Array, " b"]) -> Logprobs:
     """Of the emitted tokens; computed only if a request of the batch wants them."""
 

@@ -1,10 +1,33 @@
 """The one attention contract of the project: committed pages + a dense window."""
 
+from collections.abc import Callable
+
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.dispatch import by_platform, named
 from pallas_kernels.tree_attention.reference import reference_attention
+from pallas_kernels.tree_attention.tiling import unsupported
 
-IMPLEMENTATIONS = {"reference": reference_attention}
+
+# Pallas' GPU backends are imported where they are used: what they need may be missing.
+def _pallas_triton(*arguments: Array) -> Array:
+    from pallas_kernels.tree_attention.pallas_triton import pallas_triton_attention
+
+    return pallas_triton_attention(*arguments)
+
+
+def _mosaic(*arguments: Array) -> Array:
+    from pallas_kernels.tree_attention.mosaic import mosaic_attention
+
+    return mosaic_attention(*arguments)
+
+
+IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
+    "reference": reference_attention,
+    "pallas_triton": _pallas_triton,
+    "mosaic": _mosaic,
+}
+_best = by_platform(_pallas_triton, reference_attention)
 
 
 def tree_attention(
@@ -33,15 +56,18 @@ def tree_attention(
         start, length: the visible stretch of the cache.
         k_window, v_window: keys and values that are not in the cache, the rows being computed now among them.
         mask: which window keys each row sees.
-        implementation: a name from IMPLEMENTATIONS; None picks the best one for the device.
+        implementation: a name from IMPLEMENTATIONS; None picks by the platform that the program is lowered for, `pallas_triton` on
+            CUDA unless `tiling.unsupported`, and `reference` elsewhere. Only None and `reference` have derivatives.
 
     Returns:
         [b, w, heads, head_dim] in q's dtype; the softmax runs in float32.
 
     Raises:
-        ValueError: the implementation's name is unknown.
+        ValueError: the implementation's name is unknown, or it does not support these shapes or dtypes.
     """
-    name = implementation or "reference"
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(f"unknown tree_attention implementation {name!r}; there are: {', '.join(IMPLEMENTATIONS)}")
-    return IMPLEMENTATIONS[name](q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
+    arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
+    if implementation is not None:
+        return named("tree_attention", IMPLEMENTATIONS, implementation, arguments)
+    if unsupported(q, k_pages, k_window):
+        return reference_attention(*arguments)
+    return _best(*arguments)

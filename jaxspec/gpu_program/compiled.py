@@ -1,0 +1,147 @@
+"""Cycles compiled for a GPU: what it would launch and what memory that takes. The compiler runs in a process of its own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxspec.config import SpecConfig
+from jaxspec.gpu_program.descriptions import DESCRIPTIONS
+from jaxspec.gpu_program.launches import Launch
+
+PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+FINE_KINDS = {"kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue"}
+"""What may be launched: all of it can be part of a CUDA graph. A while loop can't."""
+
+
+class CompilerError(Exception):
+    """The GPU compiler failed; the message is the end of what it printed."""
+
+
+@dataclass(frozen=True)
+class CycleShape:
+    """One cycle to compile."""
+
+    spec: SpecConfig
+    batch: int
+    context: int
+    """Tokens that each sequence has room for."""
+    page_size: int = 16
+
+    @property
+    def pages(self) -> int:
+        """Of one sequence."""
+        return -(-(self.context + self.spec.num_steps + 1) // self.page_size)
+
+
+@dataclass(frozen=True)
+class CompiledCycle:
+    """What the GPU compiler made of a cycle; bytes are of one GPU."""
+
+    compile_seconds: float
+    argument_bytes: int
+    """Weights and state."""
+    aliased_bytes: int
+    """Of them, what is updated in place."""
+    temporary_bytes: int
+    cache_bytes: int
+    touches_host: bool
+    """Something is copied to or from the host's memory inside."""
+    launches: tuple[Launch, ...]
+
+    @property
+    def by_default(self) -> list[Launch]:
+        """The launches of a greedy cycle without log probabilities."""
+        return [launch for launch in self.launches if launch.by_default]
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """Launches of a greedy cycle, by the part of the algorithm that they belong to; most first."""
+        return dict(Counter(launch.stage for launch in self.by_default).most_common())
+
+    def per_layer(self, num_layers: int) -> float:
+        """Launches per layer of the target, committing its keys included."""
+        own = [launch for launch in self.by_default if launch.layer is not None or launch.stage == "commit"]
+        return len(own) / num_layers
+
+    @property
+    def is_one_graph(self) -> bool:
+        """Nothing needs the host: all is in CUDA graphs, without loops, without copies to or from the host."""
+        return not self.touches_host and all(launch.in_graph and launch.kind in FINE_KINDS for launch in self.launches)
+
+
+def why_not(gpu: str) -> str | None:
+    """Why nothing can be compiled for this GPU here; None: it can."""
+    if gpu not in DESCRIPTIONS:
+        return f"XLA's compiler needs a description of the GPU; there is one of {', '.join(DESCRIPTIONS)}"
+    if not any(map(_installed, PLUGINS)):
+        return "JAX's plugin for CUDA is not installed: pip install 'jaxspec-llm[aot]' (it needs no GPU)"
+    return None
+
+
+def compile_cycles(
+    model: Path,
+    draft: Path | None,
+    cycles: Sequence[CycleShape],
+    *,
+    gpu: str,
+    dtype: str,
+    token_map: Path | None = None,
+    refuse_spills: bool = False,
+) -> Iterator[CompiledCycle]:
+    """Compiles the cycles one by one. `model` and `draft`: directories or config.json files.
+
+    Raises:
+        ValueError: it can't be done here (`why_not`).
+        CompilerError: the compiler failed; with `refuse_spills` also if a kernel needs more registers than there are.
+    """
+    if reason := why_not(gpu):
+        raise ValueError(reason)
+    shapes = [
+        {
+            "tree": [each.spec.num_steps, each.spec.topk, each.spec.num_draft_tokens],
+            "batch": each.batch,
+            "pages": each.pages,
+            "page_size": each.page_size,
+        }
+        for each in cycles
+    ]
+    paths = {name: path and str(path) for name, path in (("model", model), ("draft", draft), ("token_map", token_map))}
+    return _ask(paths | {"gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills, "cycles": shapes}, len(shapes))
+
+
+def _ask(request: dict[str, Any], count: int) -> Iterator[CompiledCycle]:
+    # JAX itself stays on the CPU; the plugin only lends its compiler, and must not look for a driver or CUDA's libraries.
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, "-m", "jaxspec.gpu_program.worker"]
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True) as worker,
+    ):
+        assert worker.stdin and worker.stdout
+        try:
+            worker.stdin.write(json.dumps(request))
+            worker.stdin.close()
+            for _ in range(count):
+                if not (line := worker.stdout.readline()):
+                    errors.seek(0)
+                    raise CompilerError(errors.read()[-2000:].strip())
+                answer = json.loads(line)
+                yield CompiledCycle(**answer | {"launches": tuple(Launch(*launch) for launch in answer["launches"])})
+        finally:
+            worker.kill()  # whoever stops listening needs no more of it
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False

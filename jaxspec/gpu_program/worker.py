@@ -1,0 +1,100 @@
+"""Compiles cycles for a GPU that is not there, in a process of its own: JAX must be told before it starts.
+
+Reads one JSON request from the standard input, writes one line of JSON per cycle. Whoever wants this calls `report.compile_cycles`.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from jaxspec.capacity.models import read_head, read_target
+from jaxspec.config import ModelConfig, SpecConfig
+from jaxspec.engine.device_state import merger, new_state, state_sizes
+from jaxspec.engine.programs import CycleProgram, Programs
+from jaxspec.gpu_program.descriptions import DESCRIPTIONS
+from jaxspec.gpu_program.launches import read_launches, touches_host
+from jaxspec.models.head import HeadConfig
+from jaxspec.models.loaded import LoadedModel, abstract
+from jaxspec.spec.cycle import LOSSLESS
+
+
+def main() -> None:
+    """Answers the request on the standard input."""
+    for answer in compile_all(json.load(sys.stdin)):
+        print(json.dumps(answer), flush=True)
+
+
+def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One answer per cycle of the request."""
+    target = read_target(Path(request["model"]))
+    head = None if request["draft"] is None else read_head(Path(request["draft"]), target, request["token_map"])
+    mesh = gpu_mesh(request["gpu"])
+    for cycle in request["cycles"]:
+        yield compile_cycle(target, head, jnp.dtype(request["dtype"]), mesh, refuse_spills=request["refuse_spills"], **cycle)
+
+
+def gpu_mesh(gpu: str) -> Mesh:
+    """A mesh of one GPU that exists on paper only."""
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name=gpu, topology="1x1x1", target_config=DESCRIPTIONS[gpu].text()
+    )
+    return Mesh(np.array(topology.devices), ("tensor",))
+
+
+def compile_cycle(
+    target: ModelConfig,
+    head: HeadConfig | None,
+    dtype: DTypeLike,
+    mesh: Mesh,
+    *,
+    refuse_spills: bool,
+    tree: list[int],
+    batch: int,
+    pages: int,
+    page_size: int,
+) -> dict[str, Any]:
+    """Compiles one cycle as the engine would, with a cache of `pages` pages per sequence, and says what came of it."""
+    here = NamedSharding(mesh, PartitionSpec())
+
+    def placed(shapes):
+        return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), shapes)
+
+    models: list[Any] = [None if config is None else LoadedModel(config, *abstract(config, dtype)) for config in (target, head)]
+    params = {"target": models[0].params, "head": models[1].params if models[1] else {}}
+    sizes = state_sizes(target, head, max_length=pages * page_size, postpone=1)
+    state = jax.eval_shape(
+        lambda: new_state(target, head, sizes, rows=batch + 1, num_pages=batch * pages, page_size=page_size, dtype=dtype)
+    )
+    programs = Programs(merger(*models), placed(params), placed(state), LOSSLESS)
+    with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:  # Triton's backend asks the mesh for its GPU
+        lowered = programs.lower(CycleProgram(batch, pages, SpecConfig(*tree)), "cuda")
+        started = time.perf_counter()
+        options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
+        compiled = lowered.compile(compiler_options=options)
+        seconds = time.perf_counter() - started
+        launches, on_host = read_launches(Path(dump)), touches_host(Path(dump))
+    memory: Any = compiled.memory_analysis()
+    return {
+        "compile_seconds": seconds,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "cache_bytes": sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(state.caches)),
+        "touches_host": on_host,
+        "launches": launches,
+    }
+
+
+if __name__ == "__main__":
+    main()

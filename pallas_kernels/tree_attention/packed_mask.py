@@ -1,0 +1,49 @@
+"""Which window keys each row sees, as bits: what the GPU kernels read instead of one byte per row and key."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
+
+BITS = 32
+"""Keys per word."""
+
+
+class PackedMask(NamedTuple):
+    """A mask [b, w, s] in words of 32 keys, and the stretch of keys that each row needs."""
+
+    bits: Int32[Array, "b w words"]
+    """Bit j of word i says whether the row sees window key 32 i + j; bits behind the last key are 0."""
+    first: Int32[Array, "b w"]
+    """The first key that the row sees; s where it sees none."""
+    end: Int32[Array, "b w"]
+    """One behind the last key that the row sees; 0 where it sees none."""
+
+
+def pack_mask(mask: Bool[Array, "b w s"]) -> PackedMask:
+    """Packs a mask. All layers share one mask, so XLA computes this once per program, not once per layer.
+
+    In:  mask [[[True, False, True], [False, False, False]]]
+    Out: bits [[[0b101], [0]]], first [[0, 3]], end [[3, 0]]
+    """
+    b, w, s = mask.shape
+    padded = jnp.pad(mask, ((0, 0), (0, 0), (0, -s % BITS))).reshape(b, w, -1, BITS)
+    powers = jnp.left_shift(jnp.uint32(1), jnp.arange(BITS, dtype=jnp.uint32))
+    words = jnp.where(padded, powers, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
+    keys = jnp.arange(s, dtype=jnp.int32)
+    return PackedMask(
+        bits=jax.lax.bitcast_convert_type(words, jnp.int32),
+        first=jnp.where(mask, keys, s).min(-1),
+        end=jnp.where(mask, keys + 1, 0).max(-1),
+    )
+
+
+def unpack_mask(bits: Int32[Array, "b w words"], s: int) -> Bool[Array, "b w {s}"]:
+    """The mask that `pack_mask` packed; for tests.
+
+    In:  bits [[[0b101]]], s=3
+    Out: [[[True, False, True]]]
+    """
+    keys = jnp.arange(s)
+    return (jnp.right_shift(bits[:, :, keys // BITS], keys % BITS) & 1) == 1

@@ -1,0 +1,65 @@
+"""What the host side makes of the worker's answers and failures."""
+
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.gpu_program import compiled
+from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
+from jaxspec.gpu_program.launches import Launch
+from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.capacity.files import config_file
+
+SMALL = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024}
+VERIFY, COMMIT = "jit(c)/verify/layer_{}/x", "jit(c)/commit/x"
+
+
+def launch(scope: str, **changes) -> Launch:
+    return Launch("kCustomKernel", "kernel", scope, in_graph=True, branch=None, shared_memory=0)._replace(**changes)
+
+
+def cycle_of(*launches: Launch, touches_host: bool = False) -> CompiledCycle:
+    return CompiledCycle(1.0, 0, 0, 0, 0, touches_host, launches)
+
+
+def test_counting():
+    layers = [launch(VERIFY.format(layer)) for layer in (0, 0, 0, 1, 1, 1)]
+    extras = [launch(VERIFY.format(1), branch="branch_2"), launch("jit(c)/draft/y")]
+    found = cycle_of(*layers, launch(COMMIT), *extras)
+    assert found.per_layer(2) == 3.5 and found.stages == {"verify": 6, "commit": 1, "draft": 1}
+
+
+def test_what_needs_the_host_is_no_graph():
+    assert cycle_of(launch(COMMIT)).is_one_graph
+    assert not cycle_of(launch(COMMIT, in_graph=False)).is_one_graph
+    assert not cycle_of(launch(COMMIT, kind="kWhile")).is_one_graph
+    assert not cycle_of(launch(COMMIT), touches_host=True).is_one_graph
+
+
+def test_room_for_a_cycle_is_made():
+    assert CycleShape(SpecConfig(5, 4, 8), 1, context=122, page_size=64).pages == 2
+    assert CycleShape(SpecConfig(5, 4, 8), 1, context=123, page_size=64).pages == 3
+
+
+def test_why_not(monkeypatch):
+    assert "there is one of h100, h200, a100" in str(why_not("l4"))
+    monkeypatch.setattr(compiled, "PLUGINS", ("jax_plugins.none", "no_such_package.plugin"))
+    assert "pip install 'jaxspec-llm[aot]'" in str(why_not("h100"))
+    with pytest.raises(ValueError, match="plugin for CUDA is not installed"):
+        compile_cycles("config.json", None, [], gpu="h100", dtype="bfloat16")
+
+
+def test_a_failure_shows_the_compilers_words(gpu_compiler, tmp_path):
+    broken = config_file(tmp_path / "config.json", {**LLAMA_8B, "hidden_act": "tanh"})
+    with pytest.raises(CompilerError, match="hidden_act"):
+        list(compile_cycles(broken, None, [CycleShape(SpecConfig(num_steps=0), 1, 64)], gpu="h100", dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+def test_a_small_model_in_float16(gpu_compiler, tmp_path, gpu):
+    """Other sizes than the proof's, on two generations of GPUs: 8 layers, 2 KV heads of size 64."""
+    target = config_file(tmp_path / "config.json", {**LLAMA_8B, **SMALL, "num_hidden_layers": 8})
+    head = config_file(tmp_path / "head.json", {**EAGLE3_LLAMA_8B, **SMALL, "draft_vocab_size": 512})
+    shapes = [CycleShape(SpecConfig(2, 2, 4), 3, 100), CycleShape(SpecConfig(num_steps=0), 2, 100)]
+    for found in compile_cycles(target, head, shapes, gpu=gpu, dtype="float16", refuse_spills=True):
+        assert found.is_one_graph and found.aliased_bytes >= found.cache_bytes
+        assert found.per_layer(8) <= 14

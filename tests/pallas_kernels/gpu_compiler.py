@@ -1,0 +1,98 @@
+"""Compiles kernels for a GPU that is not there: `python -m tests.pallas_kernels.gpu_compiler h100`, one line of JSON per kernel.
+
+Triton's kernels fail to compile here if they spill registers. Mosaic's are compiled apart; with MOSAIC_GPU_DUMP_PTXAS=1 their
+spills are printed. Sizes are Llama-3.1-8B's unless said.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxspec.gpu_program.launches import read_launches
+from jaxspec.gpu_program.worker import gpu_mesh
+from pallas_kernels.cache_write import cache_write
+from pallas_kernels.rms_norm import rms_norm
+from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
+from pallas_kernels.tree_attention import tree_attention
+
+BF16, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = jnp.bfloat16, 32, 8, 128, 4096
+
+
+class Kernel(NamedTuple):
+    """A call to compile."""
+
+    name: str
+    function: object
+    shapes: tuple
+
+
+def shape(*sizes: int, dtype=BF16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def attention(
+    implementation: str, b: int, w: int, *, s: int | None = None, page: int = 64, head_dim: int = HEAD_DIM, context: int = 8192
+) -> Kernel:
+    """w rows of b sequences over a context; s window keys, as many as rows by default."""
+    s, table = s or w, context // page
+    integers = [shape(b, *more, dtype=jnp.int32) for more in ((table,), (), ())]
+    pages, window = shape(b * table, page, KV_HEADS, head_dim), shape(b, s, KV_HEADS, head_dim)
+    shapes = (shape(b, w, HEADS, head_dim), pages, pages, *integers, window, window, shape(b, w, s, dtype=bool))
+    name = f"{implementation} attention, batch {b}, {w} x {s}, page {page}, head_dim {head_dim}"
+    return Kernel(name, partial(tree_attention, implementation=implementation), shapes)
+
+
+def triton_kernels() -> Iterator[Kernel]:
+    decoding = [(1, 1), (8, 1), (1, 8), (8, 8), (1, 32), (8, 64)]
+    yield from (attention("pallas_triton", b, w, page=page) for b, w in decoding for page in (16, 64))
+    yield attention("pallas_triton", 1, 4, s=20)  # a draft level
+    yield from (attention("pallas_triton", 1, chunk) for chunk in (256, 2048))
+    yield from (attention("pallas_triton", 1, w, head_dim=size) for size in (64, 80, 96, 256) for w in (1, 64, 256))
+    for rows in (1, 32, 2048):
+        norm = partial(rms_norm, eps=1e-5, implementation="pallas_triton")
+        yield Kernel(f"rms_norm, {rows} rows", norm, (shape(1, rows, HIDDEN), shape(HIDDEN)))
+    for eps in (None, 1e-6):
+        layout = QkvLayout(HEADS, KV_HEADS, HEAD_DIM, eps)
+        angles = shape(1, 8, HEAD_DIM // 2, dtype=jnp.float32)
+        norms = None if eps is None else (shape(HEAD_DIM), shape(HEAD_DIM))
+        rotate = partial(rotate_qkv, layout=layout, implementation="pallas_triton")
+        yield Kernel(f"rotate_qkv, norms {eps}", rotate, (shape(1, 8, 48 * HEAD_DIM), angles, angles, norms))
+    for layers in (1, 32, 80):
+        arrays = (shape(64, 64, KV_HEADS, HEAD_DIM),) * (2 * layers), (shape(1, 8, KV_HEADS, HEAD_DIM),) * (2 * layers)
+        places = [shape(1, size, dtype=dtype) for size, dtype in ((64, jnp.int32), (6, jnp.int32), (6, jnp.int32), (6, bool))]
+        yield Kernel(f"cache_write, {layers} layers", partial(cache_write, implementation="pallas_triton"), (*arrays, *places))
+
+
+def mosaic_kernels() -> Iterator[Kernel]:
+    yield from (attention("mosaic", b, w, page=page) for b, w, page in ((1, 1, 64), (1, 8, 16), (8, 8, 64), (1, 32, 64)))
+    yield attention("mosaic", 1, 256)
+    yield attention("mosaic", 1, 8, head_dim=64)
+
+
+def main(gpu: str) -> None:
+    mesh = gpu_mesh(gpu)
+    here = NamedSharding(mesh, PartitionSpec())
+    options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
+    for kernel in (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ())):
+        shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), kernel.shapes)
+        with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:
+            lowered = jax.jit(kernel.function).trace(*shapes).lower(lowering_platforms=("cuda",))
+            try:
+                lowered.compile(compiler_options=options | {"xla_dump_to": dump})
+            except jax.errors.JaxRuntimeError as error:
+                print(json.dumps({"name": kernel.name, "error": str(error)[-500:]}), flush=True)
+                continue
+            launches = [launch.kernel or launch.kind for launch in read_launches(Path(dump))]
+        print(json.dumps({"name": kernel.name, "launches": launches}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
