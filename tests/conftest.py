@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxspec.gpu_program.compiled import why_not
 from tests.live_server import LiveServer, running_server
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -29,3 +30,13 @@ def live_server(compilation_cache, tmp_path_factory: pytest.TempPathFactory) -> 
     """A server process on the built-in model: one for all tests, as it compiles for a minute."""
     with running_server(tmp_path_factory.mktemp("server")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def gpu_compiler() -> Iterator[None]:
+    """Skips the test, with the reason, where XLA's GPU compiler is missing. The flag above is not for GPUs: it is taken away."""
+    if reason := why_not("h100"):
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XLA_FLAGS")
+        yield

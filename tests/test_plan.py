@@ -1,13 +1,20 @@
 """jaxspec plan: what it prints and how it ends, without a device."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+import jaxspec.plan
 from jaxspec.capacity.gpus import GPUS
+from jaxspec.config import SpecConfig
+from jaxspec.gpu_program import compiled as gpu_program_compiled
+from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape
+from jaxspec.gpu_program.launches import Launch
 from jaxspec.plan import main
 from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
 from tests.capacity.files import config_file
@@ -18,11 +25,11 @@ def flags(tmp_path_factory) -> list[str]:
     """Llama-3.1-8B and its EAGLE-3 head, of which only the configs are there."""
     directory = tmp_path_factory.mktemp("llama")
     target, head = config_file(directory / "config.json", LLAMA_8B), config_file(directory / "head.json", EAGLE3_LLAMA_8B)
-    return ["--model-path", str(target), "--draft", str(head)]
+    return ["--no-compile", "--model-path", str(target), "--draft", str(head)]
 
 
 def plan(flags: list[str], capsys, *more: str) -> tuple[int, dict]:
-    status = main([*flags, "--json", *more])
+    status = main([*flags, "--no-compile", "--json", *more])
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -34,7 +41,7 @@ def test_llama_31_8b_on_an_h100(flags, capsys):
     room = 80e9 * 0.75 * 0.85 - 2 * (8_030_261_248 + 424_689_664)
     assert found["cache_tokens"] == pytest.approx(room / 135168, rel=0.001)
     assert found["concurrent_requests"] == found["cache_tokens"] // 4096 == 61
-    assert not found["temporaries"]["counted"] and found["temporaries"]["left_free_bytes"] == pytest.approx(9e9)
+    assert found["temporaries"] == {"counted": False, "reason": "--no-compile was given", "left_free_bytes": pytest.approx(9e9)}
     cycle = found["cycle"]
     assert cycle["memory_seconds"] == pytest.approx(sum(cycle["moved_bytes"].values()) / 3.35e12)
     assert found["tokens_per_second"] == {"2.9": pytest.approx(8 * 2.9 / cycle["seconds_at_least"])}
@@ -53,7 +60,10 @@ def test_what_does_not_fit_is_said(flags, capsys):
 def test_the_text_says_what_is_not_counted(flags, capsys):
     assert main([*flags, "--batch", "4"]) == 0
     said = capsys.readouterr().out
-    assert "Not counted yet: temporaries" in said and "left free for temporaries (15% of the rest) |  9.00" in said
+    assert (
+        "Launches and temporaries are not counted: --no-compile was given." in said
+        and "left free for temporaries (15% of the rest) |  9.00" in said
+    )
     assert "data-sheet numbers" in said and "break-even" in said and "of each request" in said
 
 
@@ -92,6 +102,71 @@ def test_no_device_is_touched(flags):
     command = [sys.executable, "-m", "jaxspec.plan", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "8,030,261,248 parameters" in done.stdout, done.stderr
+
+
+def compiled(**changes) -> CompiledCycle:
+    launch = Launch("kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_3/x", in_graph=True, branch=None, shared_memory=0)
+    return dataclasses.replace(CompiledCycle(31.0, 17 * 10**9, 10**9, 20 * 10**6, 10**9, False, (launch,) * 416), **changes)
+
+
+def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
+    """The compiler itself is tried in tests/gpu_program."""
+    asked = []
+
+    def compile_cycles(model, draft, cycles, **more):
+        asked.append((model.name, draft.name, cycles, more))
+        return iter([compiled()])
+
+    monkeypatch.setattr(jaxspec.plan, "why_not", lambda gpu: None)
+    monkeypatch.setattr(jaxspec.plan, "compile_cycles", compile_cycles)
+    flags = [*flags[1:], "--batch", "2", "--context", "1000", "--gpu", "h200"]
+    assert main(flags) == 0
+    said = capsys.readouterr()
+    shape = CycleShape(SpecConfig(), 2, 1000, 16)
+    assert asked == [("config.json", "head.json", [shape], {"gpu": "h200", "dtype": "bfloat16", "token_map": None})]
+    assert "of which the cycle takes" in said.out and "|  0.02 |" in said.out
+    assert "13.0" in said.out and "all in one CUDA graph" in said.out
+    assert said.err.startswith("compiling the cycle for NVIDIA H200")
+    assert main([*flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["temporaries"]["bytes"] == 20e6
+    assert found["launches"]["stages"] == {"verify": 416} and found["launches"]["in_one_graph"]
+
+
+def test_a_cycle_that_takes_too_much_while_it_runs_does_not_fit(flags, capsys, monkeypatch):
+    monkeypatch.setattr(jaxspec.plan, "why_not", lambda gpu: None)
+    monkeypatch.setattr(jaxspec.plan, "compile_cycles", lambda *_, **__: iter([compiled(temporary_bytes=10**10)]))
+    assert main(flags[1:]) == 1
+    assert "NO: a cycle takes 10.00 GB while it runs: lower --mem-fraction-static" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--gpu", "l4"], "description of the GPU"),
+        (["--tp", "2"], "no program for several GPUs"),
+        ([], "the compiler failed: no luck"),
+    ],
+)
+def test_why_nothing_was_compiled_is_said(flags, capsys, monkeypatch, more, reason):
+    def fail(*_, **__):
+        raise CompilerError("no luck")
+
+    monkeypatch.setattr(gpu_program_compiled, "PLUGINS", ("json",))  # something that is installed
+    monkeypatch.setattr(jaxspec.plan, "compile_cycles", fail)
+    main([*flags[1:], *more])
+    assert reason in capsys.readouterr().out
+
+
+def test_a_real_plan_within_a_minute(flags, gpu_compiler, capsys):
+    """The whole command, as people run it, compiler included; its temporaries and launches are those of the proof."""
+    started = time.monotonic()
+    command = [sys.executable, "-m", "jaxspec.plan", *flags[1:], "--gpu", "h100", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["temporaries"]["bytes"] < 64e6 and found["launches"]["in_one_graph"]
+    assert 8 < found["launches"]["per_target_layer"] <= 14
+    print(f"jaxspec plan with the compiler: {time.monotonic() - started:.0f} s")
 
 
 def test_gpus_have_plausible_numbers():

@@ -23,6 +23,7 @@ BENCHMARKS = (
     Benchmark("under-load", "growing batches, the prefix cache, long prompts, the host's share of a cycle"),
     Benchmark("through-server", "what HTTP costs: tokens per second through the server against LLM.generate"),
     Benchmark("peers", "against transformers with the same weights and prompts; needs torch"),
+    Benchmark("gpu", "on a GPU, at the size of an 8B model: are the kernels right, and how near to its bandwidth are they"),
     Benchmark("conversion", "how fast checkpoints convert and load, and the memory that takes, on a synthetic 8B model"),
 )
 CLIENTS = """a running server, with the clients that people know (`jaxspec serve` listens on port 30000; NAME is the model's name in

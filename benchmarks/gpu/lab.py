@@ -1,0 +1,166 @@
+"""What the measurements of benchmarks.gpu share: the device and its peaks, random weights and caches, and how time is taken."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from benchmarks.engines import Spread
+from benchmarks.gpu.sizes import MOST_CALLS, Size
+from jaxspec.capacity.estimate import Pair, pair
+from jaxspec.engine.device_state import merger
+from jaxspec.models.loaded import LoadedHead, LoadedTarget, abstract
+from jaxspec.spec.step import Models
+
+RESERVED = 0.03
+"""Share of the memory that measurements leave free."""
+
+
+class Skip(Exception):
+    """A case is not measured; the message says why."""
+
+
+class Lab:
+    """One process's device. The weights are made when they are first needed, and once."""
+
+    def __init__(self, size: Size, bandwidth: float | None = None, arithmetic: float | None = None):
+        self.size = size
+        self._bandwidth, self._arithmetic = bandwidth, arithmetic
+        self.device = jax.devices()[0]
+        self.dtype = jnp.dtype(size.target.dtype)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.platform == "gpu"
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes per second, read and written, of a copy of a large array: the roofline of everything else."""
+        if self._bandwidth is not None:
+            return self._bandwidth
+        array = jnp.ones(self.size.copy_bytes // 4, jnp.float32)
+        copy = jax.jit(lambda array: array + 1.0)
+        times = self.time(lambda: copy(array))
+        return 2 * array.nbytes / (min(times.values) / 1e3)
+
+    @cached_property
+    def arithmetic(self) -> float:
+        """Operations per second of a large product of square matrices in the model's dtype."""
+        if self._arithmetic is not None:
+            return self._arithmetic
+        side = self.size.matrix
+        left, right = (random_array(seed, (side, side), self.dtype, 1.0) for seed in (1, 2))
+        product = jax.jit(lambda left, right: left @ right)
+        times = self.time(lambda: product(left, right))
+        return 2 * side**3 / (min(times.values) / 1e3)
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes that weights, caches and temporaries may take together; None: not known."""
+        stats = self.device.memory_stats() if self.on_gpu else None
+        return self.size.memory_limit or (stats or {}).get("bytes_limit")
+
+    @cached_property
+    def pair(self) -> Pair:
+        """The models as jaxspec.capacity counts them."""
+        return pair(self.size.target, self.size.head, self.size.target.dtype)
+
+    def check_room(self, needed: int, what: str) -> None:
+        """Raises Skip if so many bytes beside the weights don't fit."""
+        limit = self.memory_limit
+        total = needed + self.pair.weights
+        if limit is not None and total > (1 - RESERVED) * limit:
+            raise Skip(f"{what} needs {total / 1e9:.2f} GB with the weights, of {limit / 1e9:.2f} GB")
+
+    @cached_property
+    def _graphs(self) -> tuple[LoadedTarget, LoadedHead]:
+        """Both models with shapes in place of arrays."""
+        target, head = self.size.target, self.size.head
+        return LoadedTarget(target, *abstract(target, self.dtype)), LoadedHead(head, *abstract(head, self.dtype))
+
+    @property
+    def parameter_shapes(self) -> dict:
+        target, head = self._graphs
+        return {"target": target.params, "head": head.params}
+
+    @cached_property
+    def params(self) -> dict:
+        """Random weights: small matrices, norms of 1, and a map of draft tokens spread over the vocabulary."""
+        flat = flatten_dict(self.parameter_shapes)
+        stride = self.size.target.vocab_size // (self.size.head.draft_vocab_size or self.size.target.vocab_size)
+        made = {}
+        for seed, (path, shape) in enumerate(flat.items()):
+            if not jnp.issubdtype(shape.dtype, jnp.floating):
+                made[path] = jnp.arange(shape.size, dtype=shape.dtype).reshape(shape.shape) * stride
+            elif len(shape.shape) == 1:
+                made[path] = jnp.ones(shape.shape, shape.dtype)
+            else:
+                made[path] = random_array(seed, shape.shape, shape.dtype, 0.02)
+        return jax.block_until_ready(unflatten_dict(made))
+
+    @cached_property
+    def merge(self) -> Callable[[dict], Models]:
+        """The models with these parameters, inside a jitted function."""
+        return merger(*self._graphs)
+
+    def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
+        """Milliseconds per call: several samples of a row of calls, the last of which is waited for, after two untimed ones.
+
+        `prepare` runs before each sample, untimed.
+        """
+        prepare()
+        for _ in range(2):
+            started = time.perf_counter()
+            jax.block_until_ready(call())
+            once = time.perf_counter() - started
+        calls = max(1, min(most_calls, round(self.size.sample_seconds / max(once, 1e-6))))
+        values = []
+        for _ in range(self.size.samples):
+            prepare()
+            started = time.perf_counter()
+            for _ in range(calls):
+                out = call()
+            jax.block_until_ready(out)
+            values.append((time.perf_counter() - started) / calls * 1e3)
+        return Spread(values)
+
+
+class Together[Key]:
+    """Programs that are compiled at the same time, when the first of them is asked for; each is handed out once."""
+
+    def __init__(self, lowerings: Mapping[Key, Callable[[], jax.stages.Lowered]]):
+        self._lowerings = lowerings
+        self._programs: dict[Key, jax.stages.Compiled | Exception] = {}
+
+    def __getitem__(self, key: Key) -> jax.stages.Compiled:
+        """Raises what tracing or compiling this program raised."""
+        if not self._programs:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                self._programs = dict(zip(self._lowerings, pool.map(self._compile, self._lowerings.values()), strict=True))
+        program = self._programs.pop(key)  # dropped after its use, so that the memory of its CUDA graphs is free again
+        if isinstance(program, Exception):
+            raise program
+        return program
+
+    @staticmethod
+    def _compile(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled | Exception:
+        try:
+            return lower().compile()
+        except Exception as error:  # the other programs may be fine
+            return error
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, scale: jax.Array) -> jax.Array:
+    return (jax.random.normal(key, shape, dtype) * scale).astype(dtype)
+
+
+def random_array(seed: int, shape: tuple[int, ...], dtype: Any, scale: float) -> jax.Array:
+    """Normal numbers, made on the device with its fastest generator; one small program per shape."""
+    return _normal(jax.random.key(seed, impl="unsafe_rbg"), tuple(shape), jnp.dtype(dtype), jnp.asarray(scale, dtype))

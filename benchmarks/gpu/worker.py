@@ -1,0 +1,131 @@
+"""The process of benchmarks.gpu that uses the device: runs sections and says what it finds, one JSON object per line.
+
+It is a process of its own so that a kernel that hangs, or that breaks the device's context, costs no more than its own section.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import record
+from benchmarks.gpu import checks, cycles, kernels, stages
+from benchmarks.gpu.lab import Lab, Skip
+from benchmarks.gpu.sizes import SIZES
+from jaxspec.commands.collect_env import driver
+
+Send = Callable[..., None]
+
+
+class Case(NamedTuple):
+    """One thing to measure."""
+
+    name: dict[str, Any]
+    """What it is: the first columns of its row."""
+    measure: Callable[[], dict[str, Any]]
+    """Returns the other columns. Raises Skip if it can't be measured here."""
+
+
+Section = Callable[[Lab], Iterable[tuple[dict, Callable[[], dict]]]]
+SECTIONS: dict[str, Section] = {
+    "check": checks.check,
+    "copy": kernels.copy,
+    "cycle": cycles.goals,
+    "stages": stages.stages,
+    "compile": cycles.compiling,
+    "kernels": kernels.times,
+    "prefill": cycles.prefills,
+    "grid": cycles.grid,
+}
+
+
+SECONDS = {"check": 120.0, "kernels": 110.0, "prefill": 60.0}
+"""What these sections may take at most, so that those behind them get their turn."""
+
+
+class DeviceLost(Exception):
+    """After a failure not even a trivial program runs: the process has to be started anew."""
+
+
+def run_sections(names: Sequence[str], sections: dict[str, Section], lab: Lab, deadline: float, send: Send) -> None:
+    """Runs the sections in order. A failing case or section is reported, and the rest goes on; so does what is out of time."""
+    for name in names:
+        started = time.time()
+        try:
+            cases = [Case(*case) for case in sections[name](lab)]
+        except Exception as error:  # whatever it is, it must not stop the other sections
+            send(kind="section", section=name, cases=0)
+            send(kind="failed", section=name, case={}, error=describe(error))
+            cases = []
+        else:
+            send(kind="section", section=name, cases=len(cases))
+        run_cases(name, cases, min(deadline, started + SECONDS.get(name, float("inf"))), send)
+        send(kind="finished", section=name, seconds=time.time() - started)
+
+
+def run_cases(section: str, cases: Sequence[Case], deadline: float, send: Send) -> None:
+    """Every case that can still end before the deadline, if it takes no longer than the longest one before it."""
+    longest = 0.0
+    for case in cases:
+        started = time.time()
+        if started + longest > deadline:
+            reason = f"time budget: {max(0.0, deadline - started):.0f} s are left, and one case here took {longest:.0f} s"
+            send(kind="skipped", section=section, case=case.name, reason=reason)
+            continue
+        send(kind="case", section=section, case=case.name)
+        try:
+            send(kind="row", section=section, row={**case.name, **case.measure()})
+        except Skip as skip:
+            send(kind="skipped", section=section, case=case.name, reason=str(skip))
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                send(kind="skipped", section=section, case=case.name, reason=f"out of memory: {describe(error)}")
+            else:
+                send(kind="failed", section=section, case=case.name, error=describe(error))
+                traceback.print_exc()
+                check_device()
+        longest = max(longest, time.time() - started)
+
+
+def check_device() -> None:
+    """Raises DeviceLost if the device no longer works: an error in one kernel may have taken the context with it."""
+    try:
+        assert float(jnp.arange(3.0).sum()) == 3
+    except Exception as error:
+        raise DeviceLost(describe(error)) from error
+
+
+def describe(error: Exception) -> str:
+    """Its kind and the beginning of its message, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
+def environment() -> dict[str, Any]:
+    """Where this runs."""
+    device = jax.devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform == "gpu" else None
+    return {**record.environment(), "platform": device.platform, "memory_limit": limit, "driver": driver()}
+
+
+def main() -> None:
+    """Reads the task, one JSON object, from the command line."""
+    task = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a library that prints, in Python or C++, must not garble the answers
+
+    def send(**message: Any) -> None:
+        print(json.dumps(message), file=answers, flush=True)
+
+    jax.config.update("jax_compilation_cache_dir", task["cache"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    send(kind="environment", environment=environment())
+    if jax.devices()[0].platform != "gpu" and task["size"] != "tiny":
+        return
+    lab = Lab(SIZES[task["size"]], task["bandwidth"], task["arithmetic"])
+    run_sections(task["sections"], SECTIONS, lab, task["deadline"], send)
