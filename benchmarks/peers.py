@@ -24,7 +24,8 @@ from benchmarks.engines import BenchmarkError, Spread, alternate, check_nothing_
 from jaxspec import SamplingParams
 from jaxspec.commands.arguments import Parser, tree
 from jaxspec.commands.prompts import load_prompts
-from jaxspec.commands.workbench import PLAIN, CompilationCounter, Workbench, count_equal, run
+from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
+from jaxspec.config import PLAIN
 from jaxspec.llm import DEMO
 
 INSTALL = "pip install 'jaxspec-llm[peers]', or name an interpreter that has torch and transformers with --torch-python"

@@ -20,7 +20,8 @@ from benchmarks.engines import Spread, check_nothing_compiled, exit_on_error
 from jaxspec import SamplingParams, SpecConfig
 from jaxspec.commands.arguments import Parser, tree
 from jaxspec.commands.prompts import load_prompts
-from jaxspec.commands.workbench import PLAIN, CompilationCounter, Pass, Workbench, count_equal, depth_acceptance, run
+from jaxspec.commands.workbench import CompilationCounter, Pass, Workbench, count_equal, depth_acceptance, run
+from jaxspec.config import PLAIN
 
 DEFAULT_TREES = ("1/1/2", "2/1/3", "3/1/4", "4/1/5", "2/2/4", "3/2/6", "4/2/8", "5/4/8", "5/4/16", "5/8/32")
 
@@ -87,10 +88,9 @@ def measure(
         for number in range(rounds):
             for spec in trees if number % 2 == 0 else reversed(trees):
                 bar.set_postfix_str(str(spec))
-                for each in (PLAIN, spec) if number % 2 == 0 else (spec, PLAIN):
-                    (results[spec].plain if each is PLAIN else results[spec].speculative).append(
-                        run(engines[each], prompts, params)
-                    )
+                pair = [(PLAIN, results[spec].plain), (spec, results[spec].speculative)]
+                for each, passes in pair if number % 2 == 0 else reversed(pair):
+                    passes.append(run(engines[each], prompts, params))
                 bar.update()
     check_nothing_compiled(counter, before=0)
     return list(results.values())

@@ -22,8 +22,8 @@ from benchmarks.replay import replay
 from jaxspec import SamplingParams
 from jaxspec.commands.arguments import Parser, tree
 from jaxspec.commands.prompts import load_prompts
-from jaxspec.commands.workbench import PLAIN, CompilationCounter, Workbench
-from jaxspec.config import EngineConfig
+from jaxspec.commands.workbench import CompilationCounter, Workbench
+from jaxspec.config import PLAIN, EngineConfig
 from jaxspec.engine.engine import Engine
 
 MODES = ("off", "on", "adaptive")

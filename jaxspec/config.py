@@ -135,6 +135,10 @@ class SpecConfig:
         return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}"
 
 
+PLAIN = SpecConfig(num_steps=0)
+"""No draft tree: plain decoding."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs: sizes of the cache, of the batch and of the prefill chunks."""

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target, target_model_config
 from jaxspec.compilation_cache import enable_compilation_cache
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.models.loaded import LoadedHead
@@ -64,7 +64,7 @@ class LLM:
             raise ValueError(f"spec must be a SpecConfig, such as SpecConfig(3, 1, 4); got {spec!r}")
         config = EngineConfig(**options)
         enable_compilation_cache()
-        plain = spec is not None and spec.num_steps == 0
+        plain = spec == PLAIN
         self.model_name = DEMO_NAME if model is None else Path(model).resolve().name
         directory = DEMO / "target" if model is None else Path(model)
         self.progress = progress
@@ -202,7 +202,7 @@ def find_own_head(directory: Path) -> Path | None:
 def default_tree(head: LoadedHead | None) -> SpecConfig:
     """The tree for a head, if the user gives none. One MTP layer is trained for one step; deeper ones reuse it."""
     if head is None:
-        return SpecConfig(num_steps=0)
+        return PLAIN
     return SpecConfig(1, 1, 2) if head.config.algorithm == "MTP" else SpecConfig()
 
 

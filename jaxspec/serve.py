@@ -98,7 +98,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
 
     try:
         app = create_app(engine, model, known_settings(arguments, llm), metrics=metrics)
-        HttpServer(app, engine, ready, arguments.settings.shutdown_timeout).run(sockets=[listener])
+        HttpServer(app, engine, ready).run(sockets=[listener])
     finally:
         engine.close()
 

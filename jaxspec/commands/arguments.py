@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TREE_FLAGS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
@@ -47,7 +47,7 @@ def tree(text: str) -> SpecConfig:
     Out: SpecConfig(num_steps=5, topk=4, num_draft_tokens=8) or SpecConfig(num_steps=0)
     """
     if text == "plain":
-        return SpecConfig(num_steps=0)
+        return PLAIN
     try:
         steps, topk, nodes = (int(part) for part in text.split("/"))
     except ValueError:

@@ -19,6 +19,7 @@ from jaxspec.commands.arguments import (
     tree_name,
 )
 from jaxspec.commands.table import listing, table
+from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams, short
 
 if TYPE_CHECKING:
@@ -106,21 +107,14 @@ def check(options: argparse.Namespace) -> Report:
     Raises ValueError if there is no head, or head, model and prompts do not fit together.
     """
     spec = chosen_tree(options)
-    if spec is not None and spec.num_steps == 0:
+    if spec == PLAIN:
         raise ValueError("plain decoding leaves nothing to check: give a tree, or none for the default")
 
     from jaxspec.commands.prompts import load_prompts
-    from jaxspec.commands.workbench import PLAIN, SMALLEST_CONTEXT, Workbench, count_equal, depth_acceptance, run
+    from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench(
-        options.model_path,
-        options.speculative_draft_model_path,
-        spec=spec,
-        token_map=options.speculative_token_map,
-        dtype=options.dtype,
-        context_length=SMALLEST_CONTEXT,
-    )
+    bench = Workbench.of(options, spec=spec, context_length=SMALLEST_CONTEXT)
     if bench.llm.head is None:
         raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
     spec = bench.llm.engine.spec

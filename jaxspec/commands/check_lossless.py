@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options, run_guarded, tree, tree_name, whole
 from jaxspec.commands.table import table
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def compare_all(
     context_length: int | None = None,
 ) -> list[Comparison]:
     """Every tree and plain decoding, at every batch size, in every way of sampling."""
-    from jaxspec.commands.workbench import PLAIN, count_equal, run
+    from jaxspec.commands.workbench import count_equal, run
 
     comparisons = []
     settings = [(spec, batch) for batch in batches for spec in (PLAIN, *trees) if (spec, batch) != (PLAIN, 1)]
@@ -211,13 +211,7 @@ def check(options: argparse.Namespace) -> list[Comparison]:
     from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench(
-        options.model_path,
-        options.speculative_draft_model_path,
-        token_map=options.speculative_token_map,
-        dtype=options.dtype,
-        context_length=SMALLEST_CONTEXT,
-    )
+    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
     if bench.llm.head is None:
         raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
     encoded = bench.encode(prompts.prompts, chat=options.chat)

@@ -66,15 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
     from jaxspec.commands.workbench import CompilationCounter, Workbench
 
-    bench = Workbench(
-        options.model_path,
-        options.speculative_draft_model_path,
-        spec=spec,
-        token_map=options.speculative_token_map,
-        dtype=options.dtype,
-        context_length=options.context_length,
-        progress=sys.stderr.isatty(),
-    )
+    bench = Workbench.of(options, spec=spec, context_length=options.context_length, progress=sys.stderr.isatty())
     (tokens,) = bench.encode([prompt], chat=options.chat)
     compile_ahead(bench.llm, tokens)
     counter = CompilationCounter()

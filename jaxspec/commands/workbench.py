@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM, Prompt
 from jaxspec.sampling_params import SamplingParams
 
-PLAIN = SpecConfig(num_steps=0)
 SMALLEST_CONTEXT = 2
 """Tokens. For a model whose own engine is not used: its cache then takes no memory."""
 ROUNDED_TO = 256
@@ -26,6 +26,12 @@ class Workbench:
 
     def __init__(self, model: Path | None, draft: Path | None, **options):
         self.llm = LLM(model, draft, **{"progress": True, "max_running_requests": 1, **options})
+
+    @classmethod
+    def of(cls, given: Namespace, **options) -> "Workbench":
+        """With what was given for `add_model_options`."""
+        model, draft, token_map = given.model_path, given.speculative_draft_model_path, given.speculative_token_map
+        return cls(model, draft, token_map=token_map, dtype=given.dtype, **options)
 
     def engine(self, spec: SpecConfig, batch: int, context_length: int | None = None) -> Engine:
         """A new engine that runs up to `batch` requests together; it compiles what it needs on its first pass."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import NamedTuple
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 
 MARGIN = 0.04
 """Another tree must look better by this share: below it, switching gains less than estimates are wrong by."""
@@ -77,7 +77,7 @@ class AdaptiveTrees:
 
     def __init__(self, trees: Sequence[SpecConfig]):
         """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known."""
-        if len(set(trees)) != len(trees) or SpecConfig(num_steps=0) not in trees:
+        if len(set(trees)) != len(trees) or PLAIN not in trees:
             raise ValueError(f"trees must differ and include plain decoding, got {', '.join(map(str, trees))}")
         self.trees = tuple(trees)
         self._current = self._last = self.trees[0]

@@ -254,9 +254,10 @@ class AsyncEngine:
             if self._closing:
                 return False
             self._obeying, self._commands = self._commands, deque()
-        while self._obeying:
-            self._obey(self._obeying[0])
-            self._obeying.popleft()
+        if self._obeying:
+            while self._obeying:
+                self._obey(self._obeying[0])
+                self._obeying.popleft()
             self._stats = self._engine.stats()
         if self._should_step:
             self._step()

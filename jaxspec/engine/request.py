@@ -53,9 +53,24 @@ class Speculation:
         return sum(cycle.accepted for cycle in self.cycles)
 
     @property
+    def proposed_drafts(self) -> int:
+        return sum(cycle.drafted for cycle in self.cycles)
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted drafts by proposed ones; 0.0 when there were none."""
+        return self.accepted_drafts / self.proposed_drafts if self.proposed_drafts else 0.0
+
+    @property
     def with_tree(self) -> tuple[CycleCounts, ...]:
         """The cycles that were not plain decoding."""
         return tuple(cycle for cycle in self.cycles if cycle.drafted)
+
+    @property
+    def tree_accept_length(self) -> float | None:
+        """Tokens per cycle that was not plain decoding, bonus included; None when all were."""
+        cycles = self.with_tree
+        return sum(cycle.emitted for cycle in cycles) / len(cycles) if cycles else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.admission import admission
 from jaxspec.engine.device_state import cache_bytes_per_token, merger, new_state, state_sizes
 from jaxspec.engine.programs import (
@@ -25,7 +25,7 @@ from jaxspec.engine.programs import (
 from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillStep
 from jaxspec.engine.stopwatch import Stopwatch
-from jaxspec.engine.tree_choice import PLAIN, TreeChoice
+from jaxspec.engine.tree_choice import TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling import Logprobs
 from jaxspec.spec.cycle import CycleOptions

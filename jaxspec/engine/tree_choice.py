@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.adaptive import AdaptiveState, AdaptiveTrees
 from jaxspec.engine.request import Request
 
-PLAIN = SpecConfig(num_steps=0)
 LONGEST_CHAIN = 3
 """Adaptive engines also compile a chain of so many steps: it pays at batch sizes at which a wide tree doesn't."""
 

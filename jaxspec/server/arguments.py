@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.server.argument_groups import make_parser
 from jaxspec.server.config_file import read_config
 from jaxspec.server.parser import Parser
@@ -184,7 +184,7 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing_he
     for name in (*_TREE_FLAGS, *needing_head):
         if name in given:
             raise ValueError(f"{_flag(name)} has no use with --speculative-algorithm NONE: leave one of them out")
-    return _Speculation(algorithm, None, SpecConfig(num_steps=0))
+    return _Speculation(algorithm, None, PLAIN)
 
 
 def _algorithm(name: str | None) -> str | None:

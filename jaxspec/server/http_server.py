@@ -15,7 +15,6 @@ from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.server.address import url_of
 from jaxspec.server.app import Application
 from jaxspec.server.errors import ApiError
-from jaxspec.server.settings import ServerSettings
 
 MAX_HEADER_BYTES = 64 * 2**10
 HANG_UP_SECONDS = 5.0
@@ -37,17 +36,11 @@ class Protocol(H11Protocol):
 class HttpServer(uvicorn.Server):
     """Serves the application until SIGTERM or SIGINT; `on_ready` gets the URL once connections are accepted.
 
-    After the signal running requests have `shutdown_timeout` seconds to finish, until a second signal ends everything at once.
+    After the signal running requests have the settings' shutdown_timeout to finish, until a second signal ends everything at once.
     Meanwhile probes and new requests get a 503, so that whoever spreads the load goes elsewhere.
     """
 
-    def __init__(
-        self,
-        app: Application,
-        engine: AsyncEngine,
-        on_ready: Callable[[str], None],
-        shutdown_timeout: float = ServerSettings.shutdown_timeout,
-    ):
+    def __init__(self, app: Application, engine: AsyncEngine, on_ready: Callable[[str], None]):
         config = uvicorn.Config(
             app,
             http=Protocol,
@@ -59,7 +52,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
         )
         super().__init__(config)
-        self._app, self._engine, self._on_ready, self._shutdown_timeout = app, engine, on_ready, shutdown_timeout
+        self._app, self._engine, self._on_ready = app, engine, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -67,7 +60,7 @@ class HttpServer(uvicorn.Server):
             self._on_ready(url_of(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stop = asyncio.get_running_loop().call_later(self._shutdown_timeout, self._engine.stop)
+        stop = asyncio.get_running_loop().call_later(self._app.settings.shutdown_timeout, self._engine.stop)
         impatience = asyncio.create_task(self._hang_up_if_forced())
         self._app.running.drain()
         while self._app.running.is_busy and not self.force_exit:

@@ -9,7 +9,7 @@ import jax
 
 from jaxspec.checkpoints.loading import head_kind
 from jaxspec.compilation_cache import trace_directory
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN
 from jaxspec.engine.stored_traces import StoredTraces
 from jaxspec.llm import DEMO, LLM, find_own_head
 from jaxspec.server.arguments import ALGORITHMS, ServerArguments, in_flags
@@ -26,7 +26,7 @@ def load(arguments: ServerArguments) -> LLM:
     head = find_head(arguments)
     trees = arguments.request_trees
     if trees is None:
-        trees = (SpecConfig(num_steps=0),) if head else ()
+        trees = (PLAIN,) if head else ()
     options = {**arguments.engine, "request_trees": trees, "token_map": arguments.token_map, "dtype": arguments.dtype}
     logger.info("loading %s", arguments.model or "the built-in model")
     bars = arguments.shows_progress and sys.stderr.isatty()

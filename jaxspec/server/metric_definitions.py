@@ -47,12 +47,6 @@ def time_per_output_token(output: GenerationOutput) -> float | None:
     return None if first is None or later < 1 else (output.timing.total_seconds - first) / later
 
 
-def accept_length(output: GenerationOutput) -> float | None:
-    """Tokens per verification of a tree, bonus included; None without one."""
-    cycles = output.speculation.with_tree
-    return sum(cycle.emitted for cycle in cycles) / len(cycles) if cycles else None
-
-
 def _per_reason(stats: EngineStats) -> Mapping[str, float]:
     return dict.fromkeys(REASONS, 0) | dict(stats.finished)
 
@@ -146,5 +140,5 @@ REQUEST_METRICS = (
     RequestMetric("request_generated_tokens", "Tokens that were generated.",
                   lambda output: len(output.token_ids), TOKENS, "request_generation_tokens"),
     RequestMetric("request_accept_length_tokens", "Tokens per verification of a draft tree, bonus included, of requests with one.",
-                  accept_length, ACCEPT_LENGTHS),
+                  lambda output: output.speculation.tree_accept_length, ACCEPT_LENGTHS),
 )  # fmt: skip

@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.request import DraftedTree, Speculation, Update
 from jaxspec.engine.token_trace import TokenTrace
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import Strict, TokensOrNone
 from jaxspec.server.model import ServedModel
-
-PLAIN = SpecConfig(num_steps=0)
 
 
 class SpeculativeField(Strict):
@@ -84,30 +82,27 @@ class Trace:
 
 def vllm_metrics(speculation: Speculation) -> dict[str, Any] | None:
     """vLLM's per-request `metrics.speculative_decoding`, by its names; None without a cycle that had a tree."""
-    cycles = speculation.with_tree
-    if not cycles:
+    accept_length = speculation.tree_accept_length
+    if accept_length is None:
         return None
-    drafted, accepted = sum(cycle.drafted for cycle in cycles), sum(cycle.accepted for cycle in cycles)
     return {
-        "mean_acceptance_length": round(sum(cycle.emitted for cycle in cycles) / len(cycles), 4),
-        "draft_acceptance_rate": round(accepted / drafted, 4),
+        "mean_acceptance_length": round(accept_length, 4),
+        "draft_acceptance_rate": round(speculation.accept_rate, 4),
         "acceptance_histogram": acceptance_histogram(speculation),
-        "num_spec_steps": len(cycles),
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted,
+        "num_spec_steps": len(speculation.with_tree),
+        "num_accepted_draft_tokens": speculation.accepted_drafts,
+        "num_draft_tokens": speculation.proposed_drafts,
     }
 
 
 def sglang_details(speculation: Speculation) -> dict[str, Any]:
     """SGLang's per-request counts, by its names: of `meta_info`, and of `sglext.spec_tokens_details`."""
-    cycles = speculation.with_tree
-    drafted, accepted = sum(cycle.drafted for cycle in cycles), sum(cycle.accepted for cycle in cycles)
     return {
         "spec_verify_ct": speculation.verify_count,
         "spec_accept_length": round(speculation.accept_length, 4),
-        "spec_accept_rate": round(accepted / drafted, 4) if drafted else 0.0,
-        "spec_num_correct_drafts": accepted,
-        "spec_num_proposed_drafts": drafted,
+        "spec_accept_rate": round(speculation.accept_rate, 4),
+        "spec_num_correct_drafts": speculation.accepted_drafts,
+        "spec_num_proposed_drafts": speculation.proposed_drafts,
         "spec_correct_drafts_histogram": acceptance_histogram(speculation),
     }
 

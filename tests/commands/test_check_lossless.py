@@ -17,7 +17,8 @@ from jaxspec.commands.check_lossless import (
     verdict,
     ways_of_sampling,
 )
-from jaxspec.commands.workbench import PLAIN, run
+from jaxspec.commands.workbench import run
+from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
 

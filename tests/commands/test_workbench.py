@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.commands.workbench import PLAIN, CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
+from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
+from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_config, tiny_engine, tiny_target
 

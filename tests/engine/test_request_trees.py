@@ -2,11 +2,10 @@
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Timing, Update
 from jaxspec.engine.runner import POSTPONE
-from jaxspec.engine.tree_choice import PLAIN
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import oracle_head, tiny_engine, tiny_target
 

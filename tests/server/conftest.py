@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from jaxspec.config import PLAIN
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.interfaces import StepEngine
 from jaxspec.server.address import listen
@@ -20,7 +21,6 @@ from jaxspec.server.http_server import HttpServer
 from jaxspec.server.metrics import Metrics
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
-from jaxspec.server.speculation import PLAIN
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
 
@@ -45,13 +45,7 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(
-    engine: StepEngine,
-    model: ServedModel,
-    settings: ServerSettings | None = None,
-    *,
-    shutdown_timeout: float = ServerSettings.shutdown_timeout,
-) -> Iterator[str]:
+def serving(engine: StepEngine, model: ServedModel, settings: ServerSettings | None = None) -> Iterator[str]:
     """Runs a server in a thread; yields its URL."""
     ready, urls = threading.Event(), []
 
@@ -61,7 +55,7 @@ def serving(
 
     metrics = Metrics(model.name)
     async_engine = AsyncEngine(engine, [metrics])
-    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics), async_engine, on_ready, shutdown_timeout)
+    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics), async_engine, on_ready)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -15,6 +15,7 @@ from jaxspec.server.address import listen
 from jaxspec.server.app import create_app
 from jaxspec.server.http_server import HttpServer
 from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
 from tests.server.conftest import Client, wait_until
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
@@ -76,7 +77,8 @@ class Draining:
             urls.append(url)
             ready.set()
 
-        self.server = HttpServer(create_app(self.engine, model), self.engine, on_ready, shutdown_timeout)
+        settings = ServerSettings(shutdown_timeout=shutdown_timeout)
+        self.server = HttpServer(create_app(self.engine, model, settings), self.engine, on_ready)
         self._listener = listen("127.0.0.1", 0)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
         self.thread.start()

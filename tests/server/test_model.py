@@ -10,12 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
-from jaxspec.server.speculation import PLAIN
 from tests.server.conftest import serving
 from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer
 

@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-from jaxspec.config import SpecConfig
 from jaxspec.engine.request import CycleCounts, Speculation
-from jaxspec.server.speculation import PLAIN, acceptance_histogram, sglang_details, vllm_metrics
+from jaxspec.server.speculation import acceptance_histogram, sglang_details, vllm_metrics
 from tests.server.conftest import Client
 from tests.server.fakes import TEXT, TREE
 
@@ -145,4 +144,3 @@ def test_counts_without_speculation():
     assert vllm_metrics(plain) is None and acceptance_histogram(plain) == [0]
     assert sglang_details(plain)["spec_accept_length"] == 1.0
     assert sglang_details(Speculation())["spec_accept_length"] == 0.0
-    assert SpecConfig(num_steps=0) == PLAIN

@@ -12,6 +12,7 @@ import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
 from tests.server.conftest import Client, serving, wait_until
 from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer
 
@@ -255,7 +256,8 @@ def test_what_runs_when_the_server_ends_gets_an_error():
                 received.append(line)
                 first.set()
 
-    with serving(Slow(), ServedModel("slow", CONTEXT, SpecConfig(), byte_tokenizer()), shutdown_timeout=0.3) as url:
+    model, settings = ServedModel("slow", CONTEXT, SpecConfig(), byte_tokenizer()), ServerSettings(shutdown_timeout=0.3)
+    with serving(Slow(), model, settings) as url:
         reader = threading.Thread(target=read, args=[url])
         reader.start()
         assert first.wait(20)
