@@ -20,7 +20,8 @@ class Launch(NamedTuple):
     kernel: str
     """The kernel's name; empty for other things."""
     scope: str
-    """Where in our code it comes from, as JAX's named scopes say: jit(cycle_program)/verify/layer_3/...; empty: not known."""
+    """Where in our code it comes from, as JAX's named scopes say: jit(cycle_program)/verify/layer_3/... Where XLA has lost that, as
+    of some matrix products that it changed, it is the scope of the launch before."""
     in_graph: bool
     """It is part of a CUDA graph (XLA's command buffer)."""
     branch: str | None
@@ -56,6 +57,7 @@ def read_launches(dump: Path) -> list[Launch]:
     found: list[Launch] = []
     graph: int | None = None  # the indentation of the command buffer that we are in
     branches: list[tuple[int, str]] = []  # and of the branches
+    scope = ""
     for line in sequence.read_text().splitlines():
         indentation = len(line) - len(line.lstrip())
         while branches and indentation <= branches[-1][0]:
@@ -74,7 +76,8 @@ def read_launches(dump: Path) -> list[Launch]:
             shared = re.search(r"shared_memory: (\d+)", rest)
             kernel = rest.split(" ")[0] if kind == "kCustomKernel" else ""
             taken = next((name for _, name in branches if name not in _DEFAULT_BRANCHES), branches[-1][1] if branches else None)
-            found.append(Launch(kind, kernel, scopes.get(number, ""), graph is not None, taken, int(shared[1]) if shared else 0))
+            scope = scopes.get(number) or scope
+            found.append(Launch(kind, kernel, scope, graph is not None, taken, int(shared[1]) if shared else 0))
     return found
 
 

@@ -20,7 +20,12 @@ SEQUENCE = """\
           false_branch:
             007: kCustomKernel [source | sink] other grid: [1, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
     008: kCustomKernel [source | sink] gemm grid: [1, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
-009: kWhile [source | sink] while
+    009: kConditional  [source | sink]
+      true_branch:
+        010: kCustomKernel [source | sink] zeros grid: [1, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
+      false_branch:
+        011: kCustomKernel [source | sink] logprobs grid: [1, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
+012: kWhile [source | sink] while
 """
 METADATA = "".join(
     f'thunk_metadata {{\n  thunk_info {{\n    profile_annotation: "{name}"\n    thunk_id: {number}\n  }}\n}}\n'
@@ -46,13 +51,19 @@ def dump(tmp_path: Path) -> Path:
 
 def test_launches_are_read_with_where_they_come_from(dump):
     found = read_launches(dump)
-    assert [launch.kernel for launch in found] == ["rms_norm", "", "", "greedy", "", "nested", "other", "gemm", ""]
+    assert [launch.kernel for launch in found] == ["rms_norm", "", "", "greedy", "", "nested", "other", "gemm", "", "zeros", "logprobs", ""]
     assert found[0] == Launch(
         "kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_12/jit(either)/rms_norm/pallas_call", True, None, 4096
     )
     assert (found[0].stage, found[0].layer) == ("verify", 12)
     assert (found[3].stage, found[3].layer) == ("verify", None)
-    assert found[7].stage == found[1].stage == "other"
+    assert found[7].stage == "other"  # it has a scope of its own, which names no stage
+
+
+def test_a_launch_without_a_scope_has_that_of_the_one_before(dump):
+    found = read_launches(dump)
+    assert (found[1].stage, found[1].layer) == ("verify", 12)
+    assert found[8].scope == found[7].scope
 
 
 def test_what_is_outside_graphs_is_seen(dump):
@@ -60,7 +71,7 @@ def test_what_is_outside_graphs_is_seen(dump):
 
 
 def test_only_the_first_way_of_a_switch_runs_by_default(dump):
-    assert [launch.kernel for launch in read_launches(dump) if launch.branch and launch.by_default] == ["greedy"]
+    assert [launch.kernel for launch in read_launches(dump) if launch.branch and launch.by_default] == ["greedy", "zeros"]
 
 
 def test_memory_of_the_host_is_seen(dump):
