@@ -51,7 +51,20 @@ def dump(tmp_path: Path) -> Path:
 
 def test_launches_are_read_with_where_they_come_from(dump):
     found = read_launches(dump)
-    assert [launch.kernel for launch in found] == ["rms_norm", "", "", "greedy", "", "nested", "other", "gemm", "", "zeros", "logprobs", ""]
+    assert [launch.kernel for launch in found] == [
+        "rms_norm",
+        "",
+        "",
+        "greedy",
+        "",
+        "nested",
+        "other",
+        "gemm",
+        "",
+        "zeros",
+        "logprobs",
+        "",
+    ]
     assert found[0] == Launch(
         "kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_12/jit(either)/rms_norm/pallas_call", True, None, 4096
     )
