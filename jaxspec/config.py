@@ -139,6 +139,10 @@ PLAIN = SpecConfig(num_steps=0)
 """No draft tree: plain decoding."""
 
 
+ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
+"""Implementations of pallas_kernels.tree_attention."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs: sizes of the cache, of the batch and of the prefill chunks."""
@@ -171,6 +175,8 @@ class EngineConfig:
     """Below 1 speculation is LOSSY, it changes what the model says: a draft is accepted if the target gives it this probability."""
     accept_threshold_acc: float = 1.0
     """Below 1 speculation is LOSSY: the target's probabilities of drafts count as divided by this."""
+    attention_kernel: str | None = None
+    """One of ATTENTION_KERNELS. None: the GPU's or, elsewhere, plain XLA."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: the plain loop, the same results in order."""
     random_seed: int = 0
@@ -191,6 +197,8 @@ class EngineConfig:
             raise ValueError(f"max_waiting_requests must be at least 1, got {self.max_waiting_requests}")
         if not all(isinstance(tree, SpecConfig) for tree in self.request_trees):
             raise ValueError(f"request_trees must be SpecConfigs, got {self.request_trees!r:.200}")
+        if self.attention_kernel not in (None, *ATTENTION_KERNELS):
+            raise ValueError(f"attention_kernel must be one of {', '.join(ATTENTION_KERNELS)}, got {self.attention_kernel!r}")
         if self.draft_window_size is not None and self.draft_window_size < 1:
             raise ValueError(f"draft_window_size must be at least 1, got {self.draft_window_size}")
         if self.draft_sink_size < 0:

@@ -6,6 +6,7 @@ The model is a Llama 3.1 8B with an EAGLE-3 head, both with random weights, in b
   check    every implementation of every kernel against the reference, on the device
   copy     the bandwidth of a large copy and the speed of a large matrix product: the rooflines of everything below
   cycle    the whole cycle of each tree at batch 1 and context 1024, beside the bytes that it must move
+  attention  whole cycles with each attention kernel: what decides which one is the default
   stages   draft, verification, commit and extension as programs of their own
   peer     transformers' Llama, static cache, torch.compile with CUDA graphs, the same step; needs torch with CUDA
   compile  how long compiling the 5/4/8 cycle takes, without a cache and with JAX's
@@ -39,7 +40,7 @@ from benchmarks.gpu.tables import head, show, worth
 from benchmarks.record import RESULTS
 from jaxspec.commands.arguments import Parser
 
-ORDER = ("check", "copy", "cycle", "stages", "peer", "compile", "kernels", "prefill", "grid")
+ORDER = ("check", "copy", "cycle", "attention", "stages", "peer", "compile", "kernels", "prefill", "grid")
 
 
 class Report:

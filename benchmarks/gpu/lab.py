@@ -107,7 +107,11 @@ class Lab:
     @cached_property
     def merge(self) -> Callable[[dict], Models]:
         """The models with these parameters, inside a jitted function."""
-        return merger(*self._graphs)
+        return self.merger()
+
+    def merger(self, attention: str | None = None) -> Callable[[dict], Models]:
+        """As `merge`, with one of the attention kernels."""
+        return merger(*self._graphs, attention)
 
     def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
         """Milliseconds per call: several samples of a row of calls, the last of which is waited for, after two untimed ones.

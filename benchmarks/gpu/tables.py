@@ -52,6 +52,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "matrix product, TFLOP/s": number("operations_per_second", 2, 1e12),
     },
     "cycle": CYCLE,
+    "attention": {"attention": text("attention"), **CYCLE},
     "stages": {
         "tree": text("tree"),
         "context": text("context"),

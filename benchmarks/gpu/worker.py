@@ -37,6 +37,7 @@ SECTIONS: dict[str, Section] = {
     "check": checks.check,
     "copy": kernels.copy,
     "cycle": cycles.goals,
+    "attention": cycles.by_attention,
     "stages": stages.stages,
     "compile": cycles.compiling,
     "kernels": kernels.times,

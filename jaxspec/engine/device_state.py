@@ -3,24 +3,40 @@
 from collections.abc import Callable
 
 import jax.numpy as jnp
+from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.layers import Attention
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.spec.state import Caches, Sizes, State, empty_state
 from jaxspec.spec.step import Models
 from jaxspec.typing import KeysValues
 
 
-def merger(target: LoadedTarget, head: LoadedHead | None) -> Callable[[dict], Models]:
-    """A function that puts the modules together from {"target": parameters, "head": parameters}, inside a jitted function."""
+def merger(target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None) -> Callable[[dict], Models]:
+    """A function that puts the modules together from {"target": parameters, "head": parameters}, inside a jitted function.
+
+    `attention_kernel`: as EngineConfig has it.
+    """
     capture = head.config.captured_layers if head else ()
 
     def merge(params: dict) -> Models:
-        return Models(target.merge(params["target"]), head.merge(params["head"]) if head else None, capture)
+        models = Models(target.merge(params["target"]), head.merge(params["head"]) if head else None, capture)
+        if attention_kernel is not None:
+            for model in models[:2]:
+                use_kernel(model, attention_kernel)
+        return models
 
     return merge
+
+
+def use_kernel(model: nnx.Module | None, attention_kernel: str) -> None:
+    """Every attention of the model is computed by this kernel from now on."""
+    for _, module in nnx.iter_modules(model) if model else ():
+        if isinstance(module, Attention):
+            module.kernel = attention_kernel
 
 
 def state_sizes(target: ModelConfig, head: HeadConfig | None, *, max_length: int, postpone: int) -> Sizes:

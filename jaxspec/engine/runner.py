@@ -83,6 +83,7 @@ class Runner:
     """Owns everything on the device. The state that a launch donates is replaced by its result at once."""
 
     def __init__(self, target: LoadedTarget, head: LoadedHead | None, trees: TreeChoice, config: EngineConfig, context_length: int):
+        check_kernel(config.attention_kernel)
         self.trees, self._config = trees, config
         self._has_head = head is not None
         self.params = {"target": target.params, "head": head.params if head else {}}
@@ -102,7 +103,7 @@ class Runner:
         )  # fmt: skip
         self.state = self._new_state()
         self.buckets = Buckets.of(config, pages_per_sequence, narrow_tables=jax.default_backend() != "gpu")
-        self.programs = Programs(merger(target, head), self.params, self.state, cycle_options(config))
+        self.programs = Programs(merger(target, head, config.attention_kernel), self.params, self.state, cycle_options(config))
         self.launching, self.waiting = Stopwatch(), Stopwatch()
 
     def reset(self) -> None:
@@ -268,6 +269,14 @@ def cycle_options(config: EngineConfig) -> CycleOptions:
     window = None if config.draft_window_size is None else DraftWindow(config.draft_window_size, config.draft_sink_size)
     thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
     return CycleOptions(window, thresholds)
+
+
+def check_kernel(name: str | None) -> None:
+    """Raises ValueError if the attention kernel needs a GPU and there is none."""
+    if name not in (None, "reference") and jax.default_backend() != "gpu":
+        raise ValueError(
+            f"attention_kernel={name!r} needs an NVIDIA GPU, and JAX runs on the {jax.default_backend()}: leave it out"
+        )
 
 
 def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int, params: dict) -> int:

@@ -77,6 +77,9 @@ def rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "b w"]) -> R
 class Attention(nnx.Module):
     """Grouped-query attention over the cache and the window; queries, keys and values come from one fused projection."""
 
+    kernel: str | None = None
+    """The implementation of tree_attention; None: the platform's."""
+
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
         self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps)
@@ -97,7 +100,9 @@ class Attention(nnx.Module):
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
         if cache is None:
             cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), x.dtype),) * 2)
-        out = tree_attention(q, cache.k, cache.v, rows.page_table, rows.start, rows.length, k, v, rows.mask)
+        out = tree_attention(
+            q, cache.k, cache.v, rows.page_table, rows.start, rows.length, k, v, rows.mask, implementation=self.kernel
+        )
         # Whoever writes the window to the cache waits for this read: else XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))
         return self.o_proj(out.reshape(batch, width, -1)), KeysValues(k, v)

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 from typing import Any, NoReturn
 
-from jaxspec.config import EngineConfig
+from jaxspec.config import ATTENTION_KERNELS, EngineConfig
 from jaxspec.server.ignored_flags import add_ignored, list_ignored
 from jaxspec.server.parser import Group, Parser
 from jaxspec.server.settings import ServerSettings
@@ -197,6 +197,12 @@ def _add_engine(group: Group) -> None:
         help=f"prompt tokens computed per step (default: {ENGINE.prefill_chunk})",
     )
     group.add("--page-size", "--block-size", type=int, metavar="N", help=f"tokens per cache page (default: {ENGINE.page_size})")
+    group.add(
+        "--attention-kernel",
+        choices=ATTENTION_KERNELS,
+        metavar="NAME",
+        help=f"{', '.join(ATTENTION_KERNELS)} (default: pallas_triton on a GPU, else reference; mosaic needs a Hopper)",
+    )
     group.add(
         "--max-total-tokens",
         type=int,

@@ -24,6 +24,7 @@ NOT_YET = ("STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
 _FLAGS = {
     "context_length": "context_length",
     "page_size": "page_size",
+    "attention_kernel": "attention_kernel",
     "prefill_chunk": "chunked_prefill_size",
     "max_running_requests": "max_running_requests",
     "mem_fraction": "mem_fraction_static",

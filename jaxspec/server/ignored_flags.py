@@ -20,7 +20,7 @@ class Ignored(NamedTuple):
 
 NO_GRAPHS = "programs for every batch size up to --max-running-requests are compiled before the server is ready"
 XLA = "XLA compiles every program"
-ATTENTION = "jaxspec chooses its own attention kernels"
+ATTENTION = "jaxspec has its own attention kernels (--attention-kernel)"
 ONE_DEVICE = "one process runs the model on one device"
 ACCESS_LOG = "the log has one line per answered request"
 LOADING = "the files say themselves what they are"

@@ -71,6 +71,13 @@ def test_bytes_are_those_of_the_estimate(run):
     assert row["share_of_byte_roofline"] == pytest.approx(row["byte_roofline_ms"] / sorted(row["milliseconds"])[1])
 
 
+def test_cycles_with_kernels_for_gpus_are_left_out_on_a_cpu(run):
+    found = run.record["results"]["attention"]
+    assert {row["attention"] for row in found["rows"]} == {"reference"}
+    assert {row["attention"] for row in found["skipped"]} == {"pallas_triton", "mosaic"}
+    assert {row["reason"] for row in found["skipped"]} == {"it runs on GPUs only"}
+
+
 def test_attention_reads_its_context_and_window_once(run):
     for row in rows(run, "kernels"):
         config, slots = SMALL.target, row["batch"] * (row["context"] + row["rows"])

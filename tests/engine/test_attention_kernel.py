@@ -1,0 +1,48 @@
+"""EngineConfig.attention_kernel reaches every attention of target and head, and is refused where it can't run."""
+
+import jax
+import pytest
+from flax import nnx
+
+from jaxspec.config import ATTENTION_KERNELS, EngineConfig
+from jaxspec.engine.device_state import merger, use_kernel
+from jaxspec.models.layers import Attention, causal_rows
+from jaxspec.testing import random_head, tiny_engine, tiny_target
+from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
+
+
+def kernels(model: nnx.Module) -> list[str | None]:
+    return [module.kernel for _, module in nnx.iter_modules(model) if isinstance(module, Attention)]
+
+
+def test_names_are_those_of_the_implementations():
+    assert set(ATTENTION_KERNELS) == set(IMPLEMENTATIONS)
+    with pytest.raises(ValueError, match="attention_kernel must be one of reference, pallas_triton, mosaic, got 'cuda'"):
+        EngineConfig(attention_kernel="cuda")
+
+
+@pytest.mark.parametrize("name", [None, "reference", "mosaic"])
+def test_every_attention_of_target_and_head_has_it(name):
+    target = tiny_target()
+    head = random_head(target.config)
+    models = merger(target, head, name)({"target": target.params, "head": head.params})
+    assert kernels(models.target) == [name] * target.config.num_layers
+    assert kernels(models.head) == [name] * head.config.layer.num_layers
+
+
+def test_a_kernel_for_gpus_is_refused_without_one():
+    with pytest.raises(ValueError, match="attention_kernel='mosaic' needs an NVIDIA GPU, and JAX runs on the cpu: leave it out"):
+        tiny_engine(attention_kernel="mosaic")
+
+
+def test_attention_runs_what_was_chosen():
+    """On a CPU, JAX refuses a kernel that is meant for GPUs, as soon as it is asked for."""
+    target = tiny_target()
+    model = target.merge(target.params)
+    tokens, rows = jax.numpy.zeros((1, 2), int), causal_rows(1, 2)
+    expected = model(tokens, rows).hidden
+    use_kernel(model, "reference")
+    assert (model(tokens, rows).hidden == expected).all()
+    use_kernel(model, "pallas_triton")
+    with pytest.raises(ValueError, match="interpret mode"):
+        model(tokens, rows)
