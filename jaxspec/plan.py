@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxspec.capacity.gpus import GPUS, Gpu
 from jaxspec.commands.arguments import DTYPES, Parser, run_guarded, tree, whole
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
 from jaxspec.gpu_program.descriptions import DESCRIPTIONS
 
@@ -101,12 +101,13 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     from jaxspec.capacity.report import Plan
 
     path, where = options.model_path or DEMO / "target", options.speculative_draft_model_path
-    if where is None:
+    if options.tree == PLAIN and (where or options.speculative_token_map):
+        raise ValueError("--tree plain drafts nothing: leave out --draft and --speculative-token-map")
+    if where is None and options.tree != PLAIN:
         where = DEMO / "eagle3" if options.model_path is None else own_head(path)
+    if where is None and options.speculative_token_map:
+        raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
     target = read_target(path)
-    plain = SpecConfig(num_steps=0)
-    if options.tree == plain:
-        where = None
     head = None if where is None else read_head(where, target, options.speculative_token_map)
     spec = options.tree or default_tree(None if head is None else head.algorithm)
     dtype = options.dtype if options.dtype != "auto" else "float16" if target.dtype == "float16" else "bfloat16"
@@ -123,7 +124,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         longest=target.max_position_embeddings,
         memory=Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size),
         cycle=cycle(models, spec, options.batch, options.context),
-        plain=cycle(models, plain, options.batch, options.context),
+        plain=cycle(models, PLAIN, options.batch, options.context),
         accept_lengths=tuple(accept_lengths(options.accept_length, spec)),
         compiled=compiled_cycle(options, CycleShape(spec, options.batch, options.context, options.page_size), path, where, dtype),
     )
@@ -162,7 +163,7 @@ def chosen_gpu(options: argparse.Namespace) -> Gpu:
 def default_tree(algorithm: str | None) -> SpecConfig:
     """As `jaxspec serve` chooses it for a kind of head; None: plain decoding."""
     if algorithm is None:
-        return SpecConfig(num_steps=0)
+        return PLAIN
     return SpecConfig(1, 1, 2) if algorithm == "MTP" else SpecConfig()
 
 

@@ -68,7 +68,7 @@ def test_the_text_says_what_is_not_counted(flags, capsys):
 
 
 def test_gpus_may_be_described_by_hand_and_several(flags, capsys):
-    _, found = plan(flags, capsys, "--gpu-memory", "100", "--gpu-bandwidth", "1000", "--tp", "2", "--tree", "plain")
+    _, found = plan(flags[:3], capsys, "--gpu-memory", "100", "--gpu-bandwidth", "1000", "--tp", "2", "--tree", "plain")
     assert (found["gpu"]["memory"], found["gpu"]["bandwidth"], found["head"]) == (100e9, 1e12, None)
     assert found["weight_bytes"] == {"target": 8_030_261_248} and list(found["tokens_per_second"]) == ["1"]
     assert main([*flags, "--tp", "2"]) == 0
@@ -88,6 +88,7 @@ def test_the_built_in_model_is_the_default(capsys):
         (["--gpu-memory", "0"], "--gpu-memory must be above 0"),
         (["--mem-fraction-static", "1.5"], "--mem-fraction-static must be in (0, 1]"),
         (["--draft", "/nowhere"], "/nowhere"),
+        (["--tree", "plain"], "--tree plain drafts nothing: leave out --draft"),
     ],
 )
 def test_a_mistake_is_one_line(flags, more, said, capsys):
@@ -105,7 +106,7 @@ def test_no_device_is_touched(flags):
 
 
 def compiled(**changes) -> CompiledCycle:
-    launch = Launch("kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_3/x", in_graph=True, branch=None, shared_memory=0)
+    launch = Launch("kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_3/x", in_graph=True, branch=None)
     return dataclasses.replace(CompiledCycle(31.0, 17 * 10**9, 10**9, 20 * 10**6, 10**9, False, (launch,) * 416), **changes)
 
 
@@ -115,7 +116,7 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
 
     def compile_cycles(model, draft, cycles, **more):
         asked.append((model.name, draft.name, cycles, more))
-        return iter([compiled()])
+        return [compiled()]
 
     monkeypatch.setattr(jaxspec.plan, "why_not", lambda gpu: None)
     monkeypatch.setattr(jaxspec.plan, "compile_cycles", compile_cycles)
@@ -135,7 +136,7 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
 
 def test_a_cycle_that_takes_too_much_while_it_runs_does_not_fit(flags, capsys, monkeypatch):
     monkeypatch.setattr(jaxspec.plan, "why_not", lambda gpu: None)
-    monkeypatch.setattr(jaxspec.plan, "compile_cycles", lambda *_, **__: iter([compiled(temporary_bytes=10**10)]))
+    monkeypatch.setattr(jaxspec.plan, "compile_cycles", lambda *_, **__: [compiled(temporary_bytes=10**10)])
     assert main(flags[1:]) == 1
     assert "NO: a cycle takes 10.00 GB while it runs: lower --mem-fraction-static" in capsys.readouterr().out
 

@@ -27,7 +27,7 @@ def launches_of(compiled: CompiledCycle | str, num_layers: int) -> str:
     rows = [[title, f"{stages[name]}"] for name, title in known.items()]
     rows += [[name, f"{count}"] for name, count in stages.items() if name not in known]
     rows += [
-        ["together", f"{len(compiled.by_default)}"],
+        ["together", f"{len(compiled.greedy_launches)}"],
         ["per layer of the target, commit included", f"{compiled.per_layer(num_layers):.1f}"],
     ]
     where = "all in one CUDA graph" if compiled.is_one_graph else "NOT all in CUDA graphs: the host has to wait for some"
@@ -54,7 +54,7 @@ def launches_as_json(compiled: CompiledCycle | str, num_layers: int) -> dict[str
     return {
         "counted": True,
         "stages": compiled.stages,
-        "total": len(compiled.by_default),
+        "total": len(compiled.greedy_launches),
         "per_target_layer": compiled.per_layer(num_layers),
         "in_one_graph": compiled.is_one_graph,
         "compile_seconds": compiled.compile_seconds,

@@ -93,7 +93,7 @@ class Memory:
 
     @property
     def left_free(self) -> float:
-        """For temporaries, which are not counted."""
+        """For temporaries."""
         return self.managed * (1 - self.mem_fraction)
 
     @property

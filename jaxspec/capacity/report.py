@@ -102,7 +102,7 @@ def fit_lines(plan: Plan) -> dict[str, str]:
         "requests": f"{memory.requests(plan.context):,} of {plan.context:,} tokens at once",
         "fits": "yes" if plan.fits else f"NO: {missing(plan)}",
     }
-    if not plan.fits and replace(memory, jax_share=MOST_FOR_JAX).requests(plan.context) >= plan.batch:
+    if not plan.fits and replace(plan, memory=replace(memory, jax_share=MOST_FOR_JAX)).fits:
         lines["but"] = f"it does with XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_FOR_JAX:g}; see --jax-memory-share {MOST_FOR_JAX:g}"
     elif 0 < memory.tokens < plan.longest:
         lines["beware"] = f"the model's context is {plan.longest:,} tokens: serve with --context-length {memory.tokens} or less"
@@ -113,9 +113,14 @@ def fit_lines(plan: Plan) -> dict[str, str]:
 
 def missing(plan: Plan) -> str:
     """What does not fit."""
+    lacks = []
+    if plan.memory.requests(plan.context) < plan.batch:
+        lacks.append(f"{plan.batch * plan.context:,} tokens of cache are needed")
     if plan.temporaries > plan.memory.left_free:
-        return f"a cycle takes {plan.temporaries / 1e9:.2f} GB while it runs: lower --mem-fraction-static, the batch or the tree"
-    return f"{plan.batch * plan.context:,} tokens of cache are needed"
+        lacks.append(
+            f"a cycle takes {plan.temporaries / 1e9:.2f} GB while it runs: lower --mem-fraction-static, the batch or the tree"
+        )
+    return "; ".join(lacks)
 
 
 def moved_rows(plan: Plan) -> list[list[str]]:

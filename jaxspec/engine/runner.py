@@ -83,7 +83,7 @@ class Runner:
     """Owns everything on the device. The state that a launch donates is replaced by its result at once."""
 
     def __init__(self, target: LoadedTarget, head: LoadedHead | None, trees: TreeChoice, config: EngineConfig, context_length: int):
-        check_kernel(config.attention_kernel)
+        check_kernel(config.attention_kernel, jax.devices()[0])
         self.trees, self._config = trees, config
         self._has_head = head is not None
         self.params = {"target": target.params, "head": head.params if head else {}}
@@ -271,11 +271,15 @@ def cycle_options(config: EngineConfig) -> CycleOptions:
     return CycleOptions(window, thresholds)
 
 
-def check_kernel(name: str | None) -> None:
-    """Raises ValueError if the attention kernel needs a GPU and there is none."""
-    if name not in (None, "reference") and jax.default_backend() != "gpu":
+def check_kernel(name: str | None, device: jax.Device) -> None:
+    """Raises ValueError if the attention kernel can't run on the device."""
+    if name in (None, "reference"):
+        return
+    if device.platform != "gpu":
+        raise ValueError(f"attention_kernel={name!r} needs an NVIDIA GPU, and JAX runs on the {device.platform}: leave it out")
+    if name == "mosaic" and device.compute_capability != "9.0":
         raise ValueError(
-            f"attention_kernel={name!r} needs an NVIDIA GPU, and JAX runs on the {jax.default_backend()}: leave it out"
+            f"attention_kernel='mosaic' is for Hopper, compute capability 9.0, and this is {device.compute_capability}"
         )
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,14 @@ from jaxspec.gpu_program.descriptions import DESCRIPTIONS
 from jaxspec.gpu_program.launches import Launch
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-FINE_KINDS = {"kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue"}
+GRAPH_KINDS = {"kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue"}
 """What may be launched: all of it can be part of a CUDA graph. A while loop can't."""
+
+
+SECONDS_PER_CYCLE = 600
+"""Ten times what a busy machine took; a compiler that hangs must not hang whoever asked."""
+ANSWERS = "answers.json"
+"""Where the worker leaves them."""
 
 
 class CompilerError(Exception):
@@ -57,24 +63,24 @@ class CompiledCycle:
     launches: tuple[Launch, ...]
 
     @property
-    def by_default(self) -> list[Launch]:
+    def greedy_launches(self) -> list[Launch]:
         """The launches of a greedy cycle without log probabilities."""
         return [launch for launch in self.launches if launch.by_default]
 
     @property
     def stages(self) -> dict[str, int]:
         """Launches of a greedy cycle, by the part of the algorithm that they belong to; most first."""
-        return dict(Counter(launch.stage for launch in self.by_default).most_common())
+        return dict(Counter(launch.stage for launch in self.greedy_launches).most_common())
 
     def per_layer(self, num_layers: int) -> float:
         """Launches per layer of the target, committing its keys included."""
-        own = [launch for launch in self.by_default if launch.layer is not None or launch.stage == "commit"]
+        own = [launch for launch in self.greedy_launches if launch.layer is not None or launch.stage == "commit"]
         return len(own) / num_layers
 
     @property
     def is_one_graph(self) -> bool:
         """Nothing needs the host: all is in CUDA graphs, without loops, without copies to or from the host."""
-        return not self.touches_host and all(launch.in_graph and launch.kind in FINE_KINDS for launch in self.launches)
+        return not self.touches_host and all(launch.in_graph and launch.kind in GRAPH_KINDS for launch in self.launches)
 
 
 def why_not(gpu: str) -> str | None:
@@ -95,8 +101,8 @@ def compile_cycles(
     dtype: str,
     token_map: Path | None = None,
     refuse_spills: bool = False,
-) -> Iterator[CompiledCycle]:
-    """Compiles the cycles one by one. `model` and `draft`: directories or config.json files.
+) -> list[CompiledCycle]:
+    """Compiles the cycles one after the other. `model` and `draft`: directories or config.json files.
 
     Raises:
         ValueError: it can't be done here (`why_not`).
@@ -114,30 +120,29 @@ def compile_cycles(
         for each in cycles
     ]
     paths = {name: path and str(path) for name, path in (("model", model), ("draft", draft), ("token_map", token_map))}
-    return _ask(paths | {"gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills, "cycles": shapes}, len(shapes))
+    return _ask(paths | {"gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills, "cycles": shapes})
 
 
-def _ask(request: dict[str, Any], count: int) -> Iterator[CompiledCycle]:
+def _ask(request: dict[str, Any]) -> list[CompiledCycle]:
     # JAX itself stays on the CPU; the plugin only lends its compiler, and must not look for a driver or CUDA's libraries.
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # what comes from a cache dumps nothing
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
     command = [sys.executable, "-m", "jaxspec.gpu_program.worker"]
-    pipe = subprocess.PIPE
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True) as worker,
-    ):
-        assert worker.stdin and worker.stdout
+    with tempfile.TemporaryDirectory() as scratch:
+        task = json.dumps(request | {"scratch": scratch})
+        limit = SECONDS_PER_CYCLE * len(request["cycles"])
         try:
-            worker.stdin.write(json.dumps(request))
-            worker.stdin.close()
-            for _ in range(count):
-                if not (line := worker.stdout.readline()):
-                    errors.seek(0)
-                    raise CompilerError(errors.read()[-2000:].strip())
-                answer = json.loads(line)
-                yield CompiledCycle(**answer | {"launches": tuple(Launch(*launch) for launch in answer["launches"])})
-        finally:
-            worker.kill()  # whoever stops listening needs no more of it
+            done = subprocess.run(command, env=environment, input=task, capture_output=True, text=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            raise CompilerError(f"it took more than {limit} s") from None
+        if done.returncode:
+            raise CompilerError(f"exit status {done.returncode}, {done.stderr[-2000:].strip()}")
+        answers = json.loads((Path(scratch) / ANSWERS).read_text())
+    return [CompiledCycle(**each | {"launches": tuple(Launch(*launch) for launch in each["launches"])}) for each in answers]
 
 
 def _installed(module: str) -> bool:

@@ -26,8 +26,6 @@ class Launch(NamedTuple):
     """It is part of a CUDA graph (XLA's command buffer)."""
     branch: str | None
     """The branch of a conditional that it belongs to; None: it always runs."""
-    shared_memory: int
-    """Bytes per block."""
 
     @property
     def by_default(self) -> bool:
@@ -36,7 +34,7 @@ class Launch(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """The part of the algorithm: draft, verify, choose, commit, ... ; "other": between them."""
+        """The part of the algorithm: draft, verify, accept, commit, ... ; "other": between them."""
         parts = [part for part in self.scope.split("/")[1:-1] if not part.startswith(("jit(", "layer_"))]
         return parts[0] if parts else "other"
 
@@ -73,11 +71,10 @@ def read_launches(dump: Path) -> list[Launch]:
         if kind == "kCommandBuffer":
             graph = indentation
         elif kind != "kSequential":
-            shared = re.search(r"shared_memory: (\d+)", rest)
             kernel = rest.split(" ")[0] if kind == "kCustomKernel" else ""
             taken = next((name for _, name in branches if name not in _DEFAULT_BRANCHES), branches[-1][1] if branches else None)
             scope = scopes.get(number) or scope
-            found.append(Launch(kind, kernel, scope, graph is not None, taken, int(shared[1]) if shared else 0))
+            found.append(Launch(kind, kernel, scope, graph is not None, taken))
     return found
 
 

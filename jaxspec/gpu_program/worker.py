@@ -1,6 +1,7 @@
 """Compiles cycles for a GPU that is not there, in a process of its own: JAX must be told before it starts.
 
-Reads one JSON request from the standard input, writes one line of JSON per cycle. Whoever wants this calls `report.compile_cycles`.
+Reads one JSON request from the standard input and leaves the answers in a file: libraries may print what they like. Whoever wants
+this calls `compiled.compile_cycles`.
 """
 
 import json
@@ -22,6 +23,7 @@ from jaxspec.capacity.models import read_head, read_target
 from jaxspec.config import ModelConfig, SpecConfig
 from jaxspec.engine.device_state import merger, new_state, state_sizes
 from jaxspec.engine.programs import CycleProgram, Programs
+from jaxspec.gpu_program.compiled import ANSWERS
 from jaxspec.gpu_program.descriptions import DESCRIPTIONS
 from jaxspec.gpu_program.launches import read_launches, touches_host
 from jaxspec.models.head import HeadConfig
@@ -31,17 +33,20 @@ from jaxspec.spec.cycle import LOSSLESS
 
 def main() -> None:
     """Answers the request on the standard input."""
-    for answer in compile_all(json.load(sys.stdin)):
-        print(json.dumps(answer), flush=True)
+    request = json.load(sys.stdin)
+    answers = list(compile_all(request))
+    (Path(request["scratch"]) / ANSWERS).write_text(json.dumps(answers))
 
 
 def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One answer per cycle of the request."""
     target = read_target(Path(request["model"]))
-    head = None if request["draft"] is None else read_head(Path(request["draft"]), target, request["token_map"])
+    token_map = None if request["token_map"] is None else Path(request["token_map"])
+    head = None if request["draft"] is None else read_head(Path(request["draft"]), target, token_map)
     mesh = gpu_mesh(request["gpu"])
+    common = {"refuse_spills": request["refuse_spills"], "scratch": request["scratch"]}
     for cycle in request["cycles"]:
-        yield compile_cycle(target, head, jnp.dtype(request["dtype"]), mesh, refuse_spills=request["refuse_spills"], **cycle)
+        yield compile_cycle(target, head, jnp.dtype(request["dtype"]), mesh, **common, **cycle)
 
 
 def gpu_mesh(gpu: str) -> Mesh:
@@ -59,6 +64,7 @@ def compile_cycle(
     mesh: Mesh,
     *,
     refuse_spills: bool,
+    scratch: str,
     tree: list[int],
     batch: int,
     pages: int,
@@ -77,7 +83,7 @@ def compile_cycle(
         lambda: new_state(target, head, sizes, rows=batch + 1, num_pages=batch * pages, page_size=page_size, dtype=dtype)
     )
     programs = Programs(merger(*models), placed(params), placed(state), LOSSLESS)
-    with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:  # Triton's backend asks the mesh for its GPU
+    with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
         lowered = programs.lower(CycleProgram(batch, pages, SpecConfig(*tree)), "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}

@@ -2,15 +2,15 @@
 
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.cache_write.pallas_triton import pallas_write
+from pallas_kernels.cache_write.pallas_triton import pallas_triton_write
 from pallas_kernels.cache_write.reference import reference_write
 from pallas_kernels.dispatch import by_platform, named
 
 type Pages = Float[Array, "pages page kv_heads head_dim"]
 type Window = Float[Array, "b s kv_heads head_dim"]
 
-IMPLEMENTATIONS = {"reference": reference_write, "pallas_triton": pallas_write}
-_best = by_platform(pallas_write, reference_write)
+IMPLEMENTATIONS = {"reference": reference_write, "pallas_triton": pallas_triton_write}
+_best = by_platform(pallas_triton_write, reference_write)
 
 
 def cache_write(

@@ -5,15 +5,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
+from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
-ARRAYS_PER_LAUNCH = 32
-"""A row of each waits in registers, and each takes three pointers: 64 arrays of Llama-3.1-8B spill registers (sm_90a)."""
+NUMBERS_PER_LAUNCH = 32 * 1024
+"""So many wait in registers, half of what a multiprocessor has: rows of 32 arrays of Llama-3.1-8B. 64 of them spill (sm_90a)."""
 
 
 @jax.named_scope("cache_write")
-def pallas_write(
+def pallas_triton_write(
     pages: tuple[Float[Array, "pages page kv_heads head_dim"], ...],
     windows: tuple[Float[Array, "b s kv_heads head_dim"], ...],
     page_table: Int[Array, "b p"],
@@ -23,16 +23,17 @@ def pallas_write(
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "pages page kv_heads head_dim"], ...]:
-    """One program per row to be written: it copies the row of every array, all loads in flight together.
+    """One program per row to be written: it copies that row of many arrays.
 
     A launch a layer would cost more than the bytes do: 32 layers of Llama-3.1-8B and 6 rows are 0.8 MB.
     """
-    page_size = pages[0].shape[1]
+    _, page_size, kv_heads, head_dim = pages[0].shape
+    arrays = max(1, NUMBERS_PER_LAUNCH // pl.next_power_of_2(kv_heads * head_dim))
     page = jnp.take_along_axis(page_table, slots // page_size, 1, mode="clip")
     place = jnp.where(write, page * page_size + slots % page_size, -1)
     written: list[Array] = []
-    for first in range(0, len(pages), ARRAYS_PER_LAUNCH):
-        some = slice(first, first + ARRAYS_PER_LAUNCH)
+    for first in range(0, len(pages), arrays):
+        some = slice(first, first + arrays)
         written += _launch(pages[some], windows[some], path, place, interpret=interpret)
     return tuple(written)
 
@@ -49,7 +50,7 @@ def _launch(pages: tuple, windows: tuple, path: Array, place: Array, *, interpre
         grid=path.shape,
         out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in flat_pages],
         input_output_aliases={len(inputs) - len(pages) + index: index for index in range(len(pages))},
-        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=1),
+        compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=1),
         interpret=interpret,
         name="cache_write",
     )(*inputs)
@@ -63,6 +64,6 @@ def _copy_rows(path_ref, place_ref, *refs, arrays: int, window_rows: int, width:
     row = sequence * window_rows + path_ref[sequence, step]
     columns = jnp.arange(pl.next_power_of_2(width))
     inside = (columns < width) & (place >= 0)
-    for window_ref, pages_ref in zip(refs[:arrays], refs[2 * arrays :], strict=True):
-        values = plgpu.load(window_ref.at[row, columns], mask=inside, other=0)
-        plgpu.store(pages_ref.at[jnp.maximum(place, 0), columns], values.astype(pages_ref.dtype), mask=inside)
+    rows = [pltriton.load(window_ref.at[row, columns], mask=inside, other=0) for window_ref in refs[:arrays]]  # all at once
+    for values, pages_ref in zip(rows, refs[2 * arrays :], strict=True):
+        pltriton.store(pages_ref.at[jnp.maximum(place, 0), columns], values.astype(pages_ref.dtype), mask=inside)

@@ -5,10 +5,10 @@ from functools import cache, partial
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import by_platform, named
-from pallas_kernels.rms_norm.pallas_triton import pallas_norm
+from pallas_kernels.rms_norm.pallas_triton import pallas_triton_norm
 from pallas_kernels.rms_norm.reference import reference_norm
 
-IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_norm}
+IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_triton_norm}
 
 
 def rms_norm(
@@ -20,8 +20,10 @@ def rms_norm(
     `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:
-        ValueError: the implementation's name is unknown.
+        ValueError: x and weight differ in dtype, or the implementation's name is unknown.
     """
+    if x.dtype != weight.dtype:
+        raise ValueError(f"x is {x.dtype} and weight {weight.dtype}: one dtype is needed")
     if implementation is None:
         return _best(eps)(x, weight)
     return named("rms_norm", IMPLEMENTATIONS, implementation, (x, weight, eps))
@@ -29,4 +31,4 @@ def rms_norm(
 
 @cache
 def _best(eps: float):
-    return by_platform(partial(pallas_norm, eps=eps), partial(reference_norm, eps=eps))
+    return by_platform(partial(pallas_triton_norm, eps=eps), partial(reference_norm, eps=eps))

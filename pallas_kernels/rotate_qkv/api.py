@@ -6,10 +6,10 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import by_platform, named
 from pallas_kernels.rotate_qkv.layout import QkvLayout as QkvLayout
-from pallas_kernels.rotate_qkv.pallas_triton import pallas_rotate
+from pallas_kernels.rotate_qkv.pallas_triton import pallas_triton_rotate
 from pallas_kernels.rotate_qkv.reference import reference_rotate
 
-IMPLEMENTATIONS = {"reference": reference_rotate, "pallas_triton": pallas_rotate}
+IMPLEMENTATIONS = {"reference": reference_rotate, "pallas_triton": pallas_triton_rotate}
 
 
 def rotate_qkv(
@@ -30,8 +30,15 @@ def rotate_qkv(
         implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:
-        ValueError: the implementation's name is unknown.
+        ValueError: norms and layout.norm_eps are not both given or both left out, the norms' dtype is not qkv's, or the
+            implementation's name is unknown.
     """
+    if (norms is None) != (layout.norm_eps is None):
+        raise ValueError(f"norms {'are missing' if norms is None else 'were given'}, but layout.norm_eps is {layout.norm_eps}")
+    if norms is not None and {norm.dtype for norm in norms} != {qkv.dtype}:
+        raise ValueError(
+            f"qkv is {qkv.dtype} and the norms are {', '.join(str(norm.dtype) for norm in norms)}: one dtype is needed"
+        )
     arguments = (qkv, cos, sin, norms)
     if implementation is None:
         return _best(layout)(*arguments)
@@ -40,4 +47,4 @@ def rotate_qkv(
 
 @cache
 def _best(layout: QkvLayout):
-    return by_platform(partial(pallas_rotate, layout=layout), partial(reference_rotate, layout=layout))
+    return by_platform(partial(pallas_triton_rotate, layout=layout), partial(reference_rotate, layout=layout))

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.dispatch import by_platform, named
 from pallas_kernels.tree_attention.reference import reference_attention
-from pallas_kernels.tree_attention.tiling import unsupported
+from pallas_kernels.tree_attention.triton_tiling import unsupported
 
 
 # Pallas' GPU backends are imported where they are used: what they need may be missing.
@@ -57,7 +57,7 @@ def tree_attention(
         k_window, v_window: keys and values that are not in the cache, the rows being computed now among them.
         mask: which window keys each row sees.
         implementation: a name from IMPLEMENTATIONS; None picks by the platform that the program is lowered for, `pallas_triton` on
-            CUDA unless `tiling.unsupported`, and `reference` elsewhere. Only None and `reference` have derivatives.
+            CUDA unless `triton_tiling.unsupported`, and `reference` elsewhere. Only None and `reference` have derivatives.
 
     Returns:
         [b, w, heads, head_dim] in q's dtype; the softmax runs in float32.
@@ -68,6 +68,6 @@ def tree_attention(
     arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
     if implementation is not None:
         return named("tree_attention", IMPLEMENTATIONS, implementation, arguments)
-    if unsupported(q, k_pages, k_window):
+    if unsupported(q, k_pages, v_pages, k_window, v_window):
         return reference_attention(*arguments)
     return _best(*arguments)

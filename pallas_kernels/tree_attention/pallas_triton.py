@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention.packed_mask import BITS, pack_mask
-from pallas_kernels.tree_attention.tiling import Tiling, choose_tiling, power_of_two, unsupported
+from pallas_kernels.tree_attention.triton_tiling import Tiling, choose_tiling, power_of_two, unsupported
 
 LOG2_E = math.log2(math.e)
 LOWEST = -1e30  # the running maximum before any key: finite, so that a row without keys yet never computes inf - inf
@@ -43,10 +43,10 @@ def pallas_triton_attention(
     """`api.tree_attention` in at most two launches; `interpret` runs it on the CPU, slowly, for tests.
 
     Raises:
-        ValueError: `tiling.unsupported` has something against the shapes or dtypes.
+        ValueError: `triton_tiling.unsupported` has something against the shapes or dtypes.
     """
-    if reason := unsupported(q, k_pages, k_window):
-        raise ValueError(f"pallas_triton attention: {reason}")
+    if reason := unsupported(q, k_pages, v_pages, k_window, v_window):
+        raise ValueError(f"pallas_triton_attention: {reason}")
     b, w, heads, head_dim = q.shape
     slots = page_table.shape[1] * k_pages.shape[1]
     tiling = choose_tiling(b, w, heads, k_window.shape[2], head_dim, slots, k_window.shape[1], q.dtype.itemsize)

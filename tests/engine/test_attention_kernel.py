@@ -1,11 +1,14 @@
 """EngineConfig.attention_kernel reaches every attention of target and head, and is refused where it can't run."""
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
 from jaxspec.engine.device_state import merger, use_kernel
+from jaxspec.engine.runner import check_kernel
 from jaxspec.models.layers import Attention, causal_rows
 from jaxspec.testing import random_head, tiny_engine, tiny_target
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
@@ -33,6 +36,10 @@ def test_every_attention_of_target_and_head_has_it(name):
 def test_a_kernel_for_gpus_is_refused_without_one():
     with pytest.raises(ValueError, match="attention_kernel='mosaic' needs an NVIDIA GPU, and JAX runs on the cpu: leave it out"):
         tiny_engine(attention_kernel="mosaic")
+    a100 = SimpleNamespace(platform="gpu", compute_capability="8.0")
+    with pytest.raises(ValueError, match=r"'mosaic' is for Hopper, compute capability 9.0, and this is 8.0"):
+        check_kernel("mosaic", a100)
+    check_kernel("pallas_triton", a100)
 
 
 def test_attention_runs_what_was_chosen():

@@ -1,11 +1,14 @@
 """What the host side makes of the worker's answers and failures."""
 
+import subprocess
+
 import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.gpu_program import compiled
 from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
 from jaxspec.gpu_program.launches import Launch
+from jaxspec.gpu_program.worker import compile_all
 from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
 from tests.capacity.files import config_file
 
@@ -14,7 +17,7 @@ VERIFY, COMMIT = "jit(c)/verify/layer_{}/x", "jit(c)/commit/x"
 
 
 def launch(scope: str, **changes) -> Launch:
-    return Launch("kCustomKernel", "kernel", scope, in_graph=True, branch=None, shared_memory=0)._replace(**changes)
+    return Launch("kCustomKernel", "kernel", scope, in_graph=True, branch=None)._replace(**changes)
 
 
 def cycle_of(*launches: Launch, touches_host: bool = False) -> CompiledCycle:
@@ -51,7 +54,7 @@ def test_why_not(monkeypatch):
 def test_a_failure_shows_the_compilers_words(gpu_compiler, tmp_path):
     broken = config_file(tmp_path / "config.json", {**LLAMA_8B, "hidden_act": "tanh"})
     with pytest.raises(CompilerError, match="hidden_act"):
-        list(compile_cycles(broken, None, [CycleShape(SpecConfig(num_steps=0), 1, 64)], gpu="h100", dtype="bfloat16"))
+        compile_cycles(broken, None, [CycleShape(SpecConfig(num_steps=0), 1, 64)], gpu="h100", dtype="bfloat16")
 
 
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
@@ -63,3 +66,33 @@ def test_a_small_model_in_float16(gpu_compiler, tmp_path, gpu):
     (found,) = compile_cycles(target, head, shapes, gpu=gpu, dtype="float16", refuse_spills=True)
     assert found.is_one_graph and found.aliased_bytes >= found.cache_bytes
     assert found.per_layer(8) <= 14
+
+
+def test_a_token_map_reaches_the_head(tmp_path):
+    """It fails at the file, before any compiler is needed."""
+    target = config_file(tmp_path / "config.json", LLAMA_8B)
+    head = config_file(tmp_path / "head.json", {**LLAMA_8B, "num_hidden_layers": 1, "bias": False})
+    request = {"model": str(target), "draft": str(head), "token_map": str(tmp_path / "none.pt"), "gpu": "h100", "dtype": "bfloat16"}
+    with pytest.raises((ValueError, OSError), match=r"none\.pt"):
+        next(compile_all(request | {"cycles": [], "scratch": str(tmp_path), "refuse_spills": False}))
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        ("import sys; sys.exit('no luck')", "exit status 1, no luck"),
+        ("import os; os.kill(os.getpid(), 9)", "exit status -9"),
+        ("import time; time.sleep(60)", "more than 0.5 s"),
+    ],
+)
+def test_a_worker_that_fails_is_an_error_of_the_compiler(tmp_path, monkeypatch, worker, said):
+    run = subprocess.run
+
+    def other(command, **options):
+        return run([command[0], "-c", worker], **options)
+
+    monkeypatch.setattr(compiled, "why_not", lambda gpu: None)
+    monkeypatch.setattr(compiled, "SECONDS_PER_CYCLE", 0.5 if "sleep" in worker else 60)
+    monkeypatch.setattr(compiled.subprocess, "run", other)
+    with pytest.raises(CompilerError, match=said):
+        compile_cycles(tmp_path, None, [CycleShape(SpecConfig(), 1, 64)], gpu="h100", dtype="bfloat16")

@@ -66,7 +66,7 @@ def test_launches_are_read_with_where_they_come_from(dump):
         "",
     ]
     assert found[0] == Launch(
-        "kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_12/jit(either)/rms_norm/pallas_call", True, None, 4096
+        "kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_12/jit(either)/rms_norm/pallas_call", True, None
     )
     assert (found[0].stage, found[0].layer) == ("verify", 12)
     assert (found[3].stage, found[3].layer) == ("verify", None)

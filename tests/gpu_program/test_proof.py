@@ -33,17 +33,19 @@ class TestCycle:
         assert cycles[name].aliased_bytes >= cycles[name].cache_bytes
 
     def test_copies_no_weights(self, cycles, name):
-        """Temporaries are small beside the logits; a copied weight or cache would be hundreds of megabytes."""
+        """Temporaries are a few arrays as large as the logits: one weight of one layer, copied, would be 235 MB more."""
         shape = SHAPES[NAMES.index(name)]
         logits = 4 * shape.batch * shape.spec.num_draft_tokens * VOCABULARY
-        assert cycles[name].temporary_bytes - logits < 64e6 * shape.batch
+        assert cycles[name].temporary_bytes < 5 * logits + 4e6
+        if shape.batch == 1:
+            assert cycles[name].temporary_bytes - logits < 64e6
 
     def test_launches_little_per_layer(self, cycles, name):
         assert 12 < cycles[name].per_layer(LAYERS) <= 14
 
     def test_every_layer_is_the_same(self, cycles, name):
         """What the count per layer rests on: the scopes are found, and no layer is fused with another."""
-        found = [launch.layer for launch in cycles[name].by_default if launch.stage == "verify" and launch.layer is not None]
+        found = [launch.layer for launch in cycles[name].greedy_launches if launch.stage == "verify" and launch.layer is not None]
         assert {found.count(layer) for layer in range(1, LAYERS - 1)} == {found.count(1)}
 
 

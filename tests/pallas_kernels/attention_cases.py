@@ -137,8 +137,8 @@ CASES = [
     Case("itself", 1, 1, 1, 8, 2, 64, 16, 40, longest=True),
     Case("itself", 2, 1, 1, 4, 2, 128, 64, 12, "bfloat16"),
     # so many splits that the merge takes them in two chunks
-    Case("chain", 1, 2, 2, 2, 1, 64, 64, 20, longest=True),
-    Case("chain", 1, 2, 2, 2, 1, 64, 64, 20),
+    Case("chain", 1, 2, 2, 2, 1, 64, 64, 34, longest=True),
+    Case("chain", 1, 2, 2, 2, 1, 64, 64, 34),
     # verification
     Case("chain", 2, 6, 6, 4, 2, 64, 16, 5),
     Case("wide tree", 1, 16, 16, 8, 2, 80, 16, 6),

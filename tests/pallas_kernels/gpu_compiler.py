@@ -39,14 +39,24 @@ def shape(*sizes: int, dtype=BF16) -> jax.ShapeDtypeStruct:
 
 
 def attention(
-    implementation: str, b: int, w: int, *, s: int | None = None, page: int = 64, head_dim: int = HEAD_DIM, context: int = 8192
+    implementation: str,
+    b: int,
+    w: int,
+    *,
+    s: int | None = None,
+    page: int = 64,
+    heads: tuple[int, int] = (HEADS, KV_HEADS),
+    head_dim: int = HEAD_DIM,
+    dtype=BF16,
+    context: int = 8192,
 ) -> Kernel:
     """w rows of b sequences over a context; s window keys, as many as rows by default."""
     s, table = s or w, context // page
     integers = [shape(b, *more, dtype=jnp.int32) for more in ((table,), (), ())]
-    pages, window = shape(b * table, page, KV_HEADS, head_dim), shape(b, s, KV_HEADS, head_dim)
-    shapes = (shape(b, w, HEADS, head_dim), pages, pages, *integers, window, window, shape(b, w, s, dtype=bool))
-    name = f"{implementation} attention, batch {b}, {w} x {s}, page {page}, head_dim {head_dim}"
+    pages = shape(b * table, page, heads[1], head_dim, dtype=dtype)
+    window, q = shape(b, s, heads[1], head_dim, dtype=dtype), shape(b, w, heads[0], head_dim, dtype=dtype)
+    shapes = (q, pages, pages, *integers, window, window, shape(b, w, s, dtype=bool))
+    name = f"{implementation} attention, batch {b}, {w} x {s}, page {page}, heads {heads}, head_dim {head_dim}, {jnp.dtype(dtype)}"
     return Kernel(name, partial(tree_attention, implementation=implementation), shapes)
 
 
@@ -56,6 +66,8 @@ def triton_kernels() -> Iterator[Kernel]:
     yield attention("pallas_triton", 1, 4, s=20)  # a draft level
     yield from (attention("pallas_triton", 1, chunk) for chunk in (256, 2048))
     yield from (attention("pallas_triton", 1, w, head_dim=size) for size in (64, 80, 96, 256) for w in (1, 64, 256))
+    for heads in ((28, 4), (32, 32), (8, 1)):  # Qwen2-7B, Llama-2-7B, and one KV head
+        yield from (attention("pallas_triton", 1, w, heads=heads, dtype=jnp.float16) for w in (1, 8))
     for rows in (1, 32, 2048):
         norm = partial(rms_norm, eps=1e-5, implementation="pallas_triton")
         yield Kernel(f"rms_norm, {rows} rows", norm, (shape(1, rows, HIDDEN), shape(HIDDEN)))
@@ -65,10 +77,13 @@ def triton_kernels() -> Iterator[Kernel]:
         norms = None if eps is None else (shape(HEAD_DIM), shape(HEAD_DIM))
         rotate = partial(rotate_qkv, layout=layout, implementation="pallas_triton")
         yield Kernel(f"rotate_qkv, norms {eps}", rotate, (shape(1, 8, 48 * HEAD_DIM), angles, angles, norms))
-    for layers in (1, 32, 80):
-        arrays = (shape(64, 64, KV_HEADS, HEAD_DIM),) * (2 * layers), (shape(1, 8, KV_HEADS, HEAD_DIM),) * (2 * layers)
-        places = [shape(1, size, dtype=dtype) for size, dtype in ((64, jnp.int32), (6, jnp.int32), (6, jnp.int32), (6, bool))]
-        yield Kernel(f"cache_write, {layers} layers", partial(cache_write, implementation="pallas_triton"), (*arrays, *places))
+    for layers, kv_heads, rows in ((1, 8, 6), (32, 8, 6), (80, 8, 6), (32, 32, 6), (40, 40, 6), (1, 8, 256)):
+        arrays = (shape(64, 64, kv_heads, HEAD_DIM),) * (2 * layers), (shape(1, rows, kv_heads, HEAD_DIM),) * (2 * layers)
+        places = [
+            shape(1, size, dtype=dtype) for size, dtype in ((64, jnp.int32), (rows, jnp.int32), (rows, jnp.int32), (rows, bool))
+        ]
+        write = partial(cache_write, implementation="pallas_triton")
+        yield Kernel(f"cache_write, {layers} layers, {kv_heads} KV heads, {rows} rows", write, (*arrays, *places))
 
 
 def mosaic_kernels() -> Iterator[Kernel]:

@@ -52,13 +52,13 @@ class TestCacheWrite:
 
 
 def test_many_layers_take_few_launches(monkeypatch):
-    monkeypatch.setattr(pallas_triton, "ARRAYS_PER_LAUNCH", 4)
+    monkeypatch.setattr(pallas_triton, "NUMBERS_PER_LAUNCH", 4 * 2)
     pages, windows = (
         tuple(jnp.zeros((6, 1, 2, 1, 2))),
         tuple(jnp.arange(1.0, 7)[:, None, None, None, None] + jnp.zeros((6, 1, 1, 1, 2))),
     )
     zero = jnp.zeros((1, 1), jnp.int32)
-    write = partial(pallas_triton.pallas_write, interpret=True)
+    write = partial(pallas_triton.pallas_triton_write, interpret=True)
     got = write(pages, windows, zero, zero, zero + 1, zero == 0)
     np.testing.assert_array_equal(np.stack(got)[:, 0, :, 0, 0], [[0, number] for number in range(1, 7)])
     assert str(jax.make_jaxpr(write)(pages, windows, zero, zero, zero, zero == 0)).count("pallas_call[") == 2

@@ -33,16 +33,20 @@ def test_all_compile_and_nothing_spills(compiled):
     assert bool(SPILLS.findall(printed)) == any(name.startswith("mosaic") for name in kernels)
 
 
-def test_attention_takes_two_launches_and_one_to_pack_the_mask(compiled):
+def test_attention_takes_one_or_two_launches_and_as_many_to_pack_the_mask(compiled):
+    """Two where the keys of a sequence are split: always at batch 1, unless many rows fill the GPU."""
     for name, answer in compiled[0].items():
         if name.startswith("pallas_triton"):
             mine = [kernel for kernel in answer["launches"] if kernel.startswith("tree_attention")]
-            assert 1 <= len(mine) <= 2 and len(answer["launches"]) - len(mine) <= 2, (name, answer)
+            rows = int(re.search(r", (\d+) x", name)[1])
+            assert len(mine) == 2 or (len(mine) == 1 and (rows >= 256 or "batch 8" in name)), (name, answer)
+            assert len(answer["launches"]) - len(mine) in ((1,) if rows <= 32 else (1, 2)), (name, answer)
 
 
 def test_the_others_take_one(compiled):
     kernels = {name: answer["launches"] for name, answer in compiled[0].items() if "attention" not in name}
-    assert len(kernels) == 8
+    assert len(kernels) == 11
+    several = {"32 layers, 8 KV heads": 2, "80 layers, 8 KV heads": 5, "32 layers, 32 KV heads": 8, "40 layers, 40 KV heads": 20}
     for name, launches in kernels.items():
         mine = [kernel for kernel in launches if kernel.startswith(name.split(",")[0])]
-        assert len(mine) == {"cache_write, 32 layers": 2, "cache_write, 80 layers": 5}.get(name, 1), launches
+        assert len(mine) == next((count for what, count in several.items() if what in name), 1), (name, launches)

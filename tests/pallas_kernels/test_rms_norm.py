@@ -27,3 +27,8 @@ def test_equals_the_formula(implementation, shape, dtype, tolerance):
 def test_unknown_implementations_are_named():
     with pytest.raises(ValueError, match="unknown rms_norm implementation 'cuda'"):
         rms_norm(jnp.ones((1, 2)), jnp.ones(2), 1e-5, implementation="cuda")
+
+
+def test_mixed_dtypes_are_refused():
+    with pytest.raises(ValueError, match="x is bfloat16 and weight float32"):
+        rms_norm(jnp.ones((1, 2), jnp.bfloat16), jnp.ones(2), 1e-5)

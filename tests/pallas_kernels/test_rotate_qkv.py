@@ -45,3 +45,13 @@ def test_unknown_implementations_are_named():
     ones = jnp.ones((1, 1, 1))
     with pytest.raises(ValueError, match="unknown rotate_qkv implementation 'cuda'"):
         rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, None, QkvLayout(1, 1, 2), implementation="cuda")
+
+
+def test_norms_belong_to_their_layout():
+    ones, norms = jnp.ones((1, 1, 1)), (jnp.ones(2), jnp.ones(2))
+    with pytest.raises(ValueError, match=r"norms are missing, but layout.norm_eps is 1e-05"):
+        rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, None, QkvLayout(1, 1, 2, 1e-5))
+    with pytest.raises(ValueError, match=r"norms were given, but layout.norm_eps is None"):
+        rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, norms, QkvLayout(1, 1, 2))
+    with pytest.raises(ValueError, match="qkv is bfloat16 and the norms are float32, float32: one dtype"):
+        rotate_qkv(jnp.ones((1, 1, 6), jnp.bfloat16), ones, ones, norms, QkvLayout(1, 1, 2, 1e-5))

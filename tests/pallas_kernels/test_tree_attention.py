@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels.tree_attention import mosaic
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS, tree_attention
-from pallas_kernels.tree_attention.tiling import unsupported
+from pallas_kernels.tree_attention.triton_tiling import unsupported
 from tests.pallas_kernels.attention_cases import CASES, DTYPES, TOLERANCES, Case, arrays, definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
@@ -119,5 +119,13 @@ class TestUnsupported:
         check(None, self.LARGE, arrays(self.LARGE, 0))
 
     def test_uneven_groups(self):
-        q, k_pages, _, _, _, _, k_window, *_ = arrays(Case("itself", 1, 1, 1, 3, 2, 64, 1, 1), 0).values()
-        assert unsupported(q, k_pages, k_window) == "q has 3 heads, expected a multiple of the 2 KV heads"
+        q, k_pages, v_pages, *_, k_window, v_window, _ = arrays(Case("itself", 1, 1, 1, 3, 2, 64, 1, 1), 0).values()
+        assert unsupported(q, k_pages, v_pages, k_window, v_window) == "q has 3 heads, expected a multiple of the 2 KV heads"
+
+    def test_no_window_keys(self):
+        values = {**arrays(SMALL, 3), "start": np.array([0, 0], np.int32), "length": np.array([9, 5], np.int32)}
+        values["k_pages"], values["v_pages"] = np.nan_to_num(values["k_pages"]), np.nan_to_num(values["v_pages"])
+        values |= {name: values[name][:, :0] for name in ("k_window", "v_window")} | {"mask": values["mask"][:, :, :0]}
+        with pytest.raises(ValueError, match="k_window has no keys"):
+            jitted("pallas_triton")(*map(jnp.asarray, values.values()))
+        check(None, SMALL, values)

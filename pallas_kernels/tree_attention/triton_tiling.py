@@ -7,6 +7,8 @@ PROGRAMS = 132
 """Programs that fill a GPU: one per multiprocessor of an H100. An A100 has 108."""
 MIN_BLOCKS = 2
 """Key blocks per split of a full table: both are under way at once, so fewer would not be faster."""
+MERGE_SPLITS = 16
+"""Splits that the merge reads at a time, at most."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,16 @@ class Tiling:
     merge_warps: int
 
 
-def unsupported(q: Any, k_pages: Any, k_window: Any) -> str | None:
+def unsupported(q: Any, k_pages: Any, v_pages: Any, k_window: Any, v_window: Any) -> str | None:
     """Why the kernel can't take arrays like these (anything with shape and dtype), or None if it can."""
-    dtypes = sorted({str(array.dtype) for array in (q, k_pages, k_window)})
+    dtypes = sorted({str(array.dtype) for array in (q, k_pages, v_pages, k_window, v_window)})
     heads, head_dim = q.shape[2:]
     if len(dtypes) > 1 or dtypes[0] not in ("bfloat16", "float16", "float32"):
         return f"dtypes are {', '.join(dtypes)}, expected one of bfloat16, float16 and float32 for all arrays"
     if head_dim > 256:
         return f"head_dim is {head_dim}, expected at most 256"
+    if not k_window.shape[1]:
+        return "k_window has no keys, expected at least one"
     if heads % k_window.shape[2]:
         return f"q has {heads} heads, expected a multiple of the {k_window.shape[2]} KV heads"
     return None
@@ -58,7 +62,9 @@ def choose_tiling(b: int, w: int, heads: int, kv_heads: int, head_dim: int, slot
     row_blocks = -(-w * group // rows)
     blocks = -(-slots // keys) + -(-s // keys)
     splits = max(1, min(round(PROGRAMS / (b * kv_heads * row_blocks)), blocks // MIN_BLOCKS))
-    merge_splits = min(16, power_of_two(splits))
+    if splits > MERGE_SPLITS:
+        splits -= splits % MERGE_SPLITS  # whole chunks: with 33 splits the merge spilled registers (sm_90a)
+    merge_splits = min(MERGE_SPLITS, power_of_two(splits))
     return Tiling(
         group=group,
         rows=rows,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.tree_attention.tiling import PROGRAMS, choose_tiling, power_of_two
+from pallas_kernels.tree_attention.triton_tiling import PROGRAMS, choose_tiling, power_of_two
 
 LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128, "itemsize": 2}
 
@@ -40,3 +40,4 @@ def test_every_row_has_a_place_in_tiles_that_triton_takes(b, w, group, kv_heads,
         assert size == power_of_two(size)
     assert (tiling.row_blocks - 1) * tiling.rows < w * group <= tiling.row_blocks * tiling.rows
     assert tiling.splits >= 1 and tiling.padded_dim >= head_dim
+    assert tiling.splits < 16 or tiling.splits % tiling.merge_splits == 0
