@@ -74,7 +74,7 @@ def test_bytes_are_those_of_the_estimate(run):
 def test_cycles_with_kernels_for_gpus_are_left_out_on_a_cpu(run):
     found = run.record["results"]["attention"]
     assert {row["attention"] for row in found["rows"]} == {"reference"}
-    assert {row["attention"] for row in found["skipped"]} == {"pallas_triton", "mosaic"}
+    assert {row["case"]["attention"] for row in found["skipped"]} == {"pallas_triton", "mosaic"}
     assert {row["reason"] for row in found["skipped"]} == {"it runs on GPUs only"}
 
 
