@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxspec.gpu_program.compiled import why_not
 from tests.live_server import LiveServer, running_server
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -35,6 +34,8 @@ def live_server(compilation_cache, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def gpu_compiler() -> Iterator[None]:
     """Skips the test, with the reason, where XLA's GPU compiler is missing. The flag above is not for GPUs: it is taken away."""
+    from jaxspec.gpu_program.compiled import why_not
+
     if reason := why_not("h100"):
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
