@@ -8,6 +8,7 @@ from statistics import median
 
 from benchmarks.gpu.sizes import SIZES, Size
 from benchmarks.gpu.supervisor import GRACE, Supervisor
+from jaxspec.checkpoints.exporting import hf_config
 
 START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 """Not the file by its name: that puts its folder first among those that libraries are imported from."""
@@ -30,7 +31,7 @@ def run_peer(supervisor: Supervisor, python: str, size_name: str, deadline: floa
 def ask(python: str, size: Size, cuda: bool, seconds: float) -> dict:
     """What the process answers; {"error": ...} if it does not."""
     task = {
-        "config": hugging_face(size),
+        "config": hf_config(size.target),
         "context": size.goal_context,
         "steps": 20 if cuda else 2,
         "samples": size.samples,
@@ -68,29 +69,3 @@ def take_answer(supervisor: Supervisor, answer: dict) -> None:
         if ours:
             row["over_plain_cycle"] = median(timed["milliseconds"]) / median(ours[0]["milliseconds"])
         supervisor.take({"kind": "row", "section": "peer", "row": row})
-
-
-def hugging_face(size: Size) -> dict:
-    """The target's sizes as transformers names them."""
-    target = size.target
-    rope = target.rope
-    scaling = {
-        "rope_type": rope.kind,
-        "rope_theta": rope.theta,
-        "factor": rope.factor,
-        "low_freq_factor": rope.low_freq_factor,
-        "high_freq_factor": rope.high_freq_factor,
-        "original_max_position_embeddings": rope.original_max_position,
-    }
-    return {
-        "vocab_size": target.vocab_size,
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size,
-        "num_hidden_layers": target.num_layers,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
-        "max_position_embeddings": target.max_position_embeddings,
-        "rms_norm_eps": target.rms_norm_eps,
-        "rope_parameters": scaling if rope.kind != "default" else {"rope_type": "default", "rope_theta": rope.theta},
-    }

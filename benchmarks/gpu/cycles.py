@@ -12,12 +12,12 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from benchmarks.gpu.kernels import Cases
 from benchmarks.gpu.lab import Lab, Skip, Together
-from benchmarks.gpu.sizes import ASSUMED_ACCEPT_LENGTHS, PLAIN
+from benchmarks.gpu.sizes import ASSUMED_ACCEPT_LENGTHS
 from benchmarks.gpu.state import Batch, batch_bytes, batch_shapes, make_batch
 from jaxspec.capacity import estimate
 from jaxspec.commands.arguments import tree_name
 from jaxspec.compilation_cache import CacheHits
-from jaxspec.config import ATTENTION_KERNELS, SpecConfig
+from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
 from jaxspec.spec.cycle import cycle
 from jaxspec.spec.prefill import Chunk, prefill
 from jaxspec.spec.state import State
@@ -43,39 +43,33 @@ def grid(lab: Lab) -> Cases:
     return cells(lab, lab.size.trees, [(batch, context) for batch in lab.size.batches for context in lab.size.contexts])
 
 
-def cells(lab: Lab, trees: Sequence[SpecConfig], sizes: Sequence[tuple[int, int]]) -> Cases:
-    for batch, context in sizes:
-        programs = Together({spec: partial(lower_cycle, lab, spec, batch, context) for spec in trees})
-        for spec in trees:
-            case = {"tree": tree_name(spec), "batch": batch, "context": context}
-            yield case, partial(time_cycle, lab, partial(programs.__getitem__, spec), spec, batch, context)
-
-
 def by_attention(lab: Lab) -> Cases:
     """Cycles with each attention kernel, at batch 1: whole cycles decide which one is the default."""
+    contexts = sorted({lab.size.goal_context, lab.size.contexts[-1]})
     for kernel in ATTENTION_KERNELS:
-        for context in sorted({lab.size.goal_context, lab.size.contexts[-1]}):
-            trees = lab.size.trees[:2]
-            programs = Together({spec: partial(lower_cycle, lab, spec, 1, context, kernel) for spec in trees})
-            for spec in trees:
-                case = {"attention": kernel, "tree": tree_name(spec), "batch": 1, "context": context}
-                yield case, partial(time_with, lab, kernel, partial(programs.__getitem__, spec), spec, context)
+        yield from cells(lab, lab.size.trees[:2], [(1, context) for context in contexts], kernel)
 
 
-def time_with(lab: Lab, kernel: str, program: Callable[[], jax.stages.Compiled], spec: SpecConfig, context: int) -> dict:
-    """As time_cycle, if the kernel can run here."""
-    if kernel != "reference" and jax.default_backend() != "gpu":
-        raise Skip("it runs on GPUs only")
-    return time_cycle(lab, program, spec, 1, context)
+def cells(lab: Lab, trees: Sequence[SpecConfig], sizes: Sequence[tuple[int, int]], attention: str | None = None) -> Cases:
+    for batch, context in sizes:
+        programs = Together({spec: partial(lower_cycle, lab, spec, batch, context, attention) for spec in trees})
+        for spec in trees:
+            case = {"tree": tree_name(spec), "batch": batch, "context": context}
+            named = case if attention is None else {"attention": attention, **case}
+            yield named, partial(time_cycle, lab, programs, spec, batch, context, attention)
 
 
-def time_cycle(lab: Lab, compiled: Callable[[], jax.stages.Compiled], spec: SpecConfig, batch: int, context: int) -> dict:
+def time_cycle(
+    lab: Lab, programs: Together[SpecConfig], spec: SpecConfig, batch: int, context: int, attention: str | None = None
+) -> dict:
     """Milliseconds per cycle, and the least that reading its bytes and its arithmetic take at the measured peaks."""
+    if attention not in (None, "reference") and not lab.on_gpu:
+        raise Skip("it runs on GPUs only")
     least = estimate.cycle(lab.pair, spec, batch, context)
     moved = sum(least.moved.values())
     logits = estimate.LOGIT_BYTES * batch * spec.num_draft_tokens * lab.size.target.vocab_size
     lab.check_room(batch_bytes(lab, batch, context) + logits, f"the cache of {batch} x {context} tokens")
-    program = compiled()
+    program = programs[spec]
     made = make_batch(lab, batch, context)
     try:
         milliseconds, drift = time_steps(lab, made, lambda state: program(lab.params, state, made.rows, made.page_table))

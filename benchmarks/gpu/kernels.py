@@ -13,10 +13,9 @@ import numpy as np
 
 from benchmarks.gpu.checks import Cases, taken
 from benchmarks.gpu.lab import Lab, Together, random_array
+from benchmarks.gpu.state import PAGE
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS, tree_attention
 
-PAGE = 16
-"""Tokens per page where time is taken."""
 LAST = ("reference", "mosaic")
 """The reference gathers whole caches and takes long. How long compiling for Mosaic takes is unknown: should it end the worker, all
 the others have been measured."""

@@ -39,7 +39,7 @@ def measure(config: dict, context: int, steps: int, samples: int, cuda: bool) ->
     transformers.utils.logging.set_verbosity_error()
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(config)).eval()
     torch.set_default_dtype(torch.float32)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "cuda": torch.version.cuda}
     device_name = torch.cuda.get_device_name() if cuda else "CPU"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from jaxspec.config import ModelConfig, SpecConfig
+from jaxspec.config import PLAIN, ModelConfig, SpecConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.rope import RopeConfig
 
@@ -16,7 +16,6 @@ TINY = ModelConfig(
     vocab_size=128, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16,
     max_position_embeddings=4096, dtype="bfloat16",
 )  # fmt: skip
-PLAIN = SpecConfig(num_steps=0)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu.cycles import time_steps
+from benchmarks.gpu.cycles import lower_cycle, time_steps
 from benchmarks.gpu.kernels import Cases
 from benchmarks.gpu.lab import Lab
 from benchmarks.gpu.state import Batch, make_batch
 from jaxspec.config import SpecConfig
 from jaxspec.spec.commit import commit
-from jaxspec.spec.cycle import cycle, draft_tree
+from jaxspec.spec.cycle import draft_tree
 from jaxspec.spec.extend import extend
 from jaxspec.spec.verify import accept, verify
 
@@ -32,9 +32,7 @@ def time_stages(lab: Lab, spec: SpecConfig) -> dict:
     try:
         parts = time_parts(lab, spec, made)
         made.put_back()
-        whole = jax.jit(
-            lambda params, state, rows, table: cycle(lab.merge(params), state, rows, table, spec=spec), donate_argnums=1
-        )
+        whole = lower_cycle(lab, spec, 1, lab.size.goal_context).compile()
         whole_ms, _ = time_steps(lab, made, lambda state: whole(lab.params, state, made.rows, made.page_table))
     finally:
         made.delete()

@@ -14,6 +14,7 @@ from jaxspec.engine.device_state import new_state, state_sizes
 from jaxspec.spec.state import Sizes, State, empty_state
 
 PAGE = EngineConfig().page_size
+"""Tokens per page where time is taken."""
 
 
 class Batch:
