@@ -4,13 +4,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.cache_write.pallas_triton import pallas_triton_write
 from pallas_kernels.cache_write.reference import reference_write
-from pallas_kernels.dispatch import by_platform, named
+from pallas_kernels.dispatch import call
 
 type Pages = Float[Array, "pages page kv_heads head_dim"]
 type Window = Float[Array, "b s kv_heads head_dim"]
 
 IMPLEMENTATIONS = {"reference": reference_write, "pallas_triton": pallas_triton_write}
-_best = by_platform(pallas_triton_write, reference_write)
 
 
 def cache_write(
@@ -43,4 +42,4 @@ def cache_write(
         ValueError: the implementation's name is unknown.
     """
     arguments = (pages, windows, page_table, path, slots, write)
-    return _best(*arguments) if implementation is None else named("cache_write", IMPLEMENTATIONS, implementation, arguments)
+    return call("cache_write", IMPLEMENTATIONS, implementation, arguments)

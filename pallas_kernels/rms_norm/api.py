@@ -1,10 +1,8 @@
 """Root-mean-square norm of rows."""
 
-from functools import cache, partial
-
 from jaxtyping import Array, Float
 
-from pallas_kernels.dispatch import by_platform, named
+from pallas_kernels.dispatch import call
 from pallas_kernels.rms_norm.pallas_triton import pallas_triton_norm
 from pallas_kernels.rms_norm.reference import reference_norm
 
@@ -24,11 +22,4 @@ def rms_norm(
     """
     if x.dtype != weight.dtype:
         raise ValueError(f"x is {x.dtype} and weight {weight.dtype}: one dtype is needed")
-    if implementation is None:
-        return _best(eps)(x, weight)
-    return named("rms_norm", IMPLEMENTATIONS, implementation, (x, weight, eps))
-
-
-@cache
-def _best(eps: float):
-    return by_platform(partial(pallas_triton_norm, eps=eps), partial(reference_norm, eps=eps))
+    return call("rms_norm", IMPLEMENTATIONS, implementation, (x, weight), eps=eps)

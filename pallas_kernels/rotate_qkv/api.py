@@ -1,10 +1,8 @@
 """From the fused projection to queries, keys and values: split, normed where the model does that, and rotated."""
 
-from functools import cache, partial
-
 from jaxtyping import Array, Float
 
-from pallas_kernels.dispatch import by_platform, named
+from pallas_kernels.dispatch import call
 from pallas_kernels.rotate_qkv.layout import QkvLayout as QkvLayout
 from pallas_kernels.rotate_qkv.pallas_triton import pallas_triton_rotate
 from pallas_kernels.rotate_qkv.reference import reference_rotate
@@ -39,12 +37,4 @@ def rotate_qkv(
         raise ValueError(
             f"qkv is {qkv.dtype} and the norms are {', '.join(str(norm.dtype) for norm in norms)}: one dtype is needed"
         )
-    arguments = (qkv, cos, sin, norms)
-    if implementation is None:
-        return _best(layout)(*arguments)
-    return named("rotate_qkv", IMPLEMENTATIONS, implementation, (*arguments, layout))
-
-
-@cache
-def _best(layout: QkvLayout):
-    return by_platform(partial(pallas_triton_rotate, layout=layout), partial(reference_rotate, layout=layout))
+    return call("rotate_qkv", IMPLEMENTATIONS, implementation, (qkv, cos, sin, norms), layout=layout)

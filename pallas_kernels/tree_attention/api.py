@@ -4,18 +4,13 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.dispatch import by_platform, named
+from pallas_kernels.dispatch import call
+from pallas_kernels.tree_attention.pallas_triton import pallas_triton_attention
 from pallas_kernels.tree_attention.reference import reference_attention
 from pallas_kernels.tree_attention.triton_tiling import unsupported
 
 
-# Imported where they are used: Pallas' Mosaic takes a third of a second, and few programs need it.
-def _pallas_triton(*arguments: Array) -> Array:
-    from pallas_kernels.tree_attention.pallas_triton import pallas_triton_attention
-
-    return pallas_triton_attention(*arguments)
-
-
+# Imported where it is used: Mosaic takes a third of a second, and few programs need it.
 def _mosaic(*arguments: Array) -> Array:
     from pallas_kernels.tree_attention.mosaic import mosaic_attention
 
@@ -24,10 +19,9 @@ def _mosaic(*arguments: Array) -> Array:
 
 IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
     "reference": reference_attention,
-    "pallas_triton": _pallas_triton,
+    "pallas_triton": pallas_triton_attention,
     "mosaic": _mosaic,
 }
-_best = by_platform(_pallas_triton, reference_attention)
 
 
 def tree_attention(
@@ -66,8 +60,6 @@ def tree_attention(
         ValueError: the implementation's name is unknown, or it does not support these shapes or dtypes.
     """
     arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
-    if implementation is not None:
-        return named("tree_attention", IMPLEMENTATIONS, implementation, arguments)
-    if unsupported(q, k_pages, v_pages, k_window, v_window):
+    if implementation is None and unsupported(q, k_pages, v_pages, k_window, v_window):
         return reference_attention(*arguments)
-    return _best(*arguments)
+    return call("tree_attention", IMPLEMENTATIONS, implementation, arguments)

@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention.packed_mask import BITS, pack_mask
-from pallas_kernels.tree_attention.triton_tiling import Tiling, choose_tiling, power_of_two, unsupported
+from pallas_kernels.tree_attention.triton_tiling import Tiling, choose_tiling, unsupported
 
 LOG2_E = math.log2(math.e)
 LOWEST = -1e30  # the running maximum before any key: finite, so that a row without keys yet never computes inf - inf
@@ -229,7 +229,7 @@ def _merge_kernel(partial_ref, weight_ref, out_ref, *, tiling: Tiling):
     def log_sums(split):
         return pltriton.load(weight_ref.at[(split, *place)], mask=split < tiling.splits, other=-jnp.inf)
 
-    every = log_sums(jnp.arange(power_of_two(tiling.splits), dtype=jnp.int32))
+    every = log_sums(jnp.arange(pl.next_power_of_2(tiling.splits), dtype=jnp.int32))
     maximum = jnp.max(every)  # finite: every row sees a key
     total = jnp.sum(jnp.exp2(every - maximum))
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jax.experimental import pallas as pl
+
 PROGRAMS = 132
 """Programs that fill a GPU: one per multiprocessor of an H100. An A100 has 108."""
 MIN_BLOCKS = 2
@@ -56,15 +58,15 @@ def choose_tiling(b: int, w: int, heads: int, kv_heads: int, head_dim: int, slot
     Out: group=4, rows=32, keys=64, padded_dim=128, row_blocks=1, splits=16, warps=4, stages=3, merge_splits=16, merge_warps=4
     """
     group = heads // kv_heads
-    padded_dim = max(16, power_of_two(head_dim))
+    padded_dim = max(16, pl.next_power_of_2(head_dim))
     most_rows, keys, stages = _block_sizes(padded_dim, itemsize)
-    rows = min(most_rows, max(16, power_of_two(w * group)))
+    rows = min(most_rows, max(16, pl.next_power_of_2(w * group)))
     row_blocks = -(-w * group // rows)
     blocks = -(-slots // keys) + -(-s // keys)
     splits = max(1, min(round(PROGRAMS / (b * kv_heads * row_blocks)), blocks // MIN_BLOCKS))
     if splits > MERGE_SPLITS:
         splits -= splits % MERGE_SPLITS  # whole chunks: with 33 splits the merge spilled registers (sm_90a)
-    merge_splits = min(MERGE_SPLITS, power_of_two(splits))
+    merge_splits = min(MERGE_SPLITS, pl.next_power_of_2(splits))
     return Tiling(
         group=group,
         rows=rows,
@@ -92,8 +94,3 @@ def _block_sizes(padded_dim: int, itemsize: int) -> tuple[int, int, int]:
     if padded_dim == 256:
         return 64, 32, 2
     return 128, 64, 3
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.experimental import pallas as pl
 
-from pallas_kernels.tree_attention.triton_tiling import PROGRAMS, choose_tiling, power_of_two
+from pallas_kernels.tree_attention.triton_tiling import PROGRAMS, choose_tiling
 
 LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128, "itemsize": 2}
 
@@ -37,7 +38,7 @@ def test_the_example_of_the_docstring():
 def test_every_row_has_a_place_in_tiles_that_triton_takes(b, w, group, kv_heads, head_dim, slots, itemsize):
     tiling = choose_tiling(b, w, group * kv_heads, kv_heads, head_dim, slots, w, itemsize)
     for size in (tiling.rows, tiling.keys, tiling.padded_dim, tiling.merge_splits, tiling.warps, tiling.merge_warps):
-        assert size == power_of_two(size)
+        assert size == pl.next_power_of_2(size)
     assert (tiling.row_blocks - 1) * tiling.rows < w * group <= tiling.row_blocks * tiling.rows
     assert tiling.splits >= 1 and tiling.padded_dim >= head_dim
     assert tiling.splits < 16 or tiling.splits % tiling.merge_splits == 0
