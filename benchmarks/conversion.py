@@ -4,10 +4,10 @@ Alternates a plain copy of the files, the conversion, and loading from both kind
 own whose peak of anonymous memory (what is not a mapped file) is sampled. Before each stage the files it reads are dropped from
 the page cache, so all of them read the disk.
 
-Run: python -m benchmarks.conversion --directory /big/disk
+Example:
+    python -m benchmarks.conversion --directory /big/disk
 """
 
-import argparse
 import multiprocessing
 import os
 import shutil
@@ -23,7 +23,9 @@ import ml_dtypes
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.record import RESULTS, write
+from benchmarks import record
+from benchmarks.engines import BenchmarkError, exit_on_error
+from benchmarks.options import BenchmarkParser
 from jaxspec.checkpoints.exporting import hf_config
 from jaxspec.checkpoints.targets import target_layout
 from jaxspec.checkpoints.writing import write_checkpoint
@@ -169,37 +171,33 @@ def measure(directory: Path, config: ModelConfig, repeats: int) -> dict[str, Any
     return {"bytes": size, "rounds": rounds}
 
 
-def table(result: dict[str, Any]) -> str:
-    """For people: speed, ratio to the copy of the same round, peak memory."""
-    lines = [f"{'stage':<15} {'GB/s':>6} {'of the copy speed':>18} {'peak memory':>12}"]
-    for stages in result["rounds"]:
-        for name, stage in stages.items():
-            ratio = stages["copy"]["seconds"] / stage["seconds"]
-            lines.append(
-                f"{name:<15} {result['bytes'] / stage['seconds'] / 1e9:6.2f} {ratio:17.0%} {stage['peak_bytes'] / 1e9:9.2f} GB"
-            )
-    return "\n".join(lines)
+def tables(results: dict[str, Any]) -> dict[str, str]:
+    """Speed, ratio to the copy of the same round, peak memory; a figure per round."""
+    rounds, rows = results["rounds"], []
+    for name in rounds[0]:
+        speeds = ", ".join(f"{results['bytes'] / stages[name]['seconds'] / 1e9:.2f}" for stages in rounds)
+        ratios = ", ".join(f"{stages['copy']['seconds'] / stages[name]['seconds']:.2f}" for stages in rounds)
+        peak = max(stages[name]["peak_bytes"] for stages in rounds)
+        rows.append([name, speeds, ratios, f"{peak / 1e9:.2f} GB"])
+    return {"stages": record.table(["stage", "GB/s", "of the copy's speed", "peak memory"], rows)}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="jaxspec bench conversion", description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("conversion", __doc__)
     parser.add_argument(
         "--directory", type=Path, required=True, help="where the synthetic model lies; it takes three times its size"
     )
     parser.add_argument("--layers", type=int, default=32, help="of the 8B model's layers (default: all 32, 16 GB)")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS / "conversion.json", help="where the result goes")
-    options = parser.parse_args(argv)
+    parser.add_argument("--repeats", type=int, default=2, help="rounds (default: %(default)s)")
+    options = parser.parse(argv)
     if not sys.platform.startswith("linux"):
-        print("this benchmark reads /proc: it needs Linux", file=sys.stderr)
-        return 2
+        raise BenchmarkError("this benchmark reads /proc: it needs Linux")
     options.directory.mkdir(parents=True, exist_ok=True)
     result = measure(options.directory, replace(LLAMA_8B, num_layers=options.layers), options.repeats)
-    print(table(result))
-    del options.directory  # says nothing to others
-    write("conversion", options, None, result)
+    print(tables(result)["stages"])
+    record.write("conversion", options, None, result)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_on_error(main)

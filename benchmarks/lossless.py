@@ -12,7 +12,8 @@ from dataclasses import asdict
 
 from benchmarks import record
 from benchmarks.engines import exit_on_error
-from jaxspec.commands.arguments import Parser, tree
+from benchmarks.options import BenchmarkParser, add_common_options
+from jaxspec.commands.arguments import tree
 from jaxspec.commands.check_lossless import compare_all, show, ways_of_sampling
 from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import Workbench
@@ -21,8 +22,8 @@ DEFAULT_TREES = ("5/4/8", "5/4/16", "3/1/4", "5/8/32")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser("jaxspec bench lossless", __doc__)
-    record.common_arguments(parser, out="lossless.json", num_prompts=50)
+    parser = BenchmarkParser("lossless", __doc__)
+    add_common_options(parser, num_prompts=50)
     trees = [tree(text) for text in DEFAULT_TREES]
     parser.add_argument(
         "--trees", type=tree, nargs="+", default=trees, metavar="S/K/N",
@@ -31,16 +32,28 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="requests that run together, at most (default: 1 8)")
     parser.add_argument("--temperature", type=float, default=0.8, help="of the sampled runs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1000, help="of the first prompt's sampled run (default: %(default)s)")
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)
+
+
+def tables(results: Sequence[dict]) -> dict[str, str]:
+    """Accept lengths per tree (they hardly depend on the batch), and over how many outputs they were equal."""
+    ways = list(dict.fromkeys(each["sampling"] for each in results))
+    batch = max(each["batch"] for each in results)
+    rows = []
+    for name in dict.fromkeys(each["tree"] for each in results if each["tree"] != "plain"):
+        of = {each["sampling"]: each for each in results if (each["tree"], each["batch"]) == (name, batch)}
+        equal, total = (sum(each[field] for each in results if each["tree"] == name) for field in ("equal", "total"))
+        rows.append([name, *(f"{of[way]['accept_length']:.2f}" for way in ways), f"{equal} of {total}"])
+    return {"trees": record.table(["tree", *(f"accept length, {way}" for way in ways), "outputs equal to plain decoding's"], rows)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if every output equals plain decoding's, else 1."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts)
-    bench = Workbench(options.model, options.draft)
+    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    bench = Workbench.of(options)
     ways = ways_of_sampling(len(prompts.prompts), options.max_tokens, options.temperature, options.seed)
-    comparisons = compare_all(bench, bench.encode(prompts.prompts), options.trees, options.batch, ways)
+    comparisons = compare_all(bench, bench.encode(prompts.prompts, chat=options.chat), options.trees, options.batch, ways)
     print(show(comparisons), flush=True)
     record.write("lossless", options, prompts, [asdict(each) for each in comparisons])
     return 0 if all(each.equal == each.total for each in comparisons) else 1

@@ -21,8 +21,9 @@ from tqdm import tqdm
 
 from benchmarks import record
 from benchmarks.engines import BenchmarkError, Spread, alternate, check_nothing_compiled, exit_on_error
+from benchmarks.options import BenchmarkParser, add_common_options
 from jaxspec import SamplingParams
-from jaxspec.commands.arguments import Parser, tree
+from jaxspec.commands.arguments import tree
 from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
 from jaxspec.config import PLAIN
@@ -165,28 +166,30 @@ def show(summary: Sequence[dict]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser("jaxspec bench peers", __doc__)
-    record.common_arguments(parser, out="peers.json", num_prompts=8)
+    parser = BenchmarkParser("peers", __doc__)
+    add_common_options(parser, num_prompts=8)
     parser.add_argument("--tree", type=tree, default=tree("3/2/6"), metavar="S/K/N", help="our tree (default: %(default)s)")
     parser.add_argument("--lookup", type=int, default=10, help="tokens that prompt lookup proposes (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed runs of each contender (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's threads (default: the cores, %(default)s)")
     parser.add_argument("--torch-python", default=sys.executable, help="a Python with torch and transformers (default: this one)")
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 2 if torch is missing."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts)
-    with Peer(options.torch_python, options.model or DEMO / "target", options.threads) as peer:
+    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    with Peer(options.torch_python, options.model_path or DEMO / "target", options.threads) as peer:
         try:
             versions = peer.load()
         except MissingPackage as error:
             print(f"error: {error}: {INSTALL}", file=sys.stderr)
             return 2
-        bench = Workbench(options.model, options.draft)
-        summary = summarize(measure(contenders(bench, peer, bench.encode(prompts.prompts), options), options.rounds))
+        bench = Workbench.of(options)
+        summary = summarize(
+            measure(contenders(bench, peer, bench.encode(prompts.prompts, chat=options.chat), options), options.rounds)
+        )
     plain, speculative = (each["ratio_to_transformers"]["values"] for each in summary[:2])
     print(show(summary))
     gain = median(tree / none for tree, none in zip(speculative, plain, strict=True))

@@ -1,51 +1,69 @@
-"""What every benchmark writes: where it ran, with which flags and prompts, and its results; and tables for people."""
+"""What every benchmark writes: one line of JSON per run, with where it ran, the command, the prompts, and what came out."""
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import jax
-import jaxlib
-
+from benchmarks.options import show as show_path
 from jaxspec.commands.collect_env import cores, cpu_model
 from jaxspec.commands.prompts import PromptSet
 from jaxspec.commands.table import table as table
 from jaxspec.version import own_version
 
-RESULTS = Path(__file__).parent / "results"
-
 
 def environment() -> dict:
-    """Versions and hardware."""
+    """Versions and hardware. The devices are those of JAX, if this process uses it."""
+    jax = sys.modules.get("jax")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "jaxspec": own_version(),
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jax": importlib.metadata.version("jax"),
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_model(),
         "cores": cores(),
         "load_average": os.getloadavg()[0],
-        "devices": [device.device_kind for device in jax.devices()],
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "devices": [device.device_kind for device in jax.devices()] if jax else [],
     }
 
 
-def write(benchmark: str, arguments: argparse.Namespace, prompts: PromptSet | None, results: object) -> None:
-    """Writes the record of a run as JSON to arguments.out and says so."""
+def write(benchmark: str, options: argparse.Namespace, prompts: PromptSet | None, results: Any) -> dict:
+    """Adds the record of a run to options.out, says so, and returns it. `results` is what JSON can hold."""
     record = {
         "benchmark": benchmark,
+        "command": options.command,
         "environment": environment(),
-        "flags": {name: _plain(value) for name, value in vars(arguments).items() if name != "out"},
+        "flags": {name: _plain(value) for name, value in vars(options).items() if name not in ("out", "command")},
         **({} if prompts is None else {"prompts": prompts.describe()}),
         "results": results,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written to {arguments.out}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with options.out.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    print(f"added to {show_path(options.out)}")
+    return record
+
+
+def read(path: Path) -> list[dict]:
+    """The records of a file, oldest first. Raises ValueError if it is no such file."""
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise ValueError(f"can't read results: {error}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} holds no results, one JSON object per line ({error})") from None
+    if not all(isinstance(each, dict) and {"benchmark", "environment", "results"} <= each.keys() for each in records):
+        raise ValueError(f"{path} holds no results of these benchmarks")
+    return records
 
 
 def _plain(value: object) -> object:
@@ -56,11 +74,18 @@ def _plain(value: object) -> object:
     return Path(str(value)).name if os.path.isabs(str(value)) else str(value)  # where it lies on this machine tells nobody anything
 
 
-def common_arguments(parser: argparse.ArgumentParser, *, out: str, num_prompts: int, max_tokens: int = 128) -> None:
-    """The options that every benchmark has."""
-    parser.add_argument("--model", type=Path, help="a Hugging Face model directory (default: the built-in model)")
-    parser.add_argument("--draft", type=Path, help="its EAGLE-3 head (default: the built-in head, with the built-in model)")
-    parser.add_argument("--prompts", type=Path, help="a file: one prompt per line, or .jsonl (default: built-in held-out code)")
-    parser.add_argument("--num-prompts", type=int, default=num_prompts, help="prompts to use (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=max_tokens, help="tokens to generate per prompt (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / out, help="where the JSON goes (default: %(default)s)")
+def measured_on(record: dict) -> str:
+    """One line about a record: when, where, with what.
+
+    Out: "20 November 2026, jax 0.12.0.1, AMD EPYC, 2 cores"
+    """
+    where = record["environment"]
+    day = datetime.fromisoformat(where["date"])
+    devices = sorted({device for device in where["devices"] if device != "cpu"})
+    hardware = devices or [f"{where['cpu']}, {where['cores']} cores"]
+    return f"{day.day} {day:%B %Y}, jax {where['jax']}, {', '.join(hardware)}"
+
+
+def shares(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Pair by pair, one by the other."""
+    return [value / other for value, other in zip(values, others, strict=True)]

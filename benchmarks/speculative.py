@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from benchmarks import record
 from benchmarks.engines import Spread, check_nothing_compiled, exit_on_error
+from benchmarks.options import BenchmarkParser, add_common_options
 from jaxspec import SamplingParams, SpecConfig
-from jaxspec.commands.arguments import Parser, tree
+from jaxspec.commands.arguments import tree
 from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import CompilationCounter, Pass, Workbench, count_equal, depth_acceptance, run
 from jaxspec.config import PLAIN
@@ -125,8 +126,8 @@ def show(results: Sequence[Measured]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser("jaxspec bench speculative", __doc__)
-    record.common_arguments(parser, out="speculative.json", num_prompts=8)
+    parser = BenchmarkParser("speculative", __doc__)
+    add_common_options(parser, num_prompts=8)
     trees = [tree(text) for text in DEFAULT_TREES]
     parser.add_argument(
         "--trees", type=tree, nargs="+", default=trees, metavar="S/K/N",
@@ -134,17 +135,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="requests that run together (default: 1)")
     parser.add_argument("--rounds", type=int, default=3, help="timed pairs per tree (default: %(default)s)")
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if any greedy output differs from plain decoding's."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts)
-    bench = Workbench(options.model, options.draft)
+    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    bench = Workbench.of(options)
     results = []
     for batch in options.batch:
-        measured = measure(bench, bench.encode(prompts.prompts), options.trees, batch, options.rounds, options.max_tokens)
+        measured = measure(
+            bench, bench.encode(prompts.prompts, chat=options.chat), options.trees, batch, options.rounds, options.max_tokens
+        )
         print(show(measured), flush=True)
         results += measured
     record.write("speculative", options, prompts, [result.describe() for result in results])

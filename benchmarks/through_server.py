@@ -21,6 +21,7 @@ from typing import TextIO
 
 from benchmarks import record
 from benchmarks.engines import BenchmarkError, Spread, alternate, exit_on_error
+from benchmarks.options import BenchmarkParser
 from jaxspec import LLM, SamplingParams
 from jaxspec.commands.arguments import tree
 from jaxspec.commands.prompts import load_prompts
@@ -173,15 +174,14 @@ def show(results: Sequence[dict]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("jaxspec bench through-server", description=__doc__)
+    parser = BenchmarkParser("through-server", __doc__)
     parser.add_argument("--prompts", default=None, help="a file: one prompt per line, or .jsonl (default: built-in held-out code)")
     parser.add_argument("--num-prompts", type=int, default=32, help="prompts to use (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens to generate per prompt (default: %(default)s)")
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at once (default: 1 8 32)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
-    parser.add_argument("--out", type=record.Path, default=record.RESULTS / "through_server.json", help="where the JSON goes")
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,9 +18,10 @@ from tqdm import tqdm
 from benchmarks import record
 from benchmarks.engines import BenchmarkError, Spread, alternate, check_nothing_compiled, exit_on_error
 from benchmarks.load import Load, interrupt, run
+from benchmarks.options import BenchmarkParser, add_common_options
 from benchmarks.replay import replay
 from jaxspec import SamplingParams
-from jaxspec.commands.arguments import Parser, tree
+from jaxspec.commands.arguments import tree
 from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import CompilationCounter, Workbench
 from jaxspec.config import PLAIN, EngineConfig
@@ -217,14 +218,13 @@ def repeat_to(tokens: Sequence[int], length: int) -> list[int]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser("jaxspec bench under-load", __doc__)
-    record.common_arguments(parser, out="under_load.json", num_prompts=20)
+    parser = BenchmarkParser("under-load", __doc__)
+    add_common_options(parser, num_prompts=20, rounds=5)
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at once (default: 1 2 4 8 16)")
     parser.add_argument("--requests-per-row", type=int, default=2, help="requests per run, for each one at once (default: 2)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed runs of everything (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run (default: all)")
-    return parser.parse_args(arguments)
+    return parser.parse(arguments)
 
 
 PARTS: dict[str, tuple[Callable[..., Any], Callable[..., str]]] = {
@@ -235,14 +235,19 @@ PARTS: dict[str, tuple[Callable[..., Any], Callable[..., str]]] = {
 }
 
 
+def tables(results: dict[str, Any]) -> dict[str, str]:
+    """One per part."""
+    return {name: PARTS[name][1](result) for name, result in results.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
-    if options.num_prompts < 17:
+    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    if len(prompts.prompts) < 17:
         raise BenchmarkError("--num-prompts must be at least 17: the shared-prefix workload has sixteen and a prefix")
-    prompts = load_prompts(options.prompts, options.num_prompts)
-    bench, results, counter = Workbench(options.model, options.draft), {}, CompilationCounter()
-    encoded = bench.encode(prompts.prompts)
+    bench, results, counter = Workbench.of(options), {}, CompilationCounter()
+    encoded = bench.encode(prompts.prompts, chat=options.chat)
     for name in options.only:
         measure, show = PARTS[name]
         results[name] = measure(bench, encoded, options, counter)

@@ -25,13 +25,13 @@ def flags(tmp_path_factory) -> list[str]:
         *("--model", str(write_target(directory / "target", target))),
         *("--draft", str(write_head(directory / "head", random_head(target.config)))),
         *("--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "6"),
-        *("--out", str(directory / "out.json")),
+        *("--out", str(directory / "out.jsonl")),
     ]
 
 
 def result(flags: list[str]) -> dict:
     with open(flags[-1]) as file:
-        return json.load(file)
+        return json.loads(file.read().splitlines()[-1])
 
 
 def test_speculative_compares_every_tree_with_plain_decoding(flags, capsys):
@@ -52,7 +52,7 @@ def test_lossless_compares_token_for_token(flags, capsys):
 def test_under_load_compares_off_on_and_adaptive(flags, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"token_ids": [5, 9, number]}) + "\n" for number in range(17)))
-    few = ["--prompts", str(prompts), "--num-prompts", "17", "--out", str(tmp_path / "out.json")]
+    few = ["--prompts", str(prompts), "--num-prompts", "17", "--out", str(tmp_path / "out.jsonl")]
     options = ["--tree", "2/1/3", "--batch", "1", "2", "--rounds", "2", "--requests-per-row", "2", "--only", "batches", "long"]
     assert under_load.main([*flags, *options, *few]) == 0
     written = result(few)["results"]
@@ -98,13 +98,13 @@ def test_conversion_measures_every_stage(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(conversion, "LLAMA_8B", tiny_target(dtype="bfloat16").config)
     assert (
         conversion.main(
-            ["--directory", str(tmp_path / "d"), "--layers", "2", "--repeats", "1", "--out", str(tmp_path / "out.json")]
+            ["--directory", str(tmp_path / "d"), "--layers", "2", "--repeats", "1", "--out", str(tmp_path / "out.jsonl")]
         )
         == 0
     )
-    written = json.loads((tmp_path / "out.json").read_text())
+    written = json.loads((tmp_path / "out.jsonl").read_text())
     (stages,) = written["results"]["rounds"]
     assert list(stages) == ["copy", "convert", "load original", "load converted"]
     assert all(stage["seconds"] > 0 and stage["peak_bytes"] >= stage["idle_bytes"] > 0 for stage in stages.values())
     assert str(tmp_path) not in json.dumps(written)
-    assert "of the copy speed" in capsys.readouterr().out
+    assert "of the copy's speed" in capsys.readouterr().out

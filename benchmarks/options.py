@@ -1,0 +1,59 @@
+"""The command lines of the benchmarks: what they have in common, by the names that `jaxspec`'s other commands have for it."""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class BenchmarkParser(Parser):
+    """A benchmark's options. What it parses remembers the command (for the record) and has `out`, the file of results."""
+
+    def __init__(self, name: str, description: str | None):
+        super().__init__(f"jaxspec bench {name}", description or "")
+        self.name = name
+        out = RESULTS / f"{name.replace('-', '_')}.jsonl"
+        self.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"JSON lines: gets one more (default: {show(out)})")
+
+    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """Options of these arguments, or of the process's own. Ends the process if they are wrong."""
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        options = self.parse_args(given)
+        module = f"benchmarks.{self.name.replace('-', '_')}"
+        options.command = shlex.join(["python", "-m", module, *(shortened(each) for each in without_out(given))])
+        return options
+
+
+def add_common_options(parser: BenchmarkParser, *, num_prompts: int, max_tokens: int = 128, rounds: int | None = None) -> None:
+    """Model, head, prompts, and how often to measure."""
+    add_model_options(parser)
+    add_prompt_options(parser, num_prompts=num_prompts, max_tokens=max_tokens)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, metavar="N", help="timed runs of each (default: %(default)s)")
+
+
+def shortened(argument: str) -> str:
+    """An argument without the place where its file lies on this machine, which tells nobody anything."""
+    name, separator, value = argument.rpartition("=")
+    return name + separator + (Path(value).name if os.path.isabs(value) else value)
+
+
+def without_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments but for --out and its file."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument != "--out" and not argument.startswith("--out="):
+            kept.append(argument)
+        skip = argument == "--out"
+    return kept
+
+
+def show(path: Path) -> str:
+    """A path as one would type it here."""
+    return os.path.relpath(path)
