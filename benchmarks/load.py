@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.engines import BenchmarkError
-from jaxspec import SamplingParams
+from jaxspec import SamplingParams, SpecConfig
+from jaxspec.commands.workbench import mean
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.stats import EngineStats
 
@@ -27,20 +28,40 @@ class Load:
     """The host's share of a cycle, in milliseconds."""
     launch_ms: float = 0.0
     """What handing a cycle's programs to the device took, in milliseconds."""
+    wait_ms: float = 0.0
+    """For how long the host waited for the device, in milliseconds per cycle."""
+    cycles: int = 0
+    """Cycles, one per batch."""
+
+    @property
+    def verifications(self) -> list[int]:
+        """Tokens of every verification of every request."""
+        return [length for each in self.accept_lengths.values() for length in each]
 
     @property
     def accept_length(self) -> float:
-        """Mean tokens per verification."""
-        lengths = [length for each in self.accept_lengths.values() for length in each]
-        return sum(lengths) / len(lengths)
+        """Mean tokens per verification, bonus included."""
+        return mean(self.verifications)
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Of one request, without its prefill: what one user sees."""
+        seconds = sum(updates[-1] - updates[0] for updates in self.updates.values())
+        return sum(len(tokens) - 1 for tokens in self.tokens.values()) / seconds
 
     @property
     def tokens_per_second(self) -> float:
         return sum(map(len, self.tokens.values())) / self.seconds
 
 
-def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], concurrency: int) -> Load:
-    """Keeps `concurrency` requests in the engine until every prompt is done."""
+def run(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    concurrency: int,
+    tree: SpecConfig | None = None,
+) -> Load:
+    """Keeps `concurrency` requests in the engine until every prompt is done. `tree`: of their cycles (Engine.add)."""
     load, before, started = Load(), engine.stats(), time.perf_counter()
     waiting = list(reversed(range(len(prompts))))
     numbers: dict[str, int] = {}
@@ -48,7 +69,7 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
     while waiting or engine.has_work:
         while waiting and len(numbers) < concurrency:
             number = waiting.pop()
-            numbers[engine.add(prompts[number], params[number]).id] = number
+            numbers[engine.add(prompts[number], params[number], tree=tree).id] = number
             sent[number] = time.perf_counter()
         for update in engine.step():
             now, number = time.perf_counter(), numbers[update.request_id]
@@ -61,15 +82,17 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
                 load.accept_lengths[number] = update.output.speculation.accept_lengths
                 del numbers[update.request_id]
     load.seconds = time.perf_counter() - started
-    load.host_ms, load.launch_ms = per_cycle(before, engine.stats())
+    load.host_ms, load.launch_ms, load.wait_ms = per_cycle(before, after := engine.stats())
+    load.cycles = after.cycles - before.cycles
     return load
 
 
-def per_cycle(before: EngineStats, after: EngineStats) -> tuple[float, float]:
-    """Milliseconds per cycle that the host took, and that launching took."""
+def per_cycle(before: EngineStats, after: EngineStats) -> tuple[float, float, float]:
+    """Milliseconds per cycle that the host took, that launching took, and that waiting for the device took."""
     cycles = max(1, after.cycles - before.cycles)
     host, launching = after.host_seconds - before.host_seconds, after.launching_seconds - before.launching_seconds
-    return 1e3 * host / cycles, 1e3 * launching / cycles
+    waiting = after.waiting_seconds - before.waiting_seconds
+    return 1e3 * host / cycles, 1e3 * launching / cycles, 1e3 * waiting / cycles
 
 
 def interrupt(engine: Engine, stream: Sequence[int], long: Sequence[int], short: Sequence[int]) -> dict[str, float]:

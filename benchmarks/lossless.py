@@ -29,7 +29,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--trees", type=tree, nargs="+", default=trees, metavar="S/K/N",
         help=f"num_steps/topk/num_draft_tokens (default: {' '.join(DEFAULT_TREES)})",
     )  # fmt: skip
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="requests that run together, at most (default: 1 8)")
+    parser.add_argument(
+        "--batch-size",
+        "--batch",
+        dest="batch",
+        type=int,
+        nargs="+",
+        default=[1, 8],
+        help="requests that run together, at most (default: 1 8)",
+    )
     parser.add_argument("--temperature", type=float, default=0.8, help="of the sampled runs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1000, help="of the first prompt's sampled run (default: %(default)s)")
     return parser.parse(arguments)

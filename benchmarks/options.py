@@ -56,4 +56,4 @@ def without_out(arguments: Sequence[str]) -> list[str]:
 
 def show(path: Path) -> str:
     """A path as one would type it here."""
-    return os.path.relpath(path)
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

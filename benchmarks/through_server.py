@@ -8,7 +8,6 @@ batch has rows and waits for all of them; waves of the server and of LLM.generat
 
 import argparse
 import asyncio
-import json
 import re
 import subprocess
 import sys
@@ -22,6 +21,9 @@ from typing import TextIO
 from benchmarks import record
 from benchmarks.engines import BenchmarkError, Spread, alternate, exit_on_error
 from benchmarks.options import BenchmarkParser
+from benchmarks.serving.answers import Request
+from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
+from benchmarks.serving.client import Client
 from jaxspec import LLM, SamplingParams
 from jaxspec.commands.arguments import tree
 from jaxspec.commands.prompts import load_prompts
@@ -43,59 +45,9 @@ class Wave:
         return self.tokens / self.seconds
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where the server listens."""
-
-    host: str
-    port: int
-
-    async def complete(self, prompt: str, max_tokens: int, *, stream: bool) -> tuple[str, int]:
-        """Text and number of tokens of one completion. Hand-made, because a client library would take more time than the server."""
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
-        if stream:
-            body["stream_options"] = {"include_usage": True}
-        payload = json.dumps(body).encode()
-        reader, writer = await asyncio.open_connection(self.host, self.port)
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
-        answer = await reader.read()
-        writer.close()
-        head_, _, rest = answer.partition(b"\r\n\r\n")
-        if b" 200 " not in head_.splitlines()[0]:
-            raise BenchmarkError(f"the server answered {answer[:300]!r}")
-        return streamed(unchunked(rest)) if stream else whole(json.loads(rest))
-
-
-def unchunked(body: bytes) -> bytes:
-    """The content of HTTP's chunked encoding."""
-    parts: list[bytes] = []
-    position = 0
-    while True:
-        end = body.index(b"\r\n", position)
-        size = int(body[position:end], 16)
-        if size == 0:
-            return b"".join(parts)
-        parts.append(body[end + 2 : end + 2 + size])
-        position = end + 2 + size + 2
-
-
-def streamed(body: bytes) -> tuple[str, int]:
-    """Text and tokens of a stream."""
-    *events, done = [line[len("data: ") :] for line in body.decode().split("\n\n") if line]
-    if done != "[DONE]":
-        raise BenchmarkError(f"a stream ended with {done[:200]!r}")
-    chunks = [json.loads(event) for event in events]
-    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]), chunks[-1]["usage"]["completion_tokens"]
-
-
-def whole(answer: dict) -> tuple[str, int]:
-    return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
-
-
 @contextmanager
-def serving(options: argparse.Namespace) -> Iterator[Address]:
-    """A server process of the built-in model, until the block ends."""
+def serving(options: argparse.Namespace) -> Iterator[str]:
+    """The URL of a server process with the built-in model, which ends with the block."""
     spec = options.tree
     flags = [
         f"--speculative-num-steps={spec.num_steps}", f"--speculative-eagle-topk={spec.topk}",
@@ -105,30 +57,30 @@ def serving(options: argparse.Namespace) -> Iterator[Address]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([sys.executable, "-m", "jaxspec.serve", *flags], stderr=log)
         try:
-            yield wait_for_address(process, log)
+            yield wait_for_url(process, log)
         finally:
             process.terminate()
             process.wait(60)
 
 
-def wait_for_address(process: subprocess.Popen, log: TextIO) -> Address:
+def wait_for_url(process: subprocess.Popen, log: TextIO) -> str:
     """Reads the server's log until it says where it listens."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.2)
         log.seek(0)
-        if found := re.search(r"ready at http://([\d.]+):(\d+)", log.read()):
-            return Address(found[1], int(found[2]))
+        if found := re.search(r"ready at (http://[\d.]+:\d+)", log.read()):
+            return found[1]
     log.seek(0)
     raise BenchmarkError(f"the server was not ready: {log.read()[-1000:]}")
 
 
-def measure(llm: LLM, address: Address, prompts: Sequence[str], options: argparse.Namespace) -> list[dict]:
+def measure(llm: LLM, url: str, prompts: Sequence[str], options: argparse.Namespace) -> list[dict]:
     results = []
     for batch in options.batch:
         waves: dict[str, list[Wave]] = {way: [] for way in WAYS}
         for number, way in alternate(WAYS, options.rounds + 1):
-            wave = run_wave(way, llm, address, [prompts[index % len(prompts)] for index in range(batch)], options.max_tokens)
+            wave = run_wave(way, llm, url, [prompts[index % len(prompts)] for index in range(batch)], options.max_tokens)
             if number:  # the first round warms up
                 waves[way].append(wave)
         texts = {way: waves[way][0].texts for way in WAYS}
@@ -145,23 +97,31 @@ def measure(llm: LLM, address: Address, prompts: Sequence[str], options: argpars
     return results
 
 
-def run_wave(way: str, llm: LLM, address: Address, prompts: Sequence[str], max_tokens: int) -> Wave:
+def run_wave(way: str, llm: LLM, url: str, prompts: Sequence[str], max_tokens: int) -> Wave:
     """One batch, one of the WAYS."""
     started = time.perf_counter()
     if way == "generate":
         outputs = llm.generate(prompts, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
         answers = [(output.text, len(output.token_ids)) for output in outputs]
     else:
-        answers = asyncio.run(ask_all(address, prompts, max_tokens, stream=way == "stream"))
+        answers = asyncio.run(ask_all(url, prompts, max_tokens, stream=way == "stream"))
     seconds = time.perf_counter() - started
     return Wave(seconds, sum(tokens for _, tokens in answers), [text for text, _ in answers])
 
 
-async def ask_all(address: Address, prompts: Sequence[str], max_tokens: int, *, stream: bool) -> list[tuple[str, int]]:
-    return await asyncio.gather(*(address.complete(prompt, max_tokens, stream=stream) for prompt in prompts))
+async def ask_all(url: str, prompts: Sequence[str], max_tokens: int, *, stream: bool) -> list[tuple[str, int]]:
+    """Texts and numbers of tokens of all prompts, sent at once. Raises BenchmarkError if one has no answer."""
+    generation = Generation("jaxspec-demo", temperature=0.0, ignore_eos=True, stream=stream, extra_body={})
+    async with Client(url, BACKENDS["openai"], generation, UsageFields.AT_END) as client:
+        answers = await asyncio.gather(*(client.complete(Request(prompt, max_tokens)) for prompt in prompts))
+    for answer in answers:
+        if answer.failure or answer.tokens is None:
+            raise BenchmarkError(f"the server gave no answer: {answer.failure.reason if answer.failure else 'no usage'}")
+    return [(answer.text, answer.tokens or 0) for answer in answers]
 
 
-def show(results: Sequence[dict]) -> str:
+def tables(results: Sequence[dict]) -> dict[str, str]:
+    """Markdown, from the results alone."""
     rows = []
     for result in results:
         speed, share = result["tokens_per_second"], result["share"]
@@ -170,7 +130,7 @@ def show(results: Sequence[dict]) -> str:
             *(str(Spread(share[way]["values"])) for way in WAYS[1:]),
         ])  # fmt: skip
     header = ["requests at once", "LLM.generate, tokens/s", "server", "server, streaming", "share of LLM.generate", "streaming"]
-    return record.table(header, rows)
+    return {"through the server": record.table(header, rows)}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -179,7 +139,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=int, default=32, help="prompts to use (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens to generate per prompt (default: %(default)s)")
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at once (default: 1 8 32)")
+    parser.add_argument(
+        "--batch-size", "--batch", dest="batch", type=int, nargs="+", default=[1, 8, 32], help="requests at once (default: 1 8 32)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
     return parser.parse(arguments)
 
@@ -190,9 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prompts = load_prompts(options.prompts, options.num_prompts)
     llm = LLM(spec=options.tree, max_running_requests=max(options.batch), prefix_cache=False)
     llm.engine.warm_up(progress=True)
-    with serving(options) as address:
-        results = measure(llm, address, [str(prompt) for prompt in prompts.prompts], options)
-    print(f"\n{show(results)}\n")
+    with serving(options) as url:
+        results = measure(llm, url, [str(prompt) for prompt in prompts.prompts], options)
+    print("".join(f"\n{text}\n" for text in tables(results).values()))
     record.write("through_server", options, prompts, results)
     return 0
 

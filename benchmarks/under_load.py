@@ -221,7 +221,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("under-load", __doc__)
     add_common_options(parser, num_prompts=20, rounds=5)
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at once (default: 1 2 4 8 16)")
+    parser.add_argument(
+        "--batch-size",
+        "--batch",
+        dest="batch",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16],
+        help="requests at once (default: 1 2 4 8 16)",
+    )
     parser.add_argument("--requests-per-row", type=int, default=2, help="requests per run, for each one at once (default: 2)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run (default: all)")
     return parser.parse(arguments)

@@ -22,6 +22,7 @@ BENCHMARKS = (
     Benchmark("lossless", "check-lossless over several trees and many prompts, with a record of the result"),
     Benchmark("under-load", "growing batches, the prefix cache, long prompts, the host's share of a cycle"),
     Benchmark("through-server", "what HTTP costs: tokens per second through the server against LLM.generate"),
+    Benchmark("serving", "a load generator for a running server, ours or another: latencies, throughput, goodput, accept length"),
     Benchmark("peers", "against transformers with the same weights and prompts; needs torch"),
     Benchmark("gpu", "on a GPU, at the size of an 8B model: are the kernels right, and how near to its bandwidth are they"),
     Benchmark("conversion", "how fast checkpoints convert and load, and the memory that takes, on a synthetic 8B model"),
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxspec bench: error: {arguments[0][:80]!r} is no benchmark: there is {listed}", file=sys.stderr)
         return 2
 
-    from benchmarks.engines import run_guarded  # loads JAX, as the benchmarks do
+    from benchmarks.engines import run_guarded
 
     return run_guarded(lambda: import_module(chosen.module).main(arguments[1:]))
 

@@ -4,9 +4,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxspec.demo.corpus import heldout_prompts
-from jaxspec.llm import Prompt
+
+if TYPE_CHECKING:
+    from jaxspec.llm import Prompt  # loads JAX
 
 BUILT_IN = "built-in held-out code"
 
@@ -16,7 +19,7 @@ class PromptSet:
     """Prompts and where they come from."""
 
     source: str
-    prompts: list[Prompt]
+    prompts: "list[Prompt]"
 
     @property
     def sha256(self) -> str:
@@ -52,7 +55,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     return PromptSet(str(path), [_from_json(line, f"{path}, prompt {number}") for number, line in enumerate(lines[:count], 1)])
 
 
-def _from_json(line: str, where: str) -> Prompt:
+def _from_json(line: str, where: str) -> "Prompt":
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:

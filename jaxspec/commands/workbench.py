@@ -33,12 +33,12 @@ class Workbench:
         model, draft, token_map = given.model_path, given.speculative_draft_model_path, given.speculative_token_map
         return cls(model, draft, token_map=token_map, dtype=given.dtype, **options)
 
-    def engine(self, spec: SpecConfig, batch: int, context_length: int | None = None) -> Engine:
+    def engine(self, spec: SpecConfig, batch: int, context_length: int | None = None, *, prefix_cache: bool = True) -> Engine:
         """A new engine that runs up to `batch` requests together; it compiles what it needs on its first pass."""
         if spec.num_steps and self.llm.head is None:
             raise ValueError("trees need a draft head: give --draft")
         head = self.llm.head if spec.num_steps else None
-        config = EngineConfig(max_running_requests=batch, context_length=context_length)
+        config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache)
         return Engine(self.llm.target, head, self.llm.tokenizer, spec, config)
 
     def encode(self, prompts: Sequence[Prompt], *, chat: bool = False) -> list[list[int]]:

@@ -164,9 +164,13 @@ class Runner:
 
     def launch_cycle(self, requests: list[Request], spec: SpecConfig) -> Launched:
         """Starts one cycle of these requests."""
-        lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
-        rows, page_table = self._batch(requests, lengths, self.buckets.pages, self._batches(spec))
+        rows, page_table = self.batch_of(requests, spec)
         return self._launch(CycleProgram(len(rows), page_table.shape[1], spec), requests, None, rows, page_table)
+
+    def batch_of(self, requests: list[Request], spec: SpecConfig) -> tuple[np.ndarray, np.ndarray]:
+        """What a cycle takes beside weights and state: the state rows [batch] and page tables [batch, pages] of these requests."""
+        lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
+        return self._batch(requests, lengths, self.buckets.pages, self._batches(spec))
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by what plain cycles of these requests postponed."""

@@ -17,7 +17,7 @@ from benchmarks.gpu.lab import Lab
 from benchmarks.gpu.sizes import FULL, PLAIN, SMALL
 from benchmarks.gpu.state import make_batch
 from benchmarks.gpu.supervisor import GRACE, Supervisor
-from benchmarks.record import RESULTS
+from benchmarks.options import RESULTS
 from jaxspec.capacity import estimate
 from jaxspec.capacity.models import weights_of
 from jaxspec.commands.arguments import tree, tree_name

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu import worker as gpu_worker
 from benchmarks.gpu.lab import Skip
 from benchmarks.gpu.supervisor import Supervisor
-from benchmarks.record import RESULTS
+from benchmarks.options import RESULTS
 
 
 def worker(sections: dict, deadline: float = float("inf")) -> list[dict]:

@@ -1,0 +1,22 @@
+"""The tuner's choice as a file for `jaxspec serve --config`."""
+
+from benchmarks.record import measured_on
+from benchmarks.speculative.tables import best_table
+
+
+def config_file(record: dict) -> str:
+    """YAML: the tree of the smallest batch size, where speculation pays most. If larger ones want another tree or none, the server
+    chooses between them while it runs (--speculative-adaptive)."""
+    batches = record["results"]["batches"]
+    choices = [at["choice"] for at in batches]
+    lines = [f"# {record['command']}", f"# {measured_on(record)}", "#"]
+    lines += [f"# {line}" for line in best_table(record["results"]).splitlines()]
+    tree = next((each for each in choices if each != "plain"), None)
+    if tree is None:
+        lines += ["# Plain decoding was the fastest at every batch size.", "speculative-num-steps: 0"]
+    else:
+        steps, topk, nodes = tree.split("/")
+        lines += [f"speculative-num-steps: {steps}", f"speculative-eagle-topk: {topk}", f"speculative-num-draft-tokens: {nodes}"]
+        if set(choices) != {tree}:
+            lines += ["speculative-adaptive: true"]
+    return "\n".join([*lines, f"max-running-requests: {batches[-1]['batch']}", ""])

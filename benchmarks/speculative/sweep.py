@@ -1,0 +1,106 @@
+"""The engines of a sweep, and what is measured with them: accept lengths, the time of a cycle, whole passes.
+
+All trees share one engine: a tree is just another program, and every request names its own. Plain decoding has an engine without a
+head, which is what one would run instead. Programs exist for the sweep's batch sizes only.
+"""
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.engines import BenchmarkError
+from benchmarks.load import Load, run
+from jaxspec import SamplingParams
+from jaxspec.commands.workbench import Workbench
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.programs import CycleProgram
+
+TIMED_CYCLES = 12
+"""Of one tree in a row, at most."""
+FIRST_CYCLES = 3
+"""Not timed: other requests of the batch may still be in their prefill."""
+
+
+class Sweep:
+    """A model with its head, and prompts, for every tree at every batch size."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        prompts: Sequence[Sequence[int]],
+        trees: Sequence[SpecConfig],
+        batches: Sequence[int],
+        max_tokens: int,
+    ):
+        self.prompts, self.trees, self.batches = prompts, list(trees), sorted(set(batches))
+        self._params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        llm, context = bench.llm, bench.context_for(prompts, max_tokens)
+        sizes: dict[str, Any] = dict(max_running_requests=self.batches[-1], context_length=context, prefix_cache=False)
+        self._plain = Engine(llm.target, None, llm.tokenizer, PLAIN, EngineConfig(**sizes))
+        first, *others = self.trees
+        self._drafting = Engine(
+            llm.target, llm.head, llm.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
+        )  # fmt: skip
+        self._restrict(self.batches)
+
+    def _restrict(self, batches: Sequence[int]) -> None:
+        """A batch of another size is padded to one of these instead of compiled for."""
+        for engine in (self._plain, self._drafting):
+            engine.runner.buckets = engine.runner.buckets._replace(batches=tuple(batches))
+
+    def compile(self, trees: Sequence[SpecConfig], batches: Sequence[int]) -> None:
+        """Compiles the cycles of these trees, and of plain decoding, at these batch sizes, and all prefills."""
+        for engine, specs in ((self._plain, [PLAIN]), (self._drafting, list(trees))):
+            wanted = [
+                program
+                for program in engine.runner.all_programs()
+                if not isinstance(program, CycleProgram) or (program.spec in specs and program.batch in batches)
+            ]
+            engine.runner.programs.compile_all(wanted, progress=True)
+
+    def accept(self, tree: SpecConfig) -> Load:
+        """All prompts once, as many together as the largest batch size has; no other size is compiled for."""
+        self._restrict(self.batches[-1:])
+        load = self._pass(tree, self.batches[-1], self.prompts)
+        self._restrict(self.batches)
+        return load
+
+    def whole(self, tree: SpecConfig, batch: int) -> Load:
+        """Prompts, at least two for every row of the batch, `batch` of them at any time."""
+        count = max(len(self.prompts), 2 * batch)
+        return self._pass(tree, batch, [self.prompts[index % len(self.prompts)] for index in range(count)])
+
+    def _pass(self, tree: SpecConfig, batch: int, prompts: Sequence[Sequence[int]]) -> Load:
+        return run(self._engine(tree), prompts, [self._params] * len(prompts), batch, tree)
+
+    def cycle_seconds(self, tree: SpecConfig, batch: int) -> float:
+        """Median time of a cycle of `batch` requests in the middle of their texts."""
+        engine, cycles = self._engine(tree), self._timed_cycles(tree)
+        requests = [engine.add(self.prompts[index % len(self.prompts)], self._params, tree=tree) for index in range(batch)]
+        while any(request.generated < 2 for request in requests):
+            engine.step()
+        times: list[float] = []
+        while len(times) < cycles and engine.has_work:
+            started = time.perf_counter()
+            engine.step()
+            times.append(time.perf_counter() - started)
+        for request in requests:
+            engine.abort(request.id)
+        while engine.has_work:
+            engine.step()
+        return median(times)
+
+    def _timed_cycles(self, tree: SpecConfig) -> int:
+        """As many as surely come between a request's first cycles and its last, if every draft is accepted."""
+        most = self._params.max_tokens // (tree.num_steps + 1) - FIRST_CYCLES
+        if most < 2:
+            least = (FIRST_CYCLES + 2) * (tree.num_steps + 1)
+            raise BenchmarkError(
+                f"--max-tokens {self._params.max_tokens} are too few to time cycles of {tree}: give {least} or more"
+            )
+        return min(TIMED_CYCLES, most)
+
+    def _engine(self, tree: SpecConfig) -> Engine:
+        return self._plain if tree == PLAIN else self._drafting

@@ -1,0 +1,131 @@
+"""From accept lengths and cycle times to a choice: predict every tree's speed-up, then measure the few that look best.
+
+A tree that accepts a tokens per verification, and whose cycle takes as long as c plain steps, decodes a / c times as fast. Accept
+lengths depend on the text and not on the batch, so one pass per tree tells them for all batch sizes; c takes a dozen cycles.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from tqdm import tqdm
+
+from benchmarks.engines import Spread, check_nothing_compiled
+from benchmarks.load import Load
+from benchmarks.speculative.sweep import Sweep
+from jaxspec.commands.workbench import CompilationCounter, count_equal, depth_acceptance
+from jaxspec.config import PLAIN, SpecConfig
+
+SHORTLIST = 4
+"""Trees per batch size that are measured end to end, at most."""
+CLOSE = 0.9
+"""A tree whose predicted speed-up is below this share of the best one's is not measured."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What one pass over the prompts told about a tree."""
+
+    accept_length: float
+    """Mean tokens per verification, bonus included."""
+    by_depth: list[float]
+    """How often a draft at depth 1, 2, ... was accepted, given that all before it were."""
+    equal: int
+    """Prompts whose tokens are plain decoding's."""
+    prompts: int
+
+    @classmethod
+    def of(cls, load: Load, plain: Load) -> "Acceptance":
+        numbers = sorted(plain.tokens)
+        equal = count_equal([load.tokens[number] for number in numbers], [plain.tokens[number] for number in numbers])
+        return cls(load.accept_length, depth_acceptance(load.verifications), equal, len(numbers))
+
+
+@dataclass
+class Timed:
+    """A tree at one batch size."""
+
+    tree: SpecConfig
+    batch: int
+    cycle_ms: list[float] = field(default_factory=list)
+    cost: list[float] = field(default_factory=list)
+    """Of a cycle, in plain steps that were timed right beside it: the accept length at which the tree breaks even."""
+    tree_passes: list[Load] = field(default_factory=list)
+    """End to end, as far as it was measured; plain_passes ran right beside them."""
+    plain_passes: list[Load] = field(default_factory=list)
+
+    def predicted(self, accept_length: float) -> float:
+        """Speed-up of decoding over plain decoding; prefills are not counted."""
+        return accept_length / median(self.cost)
+
+    @property
+    def speed_ups(self) -> list[float]:
+        """Measured end to end, pair by pair."""
+        pairs = zip(self.tree_passes, self.plain_passes, strict=True)
+        return [tree.tokens_per_second / plain.tokens_per_second for tree, plain in pairs]
+
+
+def acceptances(sweep: Sweep, trees: Sequence[SpecConfig]) -> dict[SpecConfig, Acceptance]:
+    """One pass of every tree, at the largest batch size."""
+    sweep.compile(trees, sweep.batches[-1:])
+    plain = sweep.accept(PLAIN)
+    with tqdm(trees, desc="accept lengths", unit="tree") as bar:
+        return {tree: Acceptance.of(sweep.accept(tree), plain) for tree in bar}
+
+
+def cycle_times(sweep: Sweep, trees: Sequence[SpecConfig], batch: int, rounds: int) -> list[Timed]:
+    """Every tree's cycle in plain steps, `rounds` times, each beside plain cycles."""
+    timed = [Timed(tree, batch) for tree in trees]
+    with tqdm(total=rounds * len(trees), desc=f"batch {batch}: cycle times", unit="tree") as bar:
+        for each in in_turn(timed, rounds):
+            plain, seconds = sweep.cycle_seconds(PLAIN, batch), sweep.cycle_seconds(each.tree, batch)
+            each.cycle_ms.append(1e3 * seconds)
+            each.cost.append(seconds / plain)
+            bar.update()
+    return timed
+
+
+def shortlist(timed: Sequence[Timed], accept_lengths: dict[SpecConfig, float]) -> list[Timed]:
+    """The trees worth measuring end to end, the most promising first; at least one."""
+    ranked = sorted(timed, key=lambda each: each.predicted(accept_lengths[each.tree]), reverse=True)
+    best = ranked[0].predicted(accept_lengths[ranked[0].tree])
+    return [each for each in ranked[:SHORTLIST] if each.predicted(accept_lengths[each.tree]) >= CLOSE * best]
+
+
+def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, counter: CompilationCounter) -> None:
+    """Whole passes of these trees, each beside one of plain decoding, which comes first every other round."""
+    for tree in (PLAIN, *(each.tree for each in timed)):
+        sweep.whole(tree, batch)
+    before, number = counter.count, 0
+    with tqdm(total=rounds * len(timed), desc=f"batch {batch}: timed pairs", unit="pair") as bar:
+        for each in in_turn(timed, rounds):
+            pair = [(PLAIN, each.plain_passes), (each.tree, each.tree_passes)]
+            for tree, passes in pair if number % 2 == 0 else reversed(pair):
+                passes.append(sweep.whole(tree, batch))
+            number += 1
+            bar.update()
+    check_nothing_compiled(counter, before)
+
+
+def in_turn(timed: Sequence[Timed], rounds: int) -> Iterator[Timed]:
+    """Each once per round, in turned order every other round."""
+    for number in range(rounds):
+        yield from timed if number % 2 == 0 else reversed(timed)
+
+
+def choice(candidates: Sequence[Timed]) -> Timed | None:
+    """The fastest of those that were measured; None: plain decoding is faster than all."""
+    best = max(candidates, key=lambda each: median(each.speed_ups))
+    return best if median(best.speed_ups) > 1 else None
+
+
+def describe(each: Timed, accept_length: float | None) -> dict:
+    """For JSON."""
+    described: dict = {"tree": str(each.tree), "cycle_ms": median(each.cycle_ms), "cost": Spread(each.cost).describe()}
+    if accept_length is not None:
+        described["predicted_speed_up"] = each.predicted(accept_length)
+    if each.tree_passes:
+        described["speed_up"] = Spread(each.speed_ups).describe()
+        described["tokens_per_second"] = Spread([load.tokens_per_second for load in each.tree_passes]).describe()
+        described["plain_tokens_per_second"] = Spread([load.tokens_per_second for load in each.plain_passes]).describe()
+    return described

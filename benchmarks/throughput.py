@@ -1,0 +1,240 @@
+"""Offline throughput: the same prompts with and without speculation, in one process, in alternating pairs, per batch size.
+
+Tells tokens per second and the speed-up of every pair, accept length (mean, by depth, histogram), verifications, where the
+time of a cycle goes (host, launching, waiting; draft, verify, commit, extend), and memory. Requests go through the engine as
+`LLM.generate` sends them. Compiling and one pass of each come before; a compilation while time is taken is an error.
+
+Examples:
+    python -m benchmarks.throughput --tree 3/1/4
+    python -m benchmarks.throughput --prompts mt_bench.jsonl --chat --batch-size 1 8 32 --max-tokens 256
+    python -m benchmarks.throughput --model-path DIR --draft DIR --temperature 0.8
+"""
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from benchmarks import memory, record
+from benchmarks.engines import Spread, alternate, check_nothing_compiled, exit_on_error
+from benchmarks.load import Load, run
+from benchmarks.options import BenchmarkParser, add_common_options
+from benchmarks.stages import Batch, time_parts
+from jaxspec import SamplingParams
+from jaxspec.commands.arguments import add_tree_options, chosen_tree, whole
+from jaxspec.commands.prompts import load_prompts
+from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance
+from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.engine.device_state import merger
+from jaxspec.engine.engine import Engine
+from jaxspec.llm import default_tree
+
+PLAIN_MODE, TREE_MODE = "plain", "speculation"
+PART_SAMPLES = 20
+PEAKS = ("process_peak_bytes", "device_peak_bytes")
+"""Of this process, in which both engines live, while time was taken; of the device since the start."""
+
+
+def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig, batch: int, options: argparse.Namespace) -> dict:
+    """One batch size: pairs of passes, then the parts of a cycle. For JSON."""
+    wanted = [prompts[index % len(prompts)] for index in range(max(len(prompts), 2 * batch))]
+    params = [sampling(options, index) for index in range(len(wanted))]
+    engines = {
+        mode: bench.engine(tree, batch, bench.context_for(prompts, options.max_tokens), prefix_cache=False)
+        for mode, tree in ((PLAIN_MODE, PLAIN), (TREE_MODE, spec))
+    }
+    for mode in (bar := tqdm(engines, desc=f"batch {batch}: compiling, untimed pass", unit="engine")):
+        bar.set_postfix_str(mode)
+        run(engines[mode], wanted, params, batch)
+    counter, loads = CompilationCounter(), {mode: list[Load]() for mode in engines}
+    memory.restart_peak()
+    for _, mode in tqdm(list(alternate(list(engines), options.rounds)), desc=f"batch {batch}: timed", unit="pass"):
+        loads[mode].append(run(engines[mode], wanted, params, batch))
+    check_nothing_compiled(counter, before=0)
+    peaks = memory.peaks()
+    plain, tree = loads[PLAIN_MODE], loads[TREE_MODE]
+    tokens = [[each[0].tokens[number] for number in range(len(wanted))] for each in (tree, plain)]
+    return {
+        "batch": batch,
+        "requests": len(wanted),
+        "speed_up": Spread(record.shares(speeds(tree), speeds(plain))).describe(),
+        "decode_speed_up": Spread(record.shares(decode_speeds(tree), decode_speeds(plain))).describe(),
+        "equal_to_plain": count_equal(*tokens),
+        "acceptance": describe_acceptance(tree[0]),
+        "modes": {mode: describe_passes(passes) for mode, passes in loads.items()},
+        "parts_ms": {mode: time_cycle_parts(engines[mode], bench, wanted[:batch], params[:batch]) for mode in engines},
+        "memory": {mode: memory.of_engine(engine) for mode, engine in engines.items()} | peaks,
+    }
+
+
+def sampling(options: argparse.Namespace, index: int) -> SamplingParams:
+    """Parameters of one prompt; the same text with and without speculation, because the seed is fixed."""
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, ignore_eos=True)
+    return params if options.temperature == 0 else replace(params, seed=options.seed + index)
+
+
+def speeds(loads: Sequence[Load]) -> list[float]:
+    return [load.tokens_per_second for load in loads]
+
+
+def decode_speeds(loads: Sequence[Load]) -> list[float]:
+    return [load.decode_tokens_per_second for load in loads]
+
+
+def describe_passes(loads: Sequence[Load]) -> dict:
+    """Speeds and times over the passes of one mode."""
+    return {
+        "tokens_per_second": Spread(speeds(loads)).describe(),
+        "decode_tokens_per_second": Spread(decode_speeds(loads)).describe(),
+        "first_token_ms": Spread([1e3 * median(load.first_token.values()) for load in loads]).describe(),
+        "cycles": loads[0].cycles,
+        "verifications": len(loads[0].verifications),
+        "per_cycle_ms": {
+            name: Spread([vars(load)[f"{name}_ms"] for load in loads]).describe() for name in ("host", "launch", "wait")
+        },
+    }  # fmt: skip
+
+
+def describe_acceptance(load: Load) -> dict:
+    """How many tokens the verifications of a pass gave."""
+    lengths = load.verifications
+    return {
+        "accept_length": load.accept_length,
+        "by_depth_given_parent": depth_acceptance(lengths),
+        "verifications_by_tokens": dict(sorted(Counter(lengths).items())),
+    }
+
+
+def time_cycle_parts(
+    engine: Engine, bench: Workbench, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> dict[str, dict]:
+    """Milliseconds of draft, verify, commit and extend, of these requests in the middle of their texts. The engine is used up."""
+    requests = [engine.add(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    while any(request.generated < 2 for request in requests):
+        engine.step()
+    runner = engine.runner
+    head = bench.llm.head if engine.spec.num_steps else None
+    merge = merger(bench.llm.target, head, engine.config.attention_kernel)
+    batch = Batch(runner.state, *runner.batch_of(requests, engine.spec))
+    parts, runner.state = time_parts(merge, runner.params, batch, engine.spec, in_milliseconds)
+    return {part: Spread(values).describe() for part, values in parts.items()}
+
+
+def in_milliseconds(call: Callable[[], Any]) -> list[float]:
+    """Several calls, each waited for, after two untimed ones."""
+    times = []
+    for _ in range(PART_SAMPLES + 2):
+        started = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(1e3 * (time.perf_counter() - started))
+    return times[2:]
+
+
+def tables(results: dict[str, Any]) -> dict[str, str]:
+    """`speed`, `acceptance`, `time`, `memory`."""
+    rows: dict[str, list[list[str]]] = {"speed": [], "acceptance": [], "time": [], "memory": []}
+    depth = max(len(each["acceptance"]["by_depth_given_parent"]) for each in results["batches"])
+    parts = list(results["batches"][0]["parts_ms"][TREE_MODE])
+    for each in results["batches"]:
+        for mode, name in ((PLAIN_MODE, "plain"), (TREE_MODE, results["tree"])):
+            rows["speed"].append(speed_row(each, mode, name))
+            rows["time"].append(time_row(each, mode, name, parts))
+            used = each["memory"][mode]
+            peaks = [megabytes(each["memory"][kind]) if kind in each["memory"] else "" for kind in PEAKS]
+            rows["memory"].append([str(each["batch"]), name, *(megabytes(used[kind]) for kind in used), *peaks])
+        rows["acceptance"].append(acceptance_row(each, depth))
+    headers: dict[str, list[str]] = {
+        "speed": ["batch", "", "tokens/s", "of one request, decoding", "first token, ms", "speed-up (min..max)", "decoding alone"],
+        "acceptance": [
+            "batch",
+            "verifications",
+            "accept length",
+            *(f"depth {number + 1}" for number in range(depth)),
+            "tokens: count",
+        ],
+        "time": ["batch", "", "host, ms per cycle", "launching", "waiting", *(f"{part}, ms" for part in parts)],
+        "memory": [
+            "batch",
+            "",
+            "weights, MB",
+            "caches and state, MB",
+            "temporaries, MB",
+            "peak of the process (both)",
+            "of the device (both)",
+        ],
+    }
+    return {name: record.table(headers[name], rows[name]) for name in headers}
+
+
+def speed_row(each: dict, mode: str, name: str) -> list[str]:
+    figures = [
+        f"{each['modes'][mode][kind]['median']:.1f}" for kind in ("tokens_per_second", "decode_tokens_per_second", "first_token_ms")
+    ]
+    ratios = [str(Spread(each[kind]["values"])) if mode == TREE_MODE else "1.00" for kind in ("speed_up", "decode_speed_up")]
+    return [str(each["batch"]), name, *figures, *ratios]
+
+
+def time_row(each: dict, mode: str, name: str, parts: Sequence[str]) -> list[str]:
+    cycle = [f"{each['modes'][mode]['per_cycle_ms'][kind]['median']:.2f}" for kind in ("host", "launch", "wait")]
+    times = each["parts_ms"][mode]
+    return [str(each["batch"]), name, *cycle, *(f"{times[part]['median']:.2f}" if part in times else "" for part in parts)]
+
+
+def acceptance_row(each: dict, depth: int) -> list[str]:
+    accepted = each["acceptance"]
+    rates = [f"{rate:.0%}" for rate in accepted["by_depth_given_parent"]]
+    counts = ", ".join(f"{tokens}: {count}" for tokens, count in accepted["verifications_by_tokens"].items())
+    verifications = each["modes"][TREE_MODE]["verifications"]
+    return [
+        str(each["batch"]),
+        str(verifications),
+        f"{accepted['accept_length']:.2f}",
+        *rates,
+        *[""] * (depth - len(rates)),
+        counts,
+    ]
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f}"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = BenchmarkParser("throughput", __doc__)
+    add_common_options(parser, num_prompts=10, rounds=5)
+    add_tree_options(parser)
+    parser.add_argument("--batch-size", type=whole(1), nargs="+", default=[1], help="requests at any time (default: 1)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, greedy, by default")
+    parser.add_argument("--seed", type=int, default=1000, help="of the first prompt, if it is sampled (default: %(default)s)")
+    return parser.parse(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 if any text differs from plain decoding's."""
+    options = parse(arguments)
+    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    bench = Workbench.of(options)
+    spec = chosen_tree(options) or default_tree(bench.llm.head)
+    if not spec.num_steps:
+        raise ValueError("there is nothing to compare with plain decoding: give a tree and a draft head")
+    encoded = bench.encode(prompts.prompts, chat=options.chat)
+    results = {"tree": str(spec), "batches": [measure(bench, encoded, spec, batch, options) for batch in options.batch_size]}
+    print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
+    different = [each for each in results["batches"] if each["equal_to_plain"] < each["requests"]]
+    for each in different:
+        total = each["requests"]
+        print(
+            f"batch {each['batch']}: {each['equal_to_plain']} of {total} texts equal plain decoding's; see jaxspec check-lossless"
+        )
+    record.write("throughput", options, prompts, results)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    exit_on_error(main)
