@@ -4,9 +4,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from jaxspec.commands.workbench import CompilationCounter
+if TYPE_CHECKING:
+    from jaxspec.commands.workbench import CompilationCounter  # loads JAX, which a benchmark of a running server does without
 
 
 class BenchmarkError(Exception):
@@ -27,7 +28,7 @@ class Spread:
         return {"median": median(self.values), "min": min(self.values), "max": max(self.values), "values": self.values}
 
 
-def check_nothing_compiled(counter: CompilationCounter, before: int) -> None:
+def check_nothing_compiled(counter: "CompilationCounter", before: int) -> None:
     """Raises BenchmarkError if anything was compiled since the count was `before`."""
     if counter.count != before:
         raise BenchmarkError(f"{counter.count - before} programs were compiled while time was taken, so the figures are worthless")

@@ -23,7 +23,6 @@ from benchmarks.engines import BenchmarkError, Spread, alternate, exit_on_error
 from benchmarks.options import BenchmarkParser
 from benchmarks.serving.answers import Request
 from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
-from benchmarks.serving.client import Client
 from jaxspec import LLM, SamplingParams
 from jaxspec.commands.arguments import tree
 from jaxspec.commands.prompts import load_prompts
@@ -111,6 +110,8 @@ def run_wave(way: str, llm: LLM, url: str, prompts: Sequence[str], max_tokens: i
 
 async def ask_all(url: str, prompts: Sequence[str], max_tokens: int, *, stream: bool) -> list[tuple[str, int]]:
     """Texts and numbers of tokens of all prompts, sent at once. Raises BenchmarkError if one has no answer."""
+    from benchmarks.serving.client import Client  # needs aiohttp, which the table does without
+
     generation = Generation("jaxspec-demo", temperature=0.0, ignore_eos=True, stream=stream, extra_body={})
     async with Client(url, BACKENDS["openai"], generation, UsageFields.AT_END) as client:
         answers = await asyncio.gather(*(client.complete(Request(prompt, max_tokens)) for prompt in prompts))
