@@ -55,6 +55,7 @@ class Answer:
     accept_length: float | None = None
     """Mean tokens per verification of this request."""
     accept_length_source: str | None = None
+    finish_reason: str | None = None
     failure: Failure | None = None
 
     @property

@@ -47,6 +47,7 @@ class Piece(NamedTuple):
     accept_length_source: str | None = None
     has_choice: bool = True
     """Is it about the completion? OpenAI's last chunk only sums up."""
+    finish_reason: str | None = None
 
 
 class Backend(ABC):
@@ -55,6 +56,8 @@ class Backend(ABC):
     path: str
     is_cumulative = False
     """Does every event repeat the text before it?"""
+    has_stream_options = True
+    """Are tokens counted only for those who ask?"""
 
     @abstractmethod
     def body(self, request: Request, generation: Generation, usage: UsageFields) -> dict[str, Any]:
@@ -90,11 +93,11 @@ class Completions(Backend):
         return choice["text"] or ""
 
     def piece(self, event: dict[str, Any]) -> Piece:
-        text = "".join(self.text(choice) for choice in event["choices"])
-        usage = event.get("usage") or {}
-        return Piece(
-            text, count(usage, "completion_tokens"), count(usage, "prompt_tokens"), *accept_length(event), bool(event["choices"])
-        )
+        choices, usage = event["choices"], event.get("usage") or {}
+        text = "".join(self.text(choice) for choice in choices)
+        counts = count(usage, "completion_tokens"), count(usage, "prompt_tokens")
+        reason = next((choice["finish_reason"] for choice in choices if choice.get("finish_reason")), None)
+        return Piece(text, *counts, *accept_length(event), has_choice=bool(choices), finish_reason=reason)
 
 
 class ChatCompletions(Completions):
@@ -117,6 +120,7 @@ class Generate(Backend):
 
     path = "/generate"
     is_cumulative = True
+    has_stream_options = False
 
     def body(self, request: Request, generation: Generation, usage: UsageFields) -> dict[str, Any]:
         prompt = {"text": request.prompt} if isinstance(request.prompt, str) else {"input_ids": request.prompt}
@@ -127,9 +131,10 @@ class Generate(Backend):
 
     def piece(self, event: dict[str, Any]) -> Piece:
         meta = event["meta_info"]
-        length = meta.get("spec_accept_length")
+        length, reason = number(meta.get("spec_accept_length")), meta.get("finish_reason")
         source = None if length is None else "meta_info.spec_accept_length"
-        return Piece(event["text"] or "", count(meta, "completion_tokens"), count(meta, "prompt_tokens"), number(length), source)
+        counts = count(meta, "completion_tokens"), count(meta, "prompt_tokens")
+        return Piece(event["text"] or "", *counts, length, source, finish_reason=reason["type"] if reason else None)
 
 
 def count(fields: dict[str, Any], name: str) -> int | None:

@@ -32,6 +32,8 @@ HINTS = {
     429: "the server turns requests away: lower --max-concurrency",
     503: "the server is not ready, or has too much to do",
 }
+CUT_OFF = ("abort", "error", "timeout")
+"""Reasons to finish that are no end of a completion."""
 SHAPE_ERRORS = (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError, IndexError)
 """What looking into JSON of another shape raises."""
 
@@ -75,8 +77,7 @@ class Client:
             async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
                 await self._check(response)
                 await (self._read_stream(response, answer) if answer.is_stream else self._read_whole(response, answer))
-            if not answer.tokens and (answer.tokens == 0 or not answer.text):
-                raise FailedRequest("no tokens: the answer is empty", "check the prompt, or give --ignore-eos")
+            check_complete(answer)
         except FailedRequest as error:
             answer.failure = error.failure._replace(reason=self._without_secrets(str(error)))
         except EventTooLarge as error:
@@ -188,9 +189,18 @@ def take(answer: Answer, piece: Piece, now: float, *, is_cumulative: bool) -> No
         answer.chunks.append(Chunk(now, brought))
     answer.text = text
     answer.tokens = answer.tokens if piece.tokens is None else piece.tokens
+    answer.finish_reason = piece.finish_reason or answer.finish_reason
     answer.prompt_tokens = answer.prompt_tokens if piece.prompt_tokens is None else piece.prompt_tokens
     if piece.accept_length is not None:
         answer.accept_length, answer.accept_length_source = piece.accept_length, piece.accept_length_source
+
+
+def check_complete(answer: Answer) -> None:
+    """Raises FailedRequest for an answer that ended without an error, but not because the model was done."""
+    if answer.finish_reason in CUT_OFF:
+        raise FailedRequest(f"the server ended the request: finish_reason is {answer.finish_reason}")
+    if not answer.tokens and (answer.tokens == 0 or not answer.text):
+        raise FailedRequest("no tokens: the answer is empty", "check the prompt, or give --ignore-eos")
 
 
 def error_message(text: str, content_type: str) -> str:

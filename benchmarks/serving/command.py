@@ -150,7 +150,7 @@ def described(options: argparse.Namespace, workload: "Workload", client: "Client
         "stream": client.generation.stream,
         "temperature": options.temperature,
         "ignore_eos": options.ignore_eos,
-        "usage_fields": None if client.backend.is_cumulative else client.usage.value,
+        "usage_fields": client.usage.value if client.backend.has_stream_options else None,
     }
 
 

@@ -33,7 +33,7 @@ async def probe(client: Client, request: Request, url: str) -> Answer:
         answer = await client.complete(request)
         if answer.failure is None:
             return answer
-        is_about_usage = answer.failure.status in REFUSED and client.generation.stream and not client.backend.is_cumulative
+        is_about_usage = answer.failure.status in REFUSED and client.generation.stream and client.backend.has_stream_options
         if not is_about_usage or client.usage is kinds[-1]:
             raise BenchmarkError(sentence(url, answer.failure))
         client.usage = kinds[kinds.index(client.usage) + 1]
