@@ -5,9 +5,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options
+from jaxspec.sampling_params import SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,6 +38,20 @@ def add_common_options(parser: BenchmarkParser, *, num_prompts: int, max_tokens:
     add_prompt_options(parser, num_prompts=num_prompts, max_tokens=max_tokens)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, metavar="N", help="timed runs of each (default: %(default)s)")
+
+
+def add_sampling_options(parser: BenchmarkParser) -> None:
+    """Greedy, unless a temperature is given."""
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, greedy, by default")
+    parser.add_argument(
+        "--seed", type=int, default=1000, metavar="N", help="of the first prompt, if sampled (default: %(default)s)"
+    )
+
+
+def sampling_params(options: argparse.Namespace, count: int) -> list[SamplingParams]:
+    """Parameters of `count` prompts, all of the same length. Seeds are fixed: with and without speculation the text is the same."""
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, ignore_eos=True)
+    return [params if options.temperature == 0 else replace(params, seed=options.seed + index) for index in range(count)]
 
 
 def shortened(argument: str) -> str:

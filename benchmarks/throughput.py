@@ -14,17 +14,17 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from tqdm import tqdm
 
 from benchmarks import memory, record
 from benchmarks.engines import Spread, alternate, check_nothing_compiled, exit_on_error
 from benchmarks.load import Load, run
-from benchmarks.options import BenchmarkParser, add_common_options
+from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params
 from benchmarks.stages import Batch, time_parts
 from jaxspec import SamplingParams
 from jaxspec.commands.arguments import add_tree_options, chosen_tree, whole
@@ -44,7 +44,7 @@ PEAKS = ("process_peak_bytes", "device_peak_bytes")
 def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig, batch: int, options: argparse.Namespace) -> dict:
     """One batch size: pairs of passes, then the parts of a cycle. For JSON."""
     wanted = [prompts[index % len(prompts)] for index in range(max(len(prompts), 2 * batch))]
-    params = [sampling(options, index) for index in range(len(wanted))]
+    params = sampling_params(options, len(wanted))
     engines = {
         mode: bench.engine(tree, batch, bench.context_for(prompts, options.max_tokens), prefix_cache=False)
         for mode, tree in ((PLAIN_MODE, PLAIN), (TREE_MODE, spec))
@@ -71,12 +71,6 @@ def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig
         "parts_ms": {mode: time_cycle_parts(engines[mode], bench, wanted[:batch], params[:batch]) for mode in engines},
         "memory": {mode: memory.of_engine(engine) for mode, engine in engines.items()} | peaks,
     }
-
-
-def sampling(options: argparse.Namespace, index: int) -> SamplingParams:
-    """Parameters of one prompt; the same text with and without speculation, because the seed is fixed."""
-    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, ignore_eos=True)
-    return params if options.temperature == 0 else replace(params, seed=options.seed + index)
 
 
 def speeds(loads: Sequence[Load]) -> list[float]:
@@ -121,7 +115,7 @@ def time_cycle_parts(
     runner = engine.runner
     head = bench.llm.head if engine.spec.num_steps else None
     merge = merger(bench.llm.target, head, engine.config.attention_kernel)
-    batch = Batch(runner.state, *runner.batch_of(requests, engine.spec))
+    batch = Batch(runner.state, *map(jnp.asarray, runner.batch_of(requests, engine.spec)))
     parts, runner.state = time_parts(merge, runner.params, batch, engine.spec, in_milliseconds)
     return {part: Spread(values).describe() for part, values in parts.items()}
 
@@ -210,8 +204,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_common_options(parser, num_prompts=10, rounds=5)
     add_tree_options(parser)
     parser.add_argument("--batch-size", type=whole(1), nargs="+", default=[1], help="requests at any time (default: 1)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, greedy, by default")
-    parser.add_argument("--seed", type=int, default=1000, help="of the first prompt, if it is sampled (default: %(default)s)")
+    add_sampling_options(parser)
     return parser.parse(arguments)
 
 
@@ -224,9 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not spec.num_steps:
         raise ValueError("there is nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
-    results = {"tree": str(spec), "batches": [measure(bench, encoded, spec, batch, options) for batch in options.batch_size]}
+    batches = [measure(bench, encoded, spec, batch, options) for batch in options.batch_size]
+    results = {"tree": str(spec), "batches": batches}
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
-    different = [each for each in results["batches"] if each["equal_to_plain"] < each["requests"]]
+    different = [each for each in batches if each["equal_to_plain"] < each["requests"]]
     for each in different:
         total = each["requests"]
         print(

@@ -165,6 +165,8 @@ class EngineConfig:
     """Requests that wait, at most; further ones are refused. None: any number."""
     adaptive: bool = False
     """Choose the draft tree, or plain decoding, before every cycle, by what was measured: speculation never loses."""
+    adaptive_trees: tuple[SpecConfig, ...] = ()
+    """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps."""
     request_trees: tuple[SpecConfig, ...] = ()
     """Further trees, which single requests may ask for; SpecConfig(num_steps=0) lets them turn speculation off."""
     draft_window_size: int | None = None
@@ -195,8 +197,11 @@ class EngineConfig:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         if self.max_waiting_requests is not None and self.max_waiting_requests < 1:
             raise ValueError(f"max_waiting_requests must be at least 1, got {self.max_waiting_requests}")
-        if not all(isinstance(tree, SpecConfig) for tree in self.request_trees):
-            raise ValueError(f"request_trees must be SpecConfigs, got {self.request_trees!r:.200}")
+        for name in ("request_trees", "adaptive_trees"):
+            if not all(isinstance(tree, SpecConfig) for tree in getattr(self, name)):
+                raise ValueError(f"{name} must be SpecConfigs, got {getattr(self, name)!r:.200}")
+        if self.adaptive_trees and not self.adaptive:
+            raise ValueError("adaptive_trees are for an engine that chooses: set adaptive too")
         if self.attention_kernel not in (None, *ATTENTION_KERNELS):
             raise ValueError(f"attention_kernel must be one of {', '.join(ATTENTION_KERNELS)}, got {self.attention_kernel!r}")
         if self.draft_window_size is not None and self.draft_window_size < 1:
@@ -209,7 +214,14 @@ class EngineConfig:
     @property
     def head_options(self) -> tuple[str, ...]:
         """The fields that are set and mean nothing without a draft head."""
-        names = ("adaptive", "draft_window_size", "draft_sink_size", "accept_threshold_single", "accept_threshold_acc")
+        names = (
+            "adaptive",
+            "adaptive_trees",
+            "draft_window_size",
+            "draft_sink_size",
+            "accept_threshold_single",
+            "accept_threshold_acc",
+        )
         return tuple(name for name in names if getattr(self, name) != getattr(EngineConfig, name))
 
     @property

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks import record
 from benchmarks.engines import exit_on_error
-from benchmarks.options import BenchmarkParser, add_common_options, show
+from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params, show
 from benchmarks.speculative.config_file import config_file
 from benchmarks.speculative.grid import dominated, grid
 from benchmarks.speculative.simulated import describe_simulated, random_head
@@ -79,6 +79,7 @@ def simulate(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, accept_leng
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("speculative", __doc__)
     add_common_options(parser, num_prompts=10, max_tokens=100, rounds=3)
+    add_sampling_options(parser)
     sizes = parser.add_argument_group("trees and batch sizes: every combination, as in SGLang's bench_speculative")
     sizes.add_argument("--batch-size", type=whole(1), nargs="+", default=[1, 2, 4, 8, 16], help="(default: 1 2 4 8 16)")
     sizes.add_argument("--steps", type=whole(0), nargs="+", default=[1, 3, 5, 7], help="(default: 1 3 5 7)")
@@ -122,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench.llm.head = random_head(bench.llm.target)
     if bench.llm.head is None:
         raise ValueError("trees need a draft head: give --draft, or --simulate-accept-length if there is none")
-    sweep = Sweep(bench, bench.encode(prompts.prompts, chat=options.chat), trees, options.batch_size, options.max_tokens)
+    encoded = bench.encode(prompts.prompts, chat=options.chat)
+    sweep = Sweep(bench, encoded, trees, options.batch_size, sampling_params(options, len(encoded)))
+    for each in trees:
+        sweep.timed_cycles(each)  # an error now is better than one in half an hour
     print(f"{len(trees)} trees at batch {', '.join(map(str, sweep.batches))}: {' '.join(map(str, trees))}", flush=True)
     if options.simulate_accept_length:
         results = simulate(sweep, trees, options.rounds, options.simulate_accept_length)

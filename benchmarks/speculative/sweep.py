@@ -4,6 +4,7 @@ All trees share one engine: a tree is just another program, and every request na
 head, which is what one would run instead. Programs exist for the sweep's batch sizes only.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -32,17 +33,19 @@ class Sweep:
         prompts: Sequence[Sequence[int]],
         trees: Sequence[SpecConfig],
         batches: Sequence[int],
-        max_tokens: int,
+        params: Sequence[SamplingParams],
     ):
         self.prompts, self.trees, self.batches = prompts, list(trees), sorted(set(batches))
-        self._params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        llm, context = bench.llm, bench.context_for(prompts, max_tokens)
+        self._params = list(params)
+        self._max_tokens = max(each.max_tokens for each in params)
+        llm, context = bench.llm, bench.context_for(prompts, self._max_tokens)
         sizes: dict[str, Any] = dict(max_running_requests=self.batches[-1], context_length=context, prefix_cache=False)
         self._plain = Engine(llm.target, None, llm.tokenizer, PLAIN, EngineConfig(**sizes))
         first, *others = self.trees
         self._drafting = Engine(
             llm.target, llm.head, llm.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
         )  # fmt: skip
+        self._drafting.trees.own = self._drafting.trees.all  # all at every batch size, as trees of single requests are not
         self._restrict(self.batches)
 
     def _restrict(self, batches: Sequence[int]) -> None:
@@ -51,34 +54,39 @@ class Sweep:
             engine.runner.buckets = engine.runner.buckets._replace(batches=tuple(batches))
 
     def compile(self, trees: Sequence[SpecConfig], batches: Sequence[int]) -> None:
-        """Compiles the cycles of these trees, and of plain decoding, at these batch sizes, and all prefills."""
+        """Compiles the cycles of these trees, and of plain decoding, at these batch sizes. Prefills compile when they are needed:
+        untimed passes come first."""
         for engine, specs in ((self._plain, [PLAIN]), (self._drafting, list(trees))):
             wanted = [
                 program
                 for program in engine.runner.all_programs()
-                if not isinstance(program, CycleProgram) or (program.spec in specs and program.batch in batches)
+                if isinstance(program, CycleProgram) and program.spec in specs and program.batch in batches
             ]
             engine.runner.programs.compile_all(wanted, progress=True)
 
     def accept(self, tree: SpecConfig) -> Load:
         """All prompts once, as many together as the largest batch size has; no other size is compiled for."""
         self._restrict(self.batches[-1:])
-        load = self._pass(tree, self.batches[-1], self.prompts)
+        load = self._pass(tree, self.batches[-1], len(self.prompts))
         self._restrict(self.batches)
         return load
 
     def whole(self, tree: SpecConfig, batch: int) -> Load:
         """Prompts, at least two for every row of the batch, `batch` of them at any time."""
-        count = max(len(self.prompts), 2 * batch)
-        return self._pass(tree, batch, [self.prompts[index % len(self.prompts)] for index in range(count)])
+        return self._pass(tree, batch, max(len(self.prompts), 2 * batch))
 
-    def _pass(self, tree: SpecConfig, batch: int, prompts: Sequence[Sequence[int]]) -> Load:
-        return run(self._engine(tree), prompts, [self._params] * len(prompts), batch, tree)
+    def _pass(self, tree: SpecConfig, batch: int, count: int) -> Load:
+        prompts, params = zip(*self._requests(count), strict=True)
+        return run(self._engine(tree), prompts, params, batch, tree)
+
+    def _requests(self, count: int) -> list[tuple[Sequence[int], SamplingParams]]:
+        """So many prompts with their parameters, over and over again."""
+        return list(itertools.islice(itertools.cycle(zip(self.prompts, self._params, strict=True)), count))
 
     def cycle_seconds(self, tree: SpecConfig, batch: int) -> float:
         """Median time of a cycle of `batch` requests in the middle of their texts."""
-        engine, cycles = self._engine(tree), self._timed_cycles(tree)
-        requests = [engine.add(self.prompts[index % len(self.prompts)], self._params, tree=tree) for index in range(batch)]
+        engine, cycles = self._engine(tree), self.timed_cycles(tree)
+        requests = [engine.add(prompt, params, tree=tree) for prompt, params in self._requests(batch)]
         while any(request.generated < 2 for request in requests):
             engine.step()
         times: list[float] = []
@@ -92,14 +100,15 @@ class Sweep:
             engine.step()
         return median(times)
 
-    def _timed_cycles(self, tree: SpecConfig) -> int:
-        """As many as surely come between a request's first cycles and its last, if every draft is accepted."""
-        most = self._params.max_tokens // (tree.num_steps + 1) - FIRST_CYCLES
+    def timed_cycles(self, tree: SpecConfig) -> int:
+        """As many as surely come between a request's first cycles and its last, if every draft is accepted.
+
+        Raises BenchmarkError if that is not even two.
+        """
+        most = self._max_tokens // (tree.num_steps + 1) - FIRST_CYCLES
         if most < 2:
             least = (FIRST_CYCLES + 2) * (tree.num_steps + 1)
-            raise BenchmarkError(
-                f"--max-tokens {self._params.max_tokens} are too few to time cycles of {tree}: give {least} or more"
-            )
+            raise BenchmarkError(f"--max-tokens {self._max_tokens} are too few to time cycles of {tree}: give {least} or more")
         return min(TIMED_CYCLES, most)
 
     def _engine(self, tree: SpecConfig) -> Engine:

@@ -45,7 +45,7 @@ class Engine:
             raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
         if head is not None:
             vocabulary = head.config.draft_vocab_size or target.config.vocab_size
-            widest = max(tree.topk for tree in (spec, *config.request_trees))
+            widest = max(tree.topk for tree in (spec, *config.request_trees, *config.adaptive_trees))
             if widest > vocabulary:
                 raise ValueError(f"topk={widest} is more than the {vocabulary} tokens that the head drafts among: lower topk")
         self.config, self.spec, self.tokenizer, self.clock = config, spec, tokenizer, clock
@@ -53,7 +53,8 @@ class Engine:
         self.context_length: int = config.context_length or target.config.max_position_embeddings
         if head is None and (drafting := [str(tree) for tree in config.request_trees if tree.num_steps]):
             raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
-        self.trees = TreeChoice(spec, config.adaptive and head is not None, config.request_trees)
+        adaptive = config.adaptive and head is not None
+        self.trees = TreeChoice(spec, adaptive, config.request_trees, candidates=config.adaptive_trees)
         self.runner = Runner(target, head, self.trees, config, self.context_length)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)

@@ -25,7 +25,7 @@ class TimedRunner(Protocol):
 class TreeChoice:
     """Names the tree of every cycle and, if there is a choice, learns from what the cycles took and gave.
 
-    `others` are trees that are never chosen, but requests may ask for them.
+    `others` are trees that are never chosen, but requests may ask for them; `candidates` are as for `adaptive_trees`.
     """
 
     def __init__(
@@ -34,8 +34,9 @@ class TreeChoice:
         adaptive: bool,
         others: Sequence[SpecConfig] = (),
         clock: Callable[[], float] = time.perf_counter,
+        candidates: Sequence[SpecConfig] = (),
     ):
-        self.own = adaptive_trees(spec) if adaptive else (spec,)
+        self.own = adaptive_trees(spec, candidates) if adaptive else (spec,)
         """Those that are chosen from."""
         self.all = tuple(dict.fromkeys((*self.own, *others)))
         self.most_emitted = max(tree.num_steps for tree in self.all) + 1
@@ -99,11 +100,11 @@ class TreeChoice:
         return self._adaptive.describe() if self._adaptive else None
 
 
-def adaptive_trees(spec: SpecConfig) -> tuple[SpecConfig, ...]:
-    """What an adaptive engine chooses from: the configured tree, a chain, plain decoding.
+def adaptive_trees(spec: SpecConfig, candidates: Sequence[SpecConfig] = ()) -> tuple[SpecConfig, ...]:
+    """What an adaptive engine chooses from: the configured tree, these candidates or else a chain, and plain decoding.
 
     In:  5/4/8
     Out: 5/4/8, 3/1/4, 0/1/1
     """
     chain = SpecConfig(min(LONGEST_CHAIN, max(1, spec.num_steps)), 1)
-    return tuple(dict.fromkeys((spec, chain, PLAIN)))
+    return tuple(dict.fromkeys((spec, *(candidates or (chain,)), PLAIN)))

@@ -146,6 +146,11 @@ def _add_drafting(group: Group) -> None:
         help="choose the tree, a chain or plain decoding for every cycle, by what was measured",
     )
     group.add(
+        "--speculative-adaptive-trees",
+        metavar="TREES",
+        help='choose from these instead of a chain, as in "2/1/3 5/4/8" (`jaxspec bench speculative` finds them)',
+    )
+    group.add(
         "--speculative-request-trees",
         metavar="TREES",
         help='trees that single requests may ask for, as in "0 3/1/4"; 0 is plain decoding; none: none (default: 0)',

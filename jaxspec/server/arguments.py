@@ -36,13 +36,18 @@ _FLAGS = {
     "accept_threshold_acc": "speculative_accept_threshold_acc",
 }
 """Fields of EngineConfig and the flags that set them to a value."""
-_OTHER_FLAGS = {"num_pages": "max_total_tokens", "request_trees": "speculative_request_trees"}
+_OTHER_FLAGS = {
+    "num_pages": "max_total_tokens",
+    "request_trees": "speculative_request_trees",
+    "adaptive_trees": "speculative_adaptive_trees",
+}
 """As above, but the value becomes another one."""
 _TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 _TREE_FLAGS = ("speculative_draft_model_path", *_TREE, "speculative_token_map")
 """The model's loading tells if these have no use."""
 HEAD_FLAGS = (
     "speculative_adaptive",
+    "speculative_adaptive_trees",
     "speculative_request_trees",
     "speculative_draft_window_size",
     "speculative_draft_sink_size",
@@ -109,7 +114,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
             options = _read(parser, list(sys.argv[1:] if argv is None else argv))
             given = {name: value for name, value in vars(options).items() if value != parser.get_default(name)}
             _check_paths(options)
-            request_trees = _request_trees(options.speculative_request_trees)
+            request_trees = _trees("--speculative-request-trees", options.speculative_request_trees)
             needing_head = [name for name in HEAD_FLAGS if name in given]
             if request_trees == ():  # "none" needs nothing
                 needing_head.remove("speculative_request_trees")
@@ -197,8 +202,8 @@ def _algorithm(name: str | None) -> str | None:
     raise ValueError(f"--speculative-algorithm must be one of {', '.join(ALGORITHMS)}, got {name[:80]!r}")
 
 
-def _request_trees(text: str | None) -> tuple[SpecConfig, ...] | None:
-    """The trees that requests may ask for.
+def _trees(flag: str, text: str | None) -> tuple[SpecConfig, ...] | None:
+    """The trees that a flag lists; None if it was not given.
 
     In:  "0 3/1/4"
     Out: (SpecConfig(num_steps=0), SpecConfig(3, 1, 4))
@@ -208,7 +213,7 @@ def _request_trees(text: str | None) -> tuple[SpecConfig, ...] | None:
     trees = re.split(r"[\s,]+", text.strip())
     for tree in trees:
         if not re.fullmatch(r"0|\d{1,4}/\d{1,4}/\d{1,4}", tree):
-            raise ValueError(f'--speculative-request-trees must be none, or trees as in "0 3/1/4"; got {tree[:80]!r}')
+            raise ValueError(f'{flag} must be none, or trees as in "0 3/1/4"; got {tree[:80]!r}')
     return tuple(dict.fromkeys(SpecConfig(*map(int, tree.split("/"))) for tree in trees))
 
 
@@ -219,6 +224,8 @@ def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
         fields["prefix_cache"] = False
     if options.speculative_adaptive:
         fields["adaptive"] = True
+    if trees := _trees("--speculative-adaptive-trees", options.speculative_adaptive_trees):
+        fields["adaptive_trees"] = trees
     if options.max_total_tokens is not None:
         page_size = max(1, fields.get("page_size", EngineConfig.page_size))
         if options.max_total_tokens < page_size:

@@ -130,5 +130,7 @@ def test_trees_of_an_adaptive_engine():
     assert adaptive_trees(SpecConfig(5, 4, 8)) == (SpecConfig(5, 4, 8), SpecConfig(3, 1, 4), PLAIN)
     assert adaptive_trees(SpecConfig(3, 1, 4)) == (SpecConfig(3, 1, 4), PLAIN)
     assert adaptive_trees(SpecConfig(1, 1, 2)) == (SpecConfig(1, 1, 2), PLAIN)
+    others = (SpecConfig(2, 1, 3), SpecConfig(5, 4, 8), SpecConfig(2, 2, 4))
+    assert adaptive_trees(SpecConfig(5, 4, 8), others) == (SpecConfig(5, 4, 8), SpecConfig(2, 1, 3), SpecConfig(2, 2, 4), PLAIN)
     assert TreeChoice(SpecConfig(5, 4, 8), False).all == (SpecConfig(5, 4, 8),)
     assert TreeChoice(SpecConfig(5, 4, 8), True).most_emitted == 6

@@ -33,7 +33,7 @@ def test_every_flag_arrives(tmp_path: Path):
         --max-queued-requests 7 --speculative-adaptive --speculative-draft-window-size 100 --speculative-draft-sink-size 4
         --speculative-accept-threshold-single 0.5 --speculative-accept-threshold-acc 0.25 --max-total-tokens 1003
         --chat-template {template} --api-key {SECRET} --admin-api-key other --no-tokenizer-info --shutdown-timeout 2.5
-        --request-timeout 60 --speculative-request-trees 0,3/1/4 --tokenizer-path m"""
+        --request-timeout 60 --speculative-request-trees 0,3/1/4 --speculative-adaptive-trees 2/1/3,3/2/6 --tokenizer-path m"""
     arguments = parse_arguments(command.split())
     assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
@@ -48,6 +48,7 @@ def test_every_flag_arrives(tmp_path: Path):
         "max_running_requests": 3,
         "mem_fraction": 0.5,
         "random_seed": 9,
+        "adaptive_trees": (SpecConfig(2, 1, 3), SpecConfig(3, 2, 6)),
         "prefix_cache": False,
         "max_waiting_requests": 7,
         "adaptive": True,
@@ -57,7 +58,7 @@ def test_every_flag_arrives(tmp_path: Path):
         "accept_threshold_acc": 0.25,
         "num_pages": 125,  # of 8 tokens
     }
-    assert len(arguments.given) == 34
+    assert len(arguments.given) == 35
     assert EngineConfig(**arguments.engine).is_lossy
 
 
@@ -101,6 +102,13 @@ def test_trees_for_requests(text: str, trees: tuple[SpecConfig, ...]):
     arguments = parse_arguments(["--speculative-request-trees", text])
     assert arguments.request_trees == trees
     assert arguments.head_flags == (("--speculative-request-trees",) if trees else ())
+
+
+def test_trees_to_choose_from_need_an_engine_that_chooses(capsys: pytest.CaptureFixture):
+    for argv in (["--speculative-adaptive-trees", "2/1/3"], ["--speculative-adaptive", "--speculative-adaptive-trees", "2/1"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(argv)
+        assert "--speculative-adaptive-trees" in capsys.readouterr().err
 
 
 def test_keys_from_the_environment_are_used_and_never_shown():

@@ -1,0 +1,137 @@
+"""How much of what a head drafts is accepted: accept length and rates by depth, of chains against trees with as many nodes.
+
+Nodes are what verification costs, so trees are compared at equal node counts. Accept lengths depend on the head, the text and
+the temperature, not on the machine: this benchmark takes no times. Prompts should be like those that the head will see.
+
+Examples:
+    python -m benchmarks.acceptance
+    python -m benchmarks.acceptance --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --num-prompts 80 --temperature 0.8
+    python -m benchmarks.acceptance --trees 5/4/8 3/1/4
+"""
+
+import argparse
+from collections.abc import Sequence
+from statistics import median
+
+from tqdm import tqdm
+
+from benchmarks import record
+from benchmarks.engines import exit_on_error
+from benchmarks.load import Load
+from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params
+from benchmarks.speculative.grid import why_not
+from benchmarks.speculative.sweep import Sweep
+from jaxspec.commands.arguments import tree, whole
+from jaxspec.commands.prompts import load_prompts
+from jaxspec.commands.workbench import Workbench, depth_acceptance, mean
+from jaxspec.config import PLAIN, SpecConfig
+
+
+def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int]) -> list[SpecConfig]:
+    """Per node count the chain that fills it, and every tree of these sizes that has so many nodes.
+
+    In:  nodes [4], steps [1, 2], topks [2]
+    Out: 3/1/4, 2/2/4
+    """
+    chosen = []
+    for count in nodes:
+        chosen.append(SpecConfig(count - 1, 1, count))
+        chosen += [
+            SpecConfig(step, topk, count) for step in steps for topk in topks if topk > 1 and why_not(step, topk, count) is None
+        ]
+    return list(dict.fromkeys(chosen))
+
+
+def describe(spec: SpecConfig, load: Load, plain: Load) -> dict:
+    """One tree, for JSON."""
+    lengths = load.verifications
+    of_prompts = [mean(load.accept_lengths[number]) for number in sorted(load.accept_lengths)]
+    drafted = (spec.num_draft_tokens - 1) * len(lengths)
+    return {
+        "tree": str(spec),
+        "nodes": spec.num_draft_tokens,
+        "verifications": len(lengths),
+        "accept_length": load.accept_length,
+        "accepted_at_depth": [sum(length > depth for length in lengths) / len(lengths) for depth in range(1, spec.num_steps + 1)],
+        "accepted_given_parent": depth_acceptance(lengths),
+        "accept_rate": sum(length - 1 for length in lengths) / drafted,
+        "accept_length_of_prompts": of_prompts,
+        "equal_to_plain": sum(load.tokens[number] == plain.tokens[number] for number in plain.tokens),
+        "prompts": len(plain.tokens),
+    }
+
+
+def tables(results: dict) -> dict[str, str]:
+    """`nodes`: chains against trees; `depth`: how often the draft at each depth is accepted, of the best tree per node count."""
+    rows, best = [], []
+    for count in sorted({each["nodes"] for each in results["trees"]}):
+        group = [each for each in results["trees"] if each["nodes"] == count]
+        chain = next((each for each in group if is_chain(each)), None)
+        best.append(max(group, key=lambda each: each["accept_length"]))
+        rows += [row(each, chain, bold=each is best[-1] and len(group) > 1) for each in group]
+    header = ["tree", "nodes", "accept length", "of the chain's", "per prompt: min, median, max", "of the drafts accepted"]
+    depth = max(len(each["accepted_at_depth"]) for each in best)
+    by_depth = [
+        [each["tree"], *(f"{rate:.0%}" for rate in each["accepted_at_depth"]), *[""] * (depth - len(each["accepted_at_depth"]))]
+        for each in best
+    ]
+    return {
+        "nodes": record.table(header, rows),
+        "depth": record.table(["accepted at depth", *map(str, range(1, depth + 1))], by_depth),
+    }
+
+
+def row(each: dict, chain: dict | None, *, bold: bool) -> list[str]:
+    prompts = sorted(each["accept_length_of_prompts"])
+    gain = "" if chain is None else f"{each['accept_length'] / chain['accept_length']:.2f}"
+    length = f"**{each['accept_length']:.2f}**" if bold else f"{each['accept_length']:.2f}"
+    spread = f"{prompts[0]:.2f}, {median(prompts):.2f}, {prompts[-1]:.2f}"
+    return [each["tree"], str(each["nodes"]), length, gain, spread, f"{each['accept_rate']:.0%}"]
+
+
+def is_chain(each: dict) -> bool:
+    return each["tree"].split("/")[1] == "1"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = BenchmarkParser("acceptance", __doc__)
+    add_common_options(parser, num_prompts=20, max_tokens=128)
+    add_sampling_options(parser)
+    group = parser.add_argument_group("trees")
+    group.add_argument(
+        "--num-draft-tokens", type=whole(2), nargs="+", default=[4, 8, 16, 32], help="node counts (default: 4 8 16 32)"
+    )
+    group.add_argument("--steps", type=whole(1), nargs="+", default=[2, 3, 5, 7], help="of the trees (default: 2 3 5 7)")
+    group.add_argument("--topk", type=whole(2), nargs="+", default=[2, 4, 8], help="of the trees (default: 2 4 8)")
+    group.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these instead, as in 5/4/8 3/1/4")
+    parser.add_argument("--batch-size", type=whole(1), default=8, help="requests at once; changes nothing but the time it takes")
+    return parser.parse(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0."""
+    options = parse(arguments)
+    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    bench = Workbench.of(options)
+    if bench.llm.head is None:
+        raise ValueError("this measures a draft head, and the model comes with none: give --draft")
+    trees = [each for each in options.trees if each != PLAIN] if options.trees else None
+    trees = trees or comparable(options.num_draft_tokens, options.steps, options.topk)
+    encoded = bench.encode(prompts.prompts, chat=options.chat)
+    sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded)))
+    sweep.compile(trees, sweep.batches)
+    plain = sweep.accept(PLAIN)
+    results = {
+        "head": bench.llm.head.config.algorithm,
+        "temperature": options.temperature,
+        "trees": [describe(spec, sweep.accept(spec), plain) for spec in tqdm(trees, desc="accept lengths", unit="tree")],
+    }
+    print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
+    if different := [each["tree"] for each in results["trees"] if each["equal_to_plain"] < each["prompts"]]:
+        print(f"some text differs from plain decoding's with {', '.join(different)}: near ties, or see jaxspec check-lossless")
+    record.write("acceptance", options, prompts, results)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_error(main)

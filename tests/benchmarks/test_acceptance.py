@@ -1,0 +1,37 @@
+"""Chains against trees at equal node counts."""
+
+import pytest
+
+from benchmarks import acceptance
+from benchmarks.load import Load
+from jaxspec.config import SpecConfig
+
+
+def test_every_node_count_has_its_chain_and_the_trees_that_fit():
+    trees = acceptance.comparable([4, 8], steps=[2, 3], topks=[2, 8])
+    assert [str(tree) for tree in trees] == ["3/1/4", "2/2/4", "2/8/4", "3/2/4", "3/8/4", "7/1/8", "2/8/8", "3/2/8", "3/8/8"]
+
+
+def test_rates_are_counted_by_hand():
+    load = Load(tokens={0: (1, 2, 3, 4, 5, 6, 7)}, accept_lengths={0: (3, 1, 2)})
+    found = acceptance.describe(SpecConfig(2, 2, 4), load, load)
+    assert found["accept_length"] == 2.0
+    assert found["accepted_at_depth"] == pytest.approx([2 / 3, 1 / 3])
+    assert found["accepted_given_parent"] == pytest.approx([0.667, 0.5])
+    assert found["accept_rate"] == pytest.approx(3 / 9)  # three of three times three drafts
+    assert found["accept_length_of_prompts"] == [2.0]
+
+
+def test_a_run_compares_chain_and_tree(tiny, tmp_path, newest, capsys):
+    flags = ["--trees", "3/1/4", "2/2/4", "--max-tokens", "8", "--batch-size", "2", "--out", str(tmp_path / "out.jsonl")]
+    assert acceptance.main([*tiny, *flags]) == 0
+    results = newest()["results"]
+    assert [each["tree"] for each in results["trees"]] == ["3/1/4", "2/2/4"]
+    assert all(each["equal_to_plain"] == each["prompts"] == 2 and 1 <= each["accept_length"] <= 4 for each in results["trees"])
+    tables = acceptance.tables(results)
+    assert "of the chain's" in tables["nodes"] and tables["nodes"] in capsys.readouterr().out
+
+
+def test_a_model_without_a_head_is_an_error(tiny, tmp_path):
+    with pytest.raises(ValueError, match="measures a draft head"):
+        acceptance.main([*tiny[:2], *tiny[4:], "--out", str(tmp_path / "out.jsonl")])

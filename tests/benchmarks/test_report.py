@@ -1,0 +1,153 @@
+"""The page, the tables of the README and docs/, and whether two runs agree."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.options import RESULTS
+from benchmarks.record import read
+from benchmarks.report.agreement import agreements, widest
+from benchmarks.report.command import MARKDOWN
+from benchmarks.report.markers import replaced
+from benchmarks.report.page import html_table, page
+from benchmarks.report.results import Results, tables_of
+
+WHERE = {"date": "2026-11-22T10:00:00+00:00", "jax": "0.12", "cpu": "<AMD> & co", "cores": 2, "devices": ["cpu"]}
+
+
+def tree(name: str, length: float) -> dict:
+    return {
+        "tree": name, "nodes": int(name.split("/")[2]), "accept_length": length, "accepted_at_depth": [0.5, 0.25],
+        "accept_rate": 0.3, "accept_length_of_prompts": [length],
+    }  # fmt: skip
+
+
+def record(command: str = "python -m benchmarks.acceptance", length: float = 2.0) -> dict:
+    results = {"trees": [tree("3/1/4", length), tree("2/2/4", 2.5)]}
+    return {"benchmark": "acceptance", "command": command, "environment": WHERE, "results": results}
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    """Results of one benchmark, run twice."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "acceptance.jsonl").write_text(json.dumps(record(length=1.5)) + "\n" + json.dumps(record()) + "\n")
+    return folder
+
+
+def test_marked_tables_are_replaced_and_nothing_else(directory):
+    text = "before\n<!-- results: acceptance nodes -->\nold\n<!-- end of results -->\nafter <!-- results: none\n"
+    new = replaced(text, Results(directory).block)
+    table = tables_of(record())["nodes"]
+    head = "`python -m benchmarks.acceptance` (22 November 2026, jax 0.12, <AMD> & co, 2 cores)"
+    filled = f"<!-- results: acceptance nodes -->\n{head}\n\n{table}\n<!-- end of results -->"
+    assert new == f"before\n{filled}\nafter <!-- results: none\n"
+    assert replaced(new, Results(directory).block) == new
+    older = replaced(text.replace("nodes", "nodes before"), Results(directory).block)
+    assert tables_of(record(length=1.5))["nodes"] in older
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("acceptance", "a marker names"), ("peers contenders", "no record of peers"), ("acceptance cost", "no table 'cost'"),
+        ("acceptance nodes after", "a marker names"),
+    ],
+)  # fmt: skip
+def test_a_marker_that_means_nothing_is_an_error(directory, words, message):
+    with pytest.raises(ValueError, match=message):
+        Results(directory).block(words.split())
+
+
+def test_the_command_writes_and_checks(directory, tmp_path, capsys):
+    markdown, html = tmp_path / "page.md", tmp_path / "report.html"
+    markdown.write_text("<!-- results: acceptance depth -->\n<!-- end of results -->")
+    flags = ["--results", str(directory), "--markdown", str(markdown), "--html", str(html)]
+    assert report.main([*flags, "--check"]) == 1 and not html.exists()
+    assert "not up to date" in capsys.readouterr().err
+    assert report.main([*flags, "--pictures", str(tmp_path / "pictures")]) == 0
+    assert "accepted at depth" in markdown.read_text()
+    assert report.main([*flags, "--check"]) == 0
+    assert (tmp_path / "pictures/acceptance_acceptance.svg").exists()
+
+
+class Structure(HTMLParser):
+    """Which tags are open, and what a page would load from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loads = list[str](), list[str]()
+
+    def handle_starttag(self, tag, attrs):
+        links = [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.loads += [link for link in links if not link.startswith(("#", "data:"))]
+            value for name, value in attrs if name in ("src", "href", "xlink:href") and not value.startswith(("#", "data:"))
+        ]
+        if tag not in ("meta", "br", "use", "path", "image"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open and tag in self.open:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+def test_the_page_holds_everything_itself(directory):
+    text = page(Results(directory))
+    structure = Structure()
+    structure.feed(text)
+    assert not structure.open and not structure.loads and "<script" not in text
+    assert "&lt;AMD&gt; &amp; co" in text and "<svg" in text and "<td>3/1/4</td>" in text
+
+
+def test_a_table_as_html():
+    table = "| a | b |\n|---|--:|\n| x | **1 < 2** |"
+    assert html_table(table) == "<table><tr><th>a</th><th>b</th></tr><tr><td>x</td><td><b>1 &lt; 2</b></td></tr></table>"
+
+
+def run(speed_up: float, command: str = "one") -> dict:
+    spread = {"median": speed_up, "min": 1.0, "max": 2.0, "values": [speed_up]}
+    results = {"batches": [{"batch": 4, "trees": [{"tree": "3/1/4", "speed_up": spread, "tokens_per_second": spread}]}]}
+    return {"benchmark": "speculative", "command": command, "environment": WHERE, "results": results}
+
+
+def test_runs_of_one_command_are_compared_by_their_ratios():
+    (found,) = agreements([run(9.0, "another"), run(1.25), run(9.0, "another"), run(1.3)])
+    assert (found.what, found.first, found.second) == ("batch 4 tree 3/1/4 speed_up", 1.25, 1.3)
+    assert widest([found]) == pytest.approx(0.04)
+    assert not agreements([run(1.0), run(1.0, "another")]) and not agreements([])
+
+
+def test_what_is_no_result_is_an_error(tmp_path):
+    file = tmp_path / "x.jsonl"
+    for content, message in (("{", "holds no results, one JSON object per line"), ('{"a": 1}', "no results of these benchmarks")):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read(file)
+    with pytest.raises(ValueError, match="can't read results"):
+        read(tmp_path / "missing.jsonl")
+    with pytest.raises(ValueError, match="holds no results"):
+        report.main(["--results", str(tmp_path / "empty")])
+
+
+def test_committed_tables_are_what_the_committed_results_say():
+    results = Results(RESULTS)
+    for path in MARKDOWN:
+        text = path.read_text()
+        assert "<!-- results: " in text and replaced(text, results.block) == text, f"{path.name}: run python -m benchmarks.report"
+
+
+def test_every_committed_record_can_be_shown_and_tells_no_place_of_a_machine():
+    for name, records in Results(RESULTS).files.items():
+        for each in records:
+            assert tables_of(each) and each["command"].startswith("python -m benchmarks."), name
+            assert not re.search(r'"/(home|root|work|tmp|usr)', json.dumps(each)), name

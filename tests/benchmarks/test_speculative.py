@@ -1,0 +1,175 @@
+"""The tuner: which trees it tries, what it predicts, what it chooses, and what it writes."""
+
+import json
+
+import pytest
+
+from benchmarks.load import Load
+from benchmarks.speculative import command
+from benchmarks.speculative.config_file import config_file
+from benchmarks.speculative.grid import dominated, grid, why_not
+from benchmarks.speculative.picture import draw, value
+from benchmarks.speculative.simulated import simulated_speed_ups
+from benchmarks.speculative.tables import tables, worth_knowing
+from benchmarks.speculative.tuning import Timed, choice, describe, shortlist
+from jaxspec.config import SpecConfig
+from jaxspec.server.arguments import parse_arguments
+
+CHAIN, WIDE, SHORT = SpecConfig(3, 1, 4), SpecConfig(3, 4, 8), SpecConfig(1, 1, 2)
+
+
+def passes(*seconds: float) -> list[Load]:
+    """Passes that gave 100 tokens in so many seconds."""
+    return [Load(seconds=each, tokens={0: tuple(range(100))}) for each in seconds]
+
+
+def timed(tree: SpecConfig, cost: float, speed_up: float | None = None, batch: int = 1) -> Timed:
+    """A tree whose cycle costs so many plain steps, and that was this much faster end to end."""
+    each = Timed(tree, batch, cycle_ms=[10 * cost], cost=[cost])
+    if speed_up is not None:
+        each.plain_passes, each.tree_passes = passes(3.0, 3.0, 3.0), passes(*[3.0 / speed_up] * 3)
+    return each
+
+
+def results_of(*batches: tuple[int, str, list[Timed]], exhaustive: bool = False) -> dict:
+    """Results as the command records them; every tree accepts two tokens."""
+    trees = {each.tree for _, _, several in batches for each in several}
+    accepted = {"accept_length": 2.0, "by_depth": [1.0], "equal": 2, "prompts": 2}
+    return {
+        "exhaustive": exhaustive,
+        "acceptance": {str(tree): accepted for tree in trees},
+        "dominated": {},
+        "batches": [
+            {"batch": batch, "choice": chosen, "candidates": [], "trees": [describe(each, 2.0) for each in several]}
+            for batch, chosen, several in batches
+        ],
+    }
+
+
+def record_of(results: dict) -> dict:
+    where = {"date": "2026-11-22T10:00:00+00:00", "jax": "0.12", "cpu": "a CPU", "cores": 2, "devices": ["cpu"]}
+    return {"benchmark": "speculative", "command": "python -m benchmarks.speculative", "environment": where, "results": results}
+
+
+def test_the_grid_has_every_tree_that_makes_sense_once():
+    made = grid([0, 1, 3], [0, 1, 2, 4], [0, 2, 4, 8, 16])
+    assert [str(tree) for tree in made.trees] == [
+        "1/1/2", "1/2/2", "1/4/2", "1/4/4", "3/1/4", "3/2/4", "3/2/8", "3/4/4", "3/4/8", "3/4/16",
+    ]  # fmt: skip
+    assert made.skipped["3/2/16"] == "more nodes than 1 + topk + (steps - 1) * topk^2 = 11 that are drafted"
+    assert made.skipped["3/4/2"].startswith("2 nodes can't hold a path of 3 drafts")
+    assert not any(name.endswith("/0") for name in made.skipped)
+
+
+@pytest.mark.parametrize(("steps", "topk"), [(1, 2), (2, 2), (3, 4), (5, 8)])
+def test_the_rule_for_nodes_is_that_of_the_engine(steps, topk):
+    most = 1 + topk + (steps - 1) * topk**2
+    assert why_not(steps, topk, most) is None and SpecConfig(steps, topk, most)
+    assert why_not(steps, topk, most + 1)
+    with pytest.raises(ValueError, match="num_draft_tokens"):
+        SpecConfig(steps, topk, most + 1)
+
+
+def test_a_tree_that_a_smaller_one_matches_need_not_be_timed():
+    lengths = {SHORT: 1.5, CHAIN: 2.0, WIDE: 2.0, SpecConfig(5, 4, 8): 1.9, SpecConfig(5, 4, 16): 2.5}
+    assert dominated(lengths) == {WIDE: CHAIN, SpecConfig(5, 4, 8): CHAIN}
+    assert dominated({SHORT: 1.5, CHAIN: 1.49}) == {CHAIN: SHORT}
+    assert not dominated({SpecConfig(1, 4, 4): 2.0, CHAIN: 1.0})  # wider but shorter: who knows what costs more
+
+
+def test_only_promising_trees_are_measured_and_the_fastest_is_chosen():
+    several = [timed(SHORT, 1.2, 1.1), timed(CHAIN, 1.5, 1.4), timed(WIDE, 3.0, 0.9)]
+    listed = shortlist(several, {SHORT: 1.8, CHAIN: 2.4, WIDE: 2.6})  # predicted 1.5, 1.6, 0.87
+    assert [each.tree for each in listed] == [CHAIN, SHORT]
+    chosen = choice(listed)
+    assert chosen is not None and chosen.tree == CHAIN
+    assert chosen.speed_ups == pytest.approx([1.4, 1.4, 1.4])
+    assert choice([timed(WIDE, 3.0, 0.9)]) is None  # plain decoding
+
+
+def test_the_config_file_is_one_that_the_server_takes(tmp_path):
+    path = tmp_path / "tuned.yaml"
+    trees = [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.1)]
+    path.write_text(config_file(record_of(results_of((1, "3/1/4", trees), (8, "plain", trees)))))
+    arguments = parse_arguments(["--config", str(path)])
+    assert arguments.spec == CHAIN and arguments.engine["adaptive"] and arguments.engine["max_running_requests"] == 8
+    assert "# | 1     |     3/1/4 |" in path.read_text()
+    assert "adaptive_trees" not in arguments.engine
+    path.write_text(config_file(record_of(results_of((1, "3/1/4", trees), (2, "1/1/2", trees), (4, "plain", trees)))))
+    assert parse_arguments(["--config", str(path)]).engine["adaptive_trees"] == (SHORT,)
+    path.write_text(config_file(record_of(results_of((2, "3/1/4", trees)))))
+    assert not parse_arguments(["--config", str(path)]).engine.get("adaptive")
+    path.write_text(config_file(record_of(results_of((2, "plain", trees)))))
+    assert parse_arguments(["--config", str(path)]).spec.num_steps == 0
+
+
+def test_brute_force_is_shown_beside_the_choice():
+    trees = [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.5)]
+    table = tables(results_of((4, "3/1/4", trees), exhaustive=True))["best"]
+    assert "1/1/2 1.50" in table and "0.933" in table
+
+
+def test_simulated_figures_are_called_simulated_everywhere():
+    each = timed(CHAIN, 1.6)
+    assert simulated_speed_ups(each, [2.0, 4.0, 5.0]) == {"2.0": 1.25, "4.0": 2.5, "5.0": None}  # a chain of 3 gives 4 at most
+    described = {**describe(each, None), "simulated_speed_up": simulated_speed_ups(each, [2.0])}
+    results = {"simulated_accept_lengths": [2.0], "batches": [{"batch": 1, "trees": [described]}]}
+    made = tables(results)
+    assert list(made) == ["batch 1"] and "SIMULATED speed-up at accept length 2" in made["batch 1"]
+    assert worth_knowing(results).startswith("simulated: no draft was accepted")
+    assert "SIMULATED" in draw(results).get_suptitle()
+
+
+def test_the_picture_shows_what_was_measured_before_what_was_predicted():
+    assert value(describe(timed(CHAIN, 1.0), 2.0)) == 2.0
+    assert value(describe(timed(CHAIN, 1.0, 1.3), 2.0)) == pytest.approx(1.3)
+    figure = draw(results_of((1, "3/1/4", [timed(CHAIN, 1.5, 1.4), timed(WIDE, 1.9)]), (4, "plain", [timed(CHAIN, 2.5, 0.8)])))
+    assert [axis.get_title() for axis in figure.axes] == ["batch 1", "batch 4", ""]
+    assert {text.get_text() for text in figure.axes[0].texts} == {"1.40", "1.05"}
+    assert len(figure.axes[0].patches) == 1 and not figure.axes[1].patches  # a frame around the choice
+
+
+@pytest.fixture(scope="module")
+def tuned(tiny, tmp_path_factory) -> dict:
+    """A whole run on a tiny model."""
+    out = tmp_path_factory.mktemp("tuned") / "out.jsonl"
+    flags = ["--trees", "1/1/2", "2/2/4", "--batch-size", "1", "3", "--rounds", "2", "--max-tokens", "20", "--exhaustive"]
+    assert command.main([*tiny, *flags, "--out", str(out)]) == 0
+    return {"out": out, "record": json.loads(out.read_text())}
+
+
+def test_a_run_measures_every_tree_at_every_batch_size(tuned):
+    results = tuned["record"]["results"]
+    assert set(results["acceptance"]) == {"1/1/2", "2/2/4"}
+    assert all(each["equal"] == each["prompts"] == 2 for each in results["acceptance"].values())
+    assert [at["batch"] for at in results["batches"]] == [1, 3]
+    for at in results["batches"]:
+        assert {each["tree"] for each in at["trees"]} == {"1/1/2", "2/2/4"}
+        for each in at["trees"]:
+            assert len(each["cost"]["values"]) == len(each["speed_up"]["values"]) == 2 and each["cycle_ms"] > 0
+            tree, plain = each["tokens_per_second"]["values"], each["plain_tokens_per_second"]["values"]
+            assert each["speed_up"]["values"] == pytest.approx([mine / its for mine, its in zip(tree, plain, strict=True)])
+            accepted = results["acceptance"][each["tree"]]["accept_length"]
+            assert each["predicted_speed_up"] == pytest.approx(accepted / each["cost"]["median"])
+    assert "--trees 1/1/2 2/2/4" in tuned["record"]["command"] and str(tuned["out"].parent) not in str(tuned["record"])
+
+
+def test_a_run_writes_a_picture_and_a_config_file(tuned):
+    assert tuned["out"].with_suffix(".svg").read_text().startswith("<?xml")
+    parse_arguments(["--config", str(tuned["out"].with_suffix(".yaml"))])
+
+
+def test_a_model_without_a_head_can_only_simulate(tiny, tmp_path, newest, capsys):
+    model = [*tiny[:2], *tiny[4:], "--trees", "2/1/3", "--batch-size", "1", "--rounds", "1", "--max-tokens", "20"]
+    with pytest.raises(ValueError, match="--simulate-accept-length"):
+        command.main([*model, "--out", str(tmp_path / "out.jsonl")])
+    assert command.main([*model, "--out", str(tmp_path / "out.jsonl"), "--simulate-accept-length", "1.5", "2"]) == 0
+    (tree,) = newest()["results"]["batches"][0]["trees"]
+    assert tree["simulated_speed_up"] == {str(a): pytest.approx(a / tree["cost"]["median"]) for a in (1.5, 2.0)}
+    assert not (tmp_path / "out.yaml").exists() and "SIMULATED" in capsys.readouterr().out
+
+
+def test_too_few_tokens_to_time_a_cycle_are_an_error(tiny, tmp_path):
+    flags = [*tiny, "--trees", "3/1/4", "--batch-size", "1", "--max-tokens", "8", "--out", str(tmp_path / "out.jsonl")]
+    with pytest.raises(Exception, match="too few to time cycles of 3/1/4: give 20 or more"):
+        command.main(flags)

@@ -1,0 +1,47 @@
+"""Offline throughput: pairs of passes, acceptance, the parts of a cycle, memory."""
+
+import pytest
+
+from benchmarks import memory, throughput
+
+
+def test_a_run_compares_speculation_with_plain_decoding(tiny, tmp_path, newest, capsys):
+    out = tmp_path / "out.jsonl"
+    flags = ["--tree", "2/2/4", "--batch-size", "2", "--rounds", "2", "--max-tokens", "8"]
+    assert throughput.main([*tiny, *flags, "--out", str(out)]) == 0
+    record = newest()
+    assert record["prompts"]["count"] == 2 and len(record["prompts"]["sha256"]) == 64
+    (batch,) = record["results"]["batches"]
+    plain, tree = (batch["modes"][mode] for mode in ("plain", "speculation"))
+    pairs = zip(tree["tokens_per_second"]["values"], plain["tokens_per_second"]["values"], strict=True)
+    assert batch["speed_up"]["values"] == pytest.approx([mine / its for mine, its in pairs])
+    assert batch["requests"] == batch["equal_to_plain"] == 4  # two for every row
+    assert plain["verifications"] == 4 * 7 and tree["verifications"] <= plain["verifications"]
+    counts = {int(tokens): count for tokens, count in batch["acceptance"]["verifications_by_tokens"].items()}
+    assert sum(tokens * count for tokens, count in counts.items()) == 4 * 7
+    assert batch["acceptance"]["accept_length"] == pytest.approx(4 * 7 / tree["verifications"])
+    assert set(batch["parts_ms"]["speculation"]) == {"draft", "verify", "accept and commit", "extend"}
+    assert set(batch["parts_ms"]["plain"]) == {"draft", "verify", "accept and commit"}
+    assert all(len(part["values"]) == throughput.PART_SAMPLES and part["min"] > 0 for part in batch["parts_ms"]["plain"].values())
+    weights = {mode: batch["memory"][mode]["weights_bytes"] for mode in ("plain", "speculation")}
+    assert 0 < weights["plain"] < weights["speculation"]
+    shown = capsys.readouterr().out
+    assert all(table in shown for table in throughput.tables(record["results"]).values())
+
+
+def test_plain_decoding_alone_is_nothing_to_compare(tiny, tmp_path):
+    with pytest.raises(ValueError, match="nothing to compare"):
+        throughput.main([*tiny, "--tree", "plain", "--out", str(tmp_path / "out.jsonl")])
+
+
+@pytest.mark.skipif(not memory.CLEAR.exists(), reason="reads /proc: needs Linux")
+def test_the_peak_of_the_process_begins_anew():
+    block = bytearray(200 << 20)
+    before = memory.peaks()["process_peak_bytes"]
+    del block
+    memory.restart_peak()
+    after = memory.peaks()["process_peak_bytes"]
+    assert after < before - (150 << 20)
+    block = bytearray(200 << 20)
+    assert memory.peaks()["process_peak_bytes"] > after + (150 << 20)
+    del block
