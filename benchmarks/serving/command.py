@@ -86,8 +86,7 @@ async def measure(options: argparse.Namespace) -> "tuple[Workload, dict[str, Any
         model = options.model or await probe.first_model(client, url)
         client.generation = generation._replace(model=model)
         workload = load(wanted(options), model)
-        first = await probe.probe(client, workload.extra[0], url)
-        notes = probe.notes(client, first)
+        await probe.probe(client, workload.extra[0], url)
         limit = options.max_concurrency
         if options.num_warmups:
             await send(client, workload.extra[1:], [0.0] * options.num_warmups, limit, "warming up", options.disable_tqdm)
@@ -104,7 +103,7 @@ async def measure(options: argparse.Namespace) -> "tuple[Workload, dict[str, Any
             **metrics.summarize(run, options.metric_percentiles, options.goodput),
             "accept_length": await server_stats.acceptance(client, before),
         }
-    results["notes"] = [*notes, *doubts(results)]
+    results["notes"] = [*unknowns(results), *doubts(results)]
     return workload, results | ({"requests": metrics.details(run)} if options.output_details else {})
 
 
@@ -152,6 +151,17 @@ def described(options: argparse.Namespace, workload: "Workload", client: "Client
         "ignore_eos": options.ignore_eos,
         "usage_fields": client.usage.value if client.backend.has_stream_options else None,
     }
+
+
+def unknowns(results: dict[str, Any]) -> list[str]:
+    """What could not be measured, and why."""
+    if not results["load"]["stream"]:
+        return ["without a stream there is no time to first token, and none per token"]
+    if results["summary"]["output_tokens"] is None:
+        return ["the server counts no tokens (usage): figures per token and tokens per second are unknown"]
+    if results["summary"]["completed"] and results["tokens_per_chunk"] is None:
+        return ["the server counts tokens only at the end: how many a chunk has, and so the time between tokens, is unknown"]
+    return []
 
 
 def doubts(results: dict[str, Any]) -> list[str]:

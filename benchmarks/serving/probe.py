@@ -45,14 +45,3 @@ def sentence(url: str, failure: Failure) -> str:
     Out: "http://127.0.0.1:30000: connection refused: start the server, or check --base-url"
     """
     return f"{url}: {failure.reason}" + (f": {failure.hint}" if failure.hint else "")
-
-
-def notes(client: Client, answer: Answer) -> list[str]:
-    """What can't be measured with this server, from its answer to the probe."""
-    if not client.generation.stream:
-        return ["without a stream there is no time to first token, and none per token"]
-    if answer.tokens is None:
-        return ["the server counts no tokens (usage): figures per token and tokens per second are unknown"]
-    if answer.token_gaps is None:
-        return ["the server counts tokens only at the end: how many a chunk has, and so the time between tokens, is unknown"]
-    return []

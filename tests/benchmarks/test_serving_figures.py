@@ -12,7 +12,7 @@ from benchmarks.serving import datasets, main, metrics, options
 from benchmarks.serving.answers import Answer, Chunk, Failure
 from benchmarks.serving.arrivals import arrival_times
 from benchmarks.serving.load import Run
-from benchmarks.serving.privacy import public_command
+from benchmarks.serving.privacy import public_command, recordable
 from benchmarks.serving.server_stats import parse_metrics, since
 
 LOCAL, REMOTE = "http://127.0.0.1:30000", "https://llm.example:8000"
@@ -200,6 +200,15 @@ def test_files_are_shuffled_by_the_seed_and_warm_up_prompts_are_others(tmp_path)
 )
 def test_commands_are_recorded_without_secrets_and_machines(arguments, url, kept):
     assert public_command(shlex.split(arguments), url) == kept
+
+
+def test_flags_are_recorded_without_secrets_and_machines():
+    for url in (LOCAL, REMOTE):
+        parsed = options.parse(["--base-url", url, "--api-key", "hidden", "--header", "X-Key=hidden", "--port", "81"], "")
+        recorded = recordable(parsed, url)
+        assert "hidden" not in str(recorded) and parsed.api_key == "hidden"
+        assert json.loads(json.dumps(vars(recorded), default=str, allow_nan=False))["request_rate"] == "inf"
+        assert ("llm.example" in str(recorded), str(81) in str(recorded)) == (False, url == LOCAL)
 
 
 @pytest.mark.parametrize(
