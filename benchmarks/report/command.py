@@ -58,7 +58,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.pictures:
         write_pictures(results, options.pictures)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import record
-from benchmarks.engines import exit_on_error
 from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params, show
 from benchmarks.speculative.config_file import config_file
 from benchmarks.speculative.grid import dominated, grid
@@ -141,7 +140,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(config_file(made))
         print(f"for the server: jaxspec serve --config {show(path)}")
     return 0
-
-
-if __name__ == "__main__":
-    exit_on_error(main)

@@ -18,12 +18,15 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = (
-    Benchmark("speculative", "which draft tree is fastest here, and by how much: plain decoding against a list of trees"),
+    Benchmark("throughput", "tokens per second with and without speculation, accept length, the parts of a cycle, memory"),
+    Benchmark("speculative", "picks the draft tree: every batch size, a file for `serve --config`, a picture"),
+    Benchmark("acceptance", "how much of a head's drafts is accepted: by depth, chains against trees with as many nodes"),
+    Benchmark("serving", "a load generator for a running server, ours or another: latencies, throughput, goodput, accept length"),
     Benchmark("lossless", "check-lossless over several trees and many prompts, with a record of the result"),
     Benchmark("under-load", "growing batches, the prefix cache, long prompts, the host's share of a cycle"),
     Benchmark("through-server", "what HTTP costs: tokens per second through the server against LLM.generate"),
-    Benchmark("serving", "a load generator for a running server, ours or another: latencies, throughput, goodput, accept length"),
     Benchmark("peers", "against transformers, llama.cpp, vLLM and others with the same weights and prompts; those it finds"),
+    Benchmark("report", "results as one page with plots, and as the tables of README and docs/"),
     Benchmark("gpu", "on a GPU, at the size of an 8B model: are the kernels right, and how near to its bandwidth are they"),
     Benchmark("conversion", "how fast checkpoints convert and load, and the memory that takes, on a synthetic 8B model"),
 )

@@ -41,7 +41,7 @@ def test_arguments_and_status_pass_through_and_errors_are_lines(monkeypatch, cap
 
 def test_an_unknown_benchmark_is_one_line(capsys):
     assert main(["unknown"]) == 2
-    assert "there is speculative, lossless" in capsys.readouterr().err
+    assert "there is throughput, speculative" in capsys.readouterr().err
 
 
 def test_the_standard_clients_are_told():
