@@ -38,6 +38,8 @@ from jaxspec.config import PLAIN
 from jaxspec.llm import DEMO
 
 NAMES = tuple(kind.name for kind in KINDS)
+TRIAL_TOKENS = 32
+"""Per prompt, where a peer's ways are tried: enough for lookups to find something, and no longer than that."""
 
 
 def peer_python(text: str) -> tuple[str, str]:
@@ -119,7 +121,7 @@ class Peers:
                 continue
             for mode, ways in modes.items():
                 try:
-                    way = peer.fastest(mode, ways, prompts[:2], options.max_tokens)
+                    way = peer.fastest(mode, ways, prompts[:2], min(options.max_tokens, TRIAL_TOKENS))
                     found.append(theirs(peer, mode, way, prompts, options.max_tokens))
                 except NotRun as error:
                     self.not_run[f"{peer.kind.name}, {mode}"] = str(error)
