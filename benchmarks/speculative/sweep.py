@@ -17,6 +17,7 @@ from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.programs import CycleProgram
+from jaxspec.engine.stored_traces import stored_traces
 
 TIMED_CYCLES = 12
 """Of one tree in a row, at most."""
@@ -45,6 +46,8 @@ class Sweep:
         self._drafting = Engine(
             llm.target, llm.head, llm.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
         )  # fmt: skip
+        for engine, head in ((self._plain, None), (self._drafting, llm.head)):  # tracing takes longer than what is measured
+            engine.runner.programs.traces = stored_traces(llm.target.config, head and head.config, engine.config)
         self._drafting.trees.own = self._drafting.trees.all  # all at every batch size, as trees of single requests are not
         self._restrict(self.batches)
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax import export
 
+from jaxspec.compilation_cache import trace_directory
 from jaxspec.sampling import Logprobs, Settings
 from jaxspec.spec.admit import Admission
 from jaxspec.spec.prefill import Chunk
@@ -39,6 +40,12 @@ KEEP_DAYS = 30
 """What no process has needed for so long is removed: with every change of the source all files get other names."""
 
 logger = logging.getLogger(__name__)
+
+
+def stored_traces(*made_for: object) -> "StoredTraces | None":
+    """Those beside the compiled programs; None if these are not kept on a disk. enable_compilation_cache must come first."""
+    directory = trace_directory()
+    return None if directory is None else StoredTraces(directory, repr(made_for))
 
 
 class StoredTraces:

@@ -8,9 +8,8 @@ from pathlib import Path
 import jax
 
 from jaxspec.checkpoints.loading import head_kind
-from jaxspec.compilation_cache import trace_directory
 from jaxspec.config import PLAIN
-from jaxspec.engine.stored_traces import StoredTraces
+from jaxspec.engine.stored_traces import stored_traces
 from jaxspec.llm import DEMO, LLM, find_own_head
 from jaxspec.server.arguments import ALGORITHMS, ServerArguments, in_flags
 from jaxspec.server.chat_template import ChatTemplate
@@ -87,15 +86,8 @@ def load_chat_template(arguments: ServerArguments, llm: LLM) -> ChatTemplate | N
 
 def compile_programs(llm: LLM, *, progress: bool) -> None:
     """Makes every program ready, and says in the log what memory and time it took."""
-    keep_traces(llm)
+    head = llm.head.config if llm.head else None
+    llm.engine.runner.programs.traces = stored_traces(llm.target.config, head, llm.engine.config)  # for the next start
     seconds = llm.engine.warm_up(progress=progress)
     logger.info("%s", programs_line(llm.engine.runner.programs.compilations, seconds))
     logger.info("memory:\n%s", memory_table(llm))
-
-
-def keep_traces(llm: LLM) -> None:
-    """Traced programs are kept for the next start, beside the compiled ones."""
-    directory = trace_directory()
-    if directory is not None:
-        made_for = repr((llm.target.config, llm.head.config if llm.head else None, llm.engine.config))
-        llm.engine.runner.programs.traces = StoredTraces(directory, made_for)
