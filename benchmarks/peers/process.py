@@ -1,7 +1,9 @@
 """Other engines, each in a process of its own, maybe in another Python environment; requests and answers are lines of JSON."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -40,14 +42,18 @@ class NotRun(BenchmarkError):
 
 
 class Peer:
-    """One engine's process. Its messages go to a file, so that they don't run through the progress bar."""
+    """One engine's process, and those that it starts. Stopped while it is not asked, so that no thread that waits for work by
+    running in circles takes time from the others. Its messages go to a file: they would run through the progress bar.
+    """
 
     def __init__(self, kind: Kind, python: str):
         self.kind = kind
         self.messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed in close()
         command = [python, str(Path(__file__).parent / kind.script)]
         try:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.messages, text=True)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.messages, text=True, start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             self.messages.close()
             raise NotRun(f"its Python does not start: {error.strerror}") from None
@@ -89,19 +95,27 @@ class Peer:
     def ask(self, **request: Any) -> dict[str, Any]:
         """Sends a request and waits for the answer. Raises NotRun with the process's own message, or if it ended."""
         assert self.process.stdin and self.process.stdout
+        self.signal(signal.SIGCONT)
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        self.signal(signal.SIGSTOP)
         if not line:
+            self.signal(signal.SIGCONT)
             raise NotRun(f"its process ended with status {self.process.wait()}{self.last_message()}")
         answer = json.loads(line)
         if "error" in answer:
             installing = f": pip install {self.kind.install}" if answer["missing"] else ""
             raise NotRun(one_line(answer["error"]) + installing)
         return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the process and those that it started."""
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(self.process.pid, number)
 
     def last_message(self) -> str:
         """The last line that the process wrote for people."""
@@ -112,13 +126,13 @@ class Peer:
     def close(self) -> None:
         """Ends the process, by force if it takes more than 10 s over it."""
         assert self.process.stdin and self.process.stdout
+        self.signal(signal.SIGCONT)
         with suppress(BrokenPipeError):  # it has ended already
             self.process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.signal(signal.SIGKILL)
+        self.process.wait()
         self.process.stdout.close()
         self.messages.close()
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,37 @@ def test_every_side_starts_and_says_its_versions_or_what_is_missing(kind):
         assert f"is not installed: pip install {kind.install}" in str(error)
     finally:
         peer.close()
+
+
+BUSY = """
+import subprocess, threading
+child = subprocess.Popen([sys.executable, '-c', 'while True: pass'])
+def spin():
+    while True: pass
+threading.Thread(target=spin, daemon=True).start()
+serve(['numpy'], lambda task: {PLAIN: {str(child.pid): right}})
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc: needs Linux")
+def test_a_peer_takes_no_time_while_others_run(model, tmp_path):
+    script = tmp_path / "busy.py"
+    script.write_text(START + KNOWN % str(model[0] / "known.json") + BUSY)
+    peer = Peer(KINDS[0]._replace(script=str(script)), sys.executable)
+    try:
+        ((child,),) = peer.load(model="", threads=1, lookups=[], context=8, assistant=None).values()
+        assert {state(peer.process.pid), state(int(child))} == {"T"}  # stopped
+        seconds, tokens = peer.generate("plain", child, PROMPTS[:1], 6)
+        assert seconds > 0 and len(tokens[0]) == 6 and state(int(child)) == "T"
+    finally:
+        peer.close()
+    assert state(int(child)) in (None, "Z", "X")
+
+
+def state(process: int) -> str | None:
+    """R: running, T: stopped, Z: ended; None: gone. A signal takes a moment."""
+    time.sleep(0.1)
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return None

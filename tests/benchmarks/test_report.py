@@ -86,8 +86,6 @@ class Structure(HTMLParser):
     def handle_starttag(self, tag, attrs):
         links = [value for name, value in attrs if name in ("src", "href", "xlink:href")]
         self.loads += [link for link in links if not link.startswith(("#", "data:"))]
-            value for name, value in attrs if name in ("src", "href", "xlink:href") and not value.startswith(("#", "data:"))
-        ]
         if tag not in ("meta", "br", "use", "path", "image"):
             self.open.append(tag)
 
