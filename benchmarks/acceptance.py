@@ -1,7 +1,8 @@
 """How much of what a head drafts is accepted: accept length and rates by depth, of chains against trees with as many nodes.
 
 Nodes are what verification costs, so trees are compared at equal node counts. Accept lengths depend on the head, the text and
-the temperature, not on the machine: this benchmark takes no times. Prompts should be like those that the head will see.
+the temperature, not on the machine: this benchmark takes no times. Prompts should be like those that the head will see. The
+last verification of a prompt, which --max-tokens may cut, does not count.
 
 Examples:
     python -m benchmarks.acceptance
@@ -16,14 +17,14 @@ from statistics import median
 from tqdm import tqdm
 
 from benchmarks import record
-from benchmarks.engines import exit_on_error
+from benchmarks.engines import BenchmarkError, exit_on_error
 from benchmarks.load import Load
 from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params
 from benchmarks.speculative.grid import why_not
 from benchmarks.speculative.sweep import Sweep
 from jaxspec.commands.arguments import tree, whole
 from jaxspec.commands.prompts import load_prompts
-from jaxspec.commands.workbench import Workbench, depth_acceptance, mean
+from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, depth_acceptance, mean
 from jaxspec.config import PLAIN, SpecConfig
 
 
@@ -44,14 +45,17 @@ def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int])
 
 def describe(spec: SpecConfig, load: Load, plain: Load) -> dict:
     """One tree, for JSON."""
-    lengths = load.verifications
-    of_prompts = [mean(load.accept_lengths[number]) for number in sorted(load.accept_lengths)]
+    whole_ones = [load.accept_lengths[number][:-1] for number in sorted(load.accept_lengths)]  # --max-tokens cuts the last
+    lengths = [length for several in whole_ones for length in several]
+    of_prompts = [mean(several) for several in whole_ones if several]
+    if not lengths:
+        raise BenchmarkError(f"--max-tokens are too few: with {spec} every prompt took one verification")
     drafted = (spec.num_draft_tokens - 1) * len(lengths)
     return {
         "tree": str(spec),
         "nodes": spec.num_draft_tokens,
         "verifications": len(lengths),
-        "accept_length": load.accept_length,
+        "accept_length": mean(lengths),
         "accepted_at_depth": [sum(length > depth for length in lengths) / len(lengths) for depth in range(1, spec.num_steps + 1)],
         "accepted_given_parent": depth_acceptance(lengths),
         "accept_rate": sum(length - 1 for length in lengths) / drafted,
@@ -112,11 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
     prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
-    bench = Workbench.of(options)
+    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
     if bench.llm.head is None:
         raise ValueError("this measures a draft head, and the model comes with none: give --draft")
-    trees = [each for each in options.trees if each != PLAIN] if options.trees else None
-    trees = trees or comparable(options.num_draft_tokens, options.steps, options.topk)
+    given = options.trees or comparable(options.num_draft_tokens, options.steps, options.topk)
+    trees = [each for each in dict.fromkeys(given) if each != PLAIN]
+    if not trees:
+        raise ValueError("plain decoding drafts nothing: give --trees that draft")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded)))
     sweep.compile(trees, sweep.batches)
@@ -126,10 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "temperature": options.temperature,
         "trees": [describe(spec, sweep.accept(spec), plain) for spec in tqdm(trees, desc="accept lengths", unit="tree")],
     }
+    record.write("acceptance", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
     if different := [each["tree"] for each in results["trees"] if each["equal_to_plain"] < each["prompts"]]:
         print(f"some text differs from plain decoding's with {', '.join(different)}: near ties, or see jaxspec check-lossless")
-    record.write("acceptance", options, prompts, results)
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Keeping an engine busy and looking at the clock: a workload with so many requests in flight, and a long prompt in between."""
+"""Keeping an engine busy and looking at the clock: a workload with so many requests in flight, several ways to run it side by side,
+and a long prompt in between."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.engines import BenchmarkError
@@ -131,3 +132,44 @@ def time_to_first(engine: Engine, prompt: Sequence[int]) -> float:
     while engine.has_work:
         engine.step()
     return seconds
+
+
+# Comparing
+
+
+def parts_of(requests: int, batch: int) -> list[range]:
+    """Numbers of requests that run in one go, part after part: one request at batch 1, else two for every row.
+
+    In: 3, 1  Out: 0..0, 1..1, 2..2    In: 9, 4  Out: 0..7, 8..15 (there are whole parts only)
+    """
+    size = 1 if batch == 1 else 2 * batch
+    return [range(first, first + size) for first in range(0, max(requests, 1), size)]
+
+
+def side_by_side[Way](
+    ways: Sequence[Way], parts: Sequence[range], run_part: Callable[[Way, range], Load], number: int
+) -> list[Load]:
+    """Every way over all parts: part by part, in turned order every other time, so that a machine that changes its speed does it
+    to all alike. `number` is that of the round. One load per way."""
+    loads: list[list[Load]] = [[] for _ in ways]
+    for index, part in enumerate(parts):
+        order = range(len(ways)) if (index + number) % 2 == 0 else reversed(range(len(ways)))
+        for way in order:
+            loads[way].append(run_part(ways[way], part))
+    return [merged(each) for each in loads]
+
+
+def merged(loads: Sequence[Load]) -> Load:
+    """Loads that ran one after the other as one: requests are numbered on, times per cycle are means."""
+    whole, first = Load(), 0
+    for load in loads:
+        whole.seconds += load.seconds
+        for name in ("tokens", "first_token", "updates", "accept_lengths"):
+            vars(whole)[name].update({first + number: value for number, value in vars(load)[name].items()})
+        for name in ("host_ms", "launch_ms", "wait_ms"):
+            vars(whole)[name] += vars(load)[name] * load.cycles
+        whole.cycles += load.cycles
+        first += len(load.tokens)
+    for name in ("host_ms", "launch_ms", "wait_ms"):
+        vars(whole)[name] /= max(1, whole.cycles)
+    return whole

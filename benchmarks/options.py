@@ -4,11 +4,11 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options
+from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options, whole
 from jaxspec.sampling_params import SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
@@ -17,18 +17,30 @@ RESULTS = Path(__file__).parent / "results"
 class BenchmarkParser(Parser):
     """A benchmark's options. What it parses remembers the command (for the record) and has `out`, the file of results."""
 
-    def __init__(self, name: str, description: str | None):
+    def __init__(self, name: str, description: str | None, *, here: bool = False):
+        """`here`: results go to the current directory, because what is measured is somebody else's."""
         super().__init__(f"jaxspec bench {name}", description or "")
-        self.name = name
-        out = RESULTS / f"{name.replace('-', '_')}.jsonl"
-        self.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"JSON lines: gets one more (default: {show(out)})")
+        self.name = name.replace("-", "_")
+        self._here = here
+        where = "the current directory" if here else f"{show(RESULTS)}, of another model in the current directory"
+        self.add_argument(
+            "--out", type=Path, metavar="FILE", help=f"JSON lines: gets one more (default: {self.name}.jsonl in {where})"
+        )
 
-    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Options of these arguments, or of the process's own. Ends the process if they are wrong."""
+    def parse(
+        self, arguments: Sequence[str] | None, mode: Callable[[argparse.Namespace], str] = lambda options: ""
+    ) -> argparse.Namespace:
+        """Options of these arguments, or of the process's own. Ends the process if they are wrong.
+
+        `mode`: what follows the benchmark's name in the name of its results, for results that are not to be mixed with others.
+        """
         given = list(sys.argv[1:] if arguments is None else arguments)
         options = self.parse_args(given)
-        module = f"benchmarks.{self.name.replace('-', '_')}"
-        options.command = shlex.join(["python", "-m", module, *(shortened(each) for each in without_out(given))])
+        if options.out is None:
+            folder = Path() if self._here or vars(options).get("model_path") is not None else RESULTS
+            options.out = folder / f"{self.name}{mode(options)}.jsonl"
+        options.command = shlex.join(["python", "-m", f"benchmarks.{self.name}", *map(shortened, without_out(given))])
+        options.load_average = os.getloadavg()[0]
         return options
 
 
@@ -37,7 +49,9 @@ def add_common_options(parser: BenchmarkParser, *, num_prompts: int, max_tokens:
     add_model_options(parser)
     add_prompt_options(parser, num_prompts=num_prompts, max_tokens=max_tokens)
     if rounds is not None:
-        parser.add_argument("--rounds", type=int, default=rounds, metavar="N", help="timed runs of each (default: %(default)s)")
+        parser.add_argument(
+            "--rounds", type=whole(1), default=rounds, metavar="N", help="timed runs of each (default: %(default)s)"
+        )
 
 
 def add_sampling_options(parser: BenchmarkParser) -> None:
@@ -55,9 +69,14 @@ def sampling_params(options: argparse.Namespace, count: int) -> list[SamplingPar
 
 
 def shortened(argument: str) -> str:
-    """An argument without the place where its file lies on this machine, which tells nobody anything."""
+    """An argument without the place where its file lies on this machine, which tells nobody anything, and without a key.
+
+    In: "--model-path=/home/me/model"  Out: "--model-path=model"
+    """
     name, separator, value = argument.rpartition("=")
-    return name + separator + (Path(value).name if os.path.isabs(value) else value)
+    if separator and name.endswith("key"):
+        return f"{name}=***"
+    return name + separator + (Path(value).name if value.startswith(("/", "~", "..")) else value)
 
 
 def without_out(arguments: Sequence[str]) -> list[str]:

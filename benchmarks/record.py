@@ -11,15 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import shortened
 from benchmarks.options import show as show_path
 from jaxspec.commands.collect_env import cores, cpu_model
 from jaxspec.commands.prompts import PromptSet
 from jaxspec.commands.table import table as table
 from jaxspec.version import own_version
 
+NOT_FLAGS = ("out", "command", "load_average")
+"""What options have beside what can be given."""
 
-def environment() -> dict:
-    """Versions and hardware. The devices are those of JAX, if this process uses it."""
+
+def environment(load_average: float) -> dict:
+    """Versions and hardware. The devices are those of JAX, if this process uses it; the load is that before the benchmark."""
     jax = sys.modules.get("jax")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -30,8 +34,8 @@ def environment() -> dict:
         "system": platform.platform(),
         "cpu": cpu_model(),
         "cores": cores(),
-        "load_average": os.getloadavg()[0],
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "load_average": load_average,
+        "xla_flags": " ".join(map(shortened, os.environ.get("XLA_FLAGS", "").split())),
         "devices": [device.device_kind for device in jax.devices()] if jax else [],
     }
 
@@ -41,8 +45,8 @@ def write(benchmark: str, options: argparse.Namespace, prompts: PromptSet | None
     record = {
         "benchmark": benchmark,
         "command": options.command,
-        "environment": environment(),
-        "flags": {name: _plain(value) for name, value in vars(options).items() if name not in ("out", "command")},
+        "environment": environment(options.load_average),
+        "flags": {name: _plain(value) for name, value in vars(options).items() if name not in NOT_FLAGS},
         **({} if prompts is None else {"prompts": prompts.describe()}),
         "results": results,
     }
@@ -71,7 +75,7 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    return Path(str(value)).name if os.path.isabs(str(value)) else str(value)  # where it lies on this machine tells nobody anything
+    return shortened(str(value))
 
 
 def measured_on(record: dict) -> str:

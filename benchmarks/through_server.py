@@ -8,27 +8,23 @@ batch has rows and waits for all of them; waves of the server and of LLM.generat
 
 import argparse
 import asyncio
-import re
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from pathlib import Path
 
 from benchmarks import record
 from benchmarks.engines import BenchmarkError, Spread, alternate, exit_on_error
 from benchmarks.options import BenchmarkParser
+from benchmarks.own_server import serving
 from benchmarks.serving.answers import Request
 from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
 from jaxspec import LLM, SamplingParams
 from jaxspec.commands.arguments import tree
 from jaxspec.commands.prompts import load_prompts
+from jaxspec.llm import Prompt
 
 WAYS = ("generate", "whole", "stream")
-START_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -44,34 +40,22 @@ class Wave:
         return self.tokens / self.seconds
 
 
-@contextmanager
-def serving(options: argparse.Namespace) -> Iterator[str]:
-    """The URL of a server process with the built-in model, which ends with the block."""
+def server_flags(options: argparse.Namespace) -> list[str]:
+    """Of a server with this benchmark's tree and largest batch, and nothing that could make the two sides differ."""
     spec = options.tree
-    flags = [
+    return [
         f"--speculative-num-steps={spec.num_steps}", f"--speculative-eagle-topk={spec.topk}",
         f"--speculative-num-draft-tokens={spec.num_draft_tokens}", f"--max-running-requests={max(options.batch)}",
-        "--port=0", "--disable-radix-cache", "--speculative-request-trees=none",
+        "--disable-radix-cache", "--speculative-request-trees=none",
     ]  # fmt: skip
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([sys.executable, "-m", "jaxspec.serve", *flags], stderr=log)
-        try:
-            yield wait_for_url(process, log)
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
-def wait_for_url(process: subprocess.Popen, log: TextIO) -> str:
-    """Reads the server's log until it says where it listens."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.2)
-        log.seek(0)
-        if found := re.search(r"ready at (http://[\d.]+:\d+)", log.read()):
-            return found[1]
-    log.seek(0)
-    raise BenchmarkError(f"the server was not ready: {log.read()[-1000:]}")
+def texts_of(prompts: Sequence[Prompt]) -> list[str]:
+    """Raises ValueError for prompts of token ids."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise ValueError("the server and LLM.generate are to give the same texts: the prompts must be text")
+    return texts
 
 
 def measure(llm: LLM, url: str, prompts: Sequence[str], options: argparse.Namespace) -> list[dict]:
@@ -136,7 +120,7 @@ def tables(results: Sequence[dict]) -> dict[str, str]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("through-server", __doc__)
-    parser.add_argument("--prompts", default=None, help="a file: one prompt per line, or .jsonl (default: built-in held-out code)")
+    parser.add_argument("--prompts", type=Path, help="a file: one prompt per line, or .jsonl (default: built-in held-out code)")
     parser.add_argument("--num-prompts", type=int, default=32, help="prompts to use (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens to generate per prompt (default: %(default)s)")
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
@@ -153,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prompts = load_prompts(options.prompts, options.num_prompts)
     llm = LLM(spec=options.tree, max_running_requests=max(options.batch), prefix_cache=False)
     llm.engine.warm_up(progress=True)
-    with serving(options) as url:
-        results = measure(llm, url, [str(prompt) for prompt in prompts.prompts], options)
+    with serving(server_flags(options)) as url:
+        results = measure(llm, url, texts_of(prompts.prompts), options)
     print("".join(f"\n{text}\n" for text in tables(results).values()))
     record.write("through_server", options, prompts, results)
     return 0

@@ -1,8 +1,9 @@
-"""Offline throughput: the same prompts with and without speculation, in one process, in alternating pairs, per batch size.
+"""Offline throughput: the same prompts with and without speculation, in one process, side by side, per batch size.
 
 Tells tokens per second and the speed-up of every pair, accept length (mean, by depth, histogram), verifications, where the
 time of a cycle goes (host, launching, waiting; draft, verify, commit, extend), and memory. Requests go through the engine as
-`LLM.generate` sends them. Compiling and one pass of each come before; a compilation while time is taken is an error.
+`LLM.generate` sends them, a few at a time with both in alternating order, so that a machine that changes its speed does it to
+both. Compiling and an untimed round come before; a compilation while time is taken is an error.
 
 Examples:
     python -m benchmarks.throughput --tree 3/1/4
@@ -22,17 +23,18 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from benchmarks import memory, record
-from benchmarks.engines import Spread, alternate, check_nothing_compiled, exit_on_error
-from benchmarks.load import Load, run
+from benchmarks.engines import BenchmarkError, Spread, check_nothing_compiled, exit_on_error
+from benchmarks.load import Load, parts_of, run, side_by_side
 from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params
 from benchmarks.stages import Batch, time_parts
 from jaxspec import SamplingParams
 from jaxspec.commands.arguments import add_tree_options, chosen_tree, whole
 from jaxspec.commands.prompts import load_prompts
-from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance
+from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, count_equal, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import Status
 from jaxspec.llm import default_tree
 
 PLAIN_MODE, TREE_MODE = "plain", "speculation"
@@ -43,22 +45,28 @@ PEAKS = ("process_peak_bytes", "device_peak_bytes")
 
 def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig, batch: int, options: argparse.Namespace) -> dict:
     """One batch size: pairs of passes, then the parts of a cycle. For JSON."""
-    wanted = [prompts[index % len(prompts)] for index in range(max(len(prompts), 2 * batch))]
+    parts = parts_of(len(prompts), batch)
+    wanted = [prompts[index % len(prompts)] for index in range(parts[-1].stop)]
     params = sampling_params(options, len(wanted))
     engines = {
         mode: bench.engine(tree, batch, bench.context_for(prompts, options.max_tokens), prefix_cache=False)
         for mode, tree in ((PLAIN_MODE, PLAIN), (TREE_MODE, spec))
     }
-    for mode in (bar := tqdm(engines, desc=f"batch {batch}: compiling, untimed pass", unit="engine")):
-        bar.set_postfix_str(mode)
-        run(engines[mode], wanted, params, batch)
-    counter, loads = CompilationCounter(), {mode: list[Load]() for mode in engines}
+
+    def run_part(engine: Engine, part: range) -> Load:
+        return run(engine, [wanted[number] for number in part], [params[number] for number in part], batch)
+
+    def run_round(number: int) -> list[Load]:
+        return side_by_side(list(engines.values()), parts, run_part, number)
+
+    for _ in tqdm(range(1), desc=f"batch {batch}: compiling, untimed round", unit="round"):
+        run_round(0)
+    counter = CompilationCounter()
     memory.restart_peak()
-    for _, mode in tqdm(list(alternate(list(engines), options.rounds)), desc=f"batch {batch}: timed", unit="pass"):
-        loads[mode].append(run(engines[mode], wanted, params, batch))
+    rounds = [run_round(number) for number in tqdm(range(options.rounds), desc=f"batch {batch}: timed", unit="round")]
     check_nothing_compiled(counter, before=0)
     peaks = memory.peaks()
-    plain, tree = loads[PLAIN_MODE], loads[TREE_MODE]
+    plain, tree = ([loads[which] for loads in rounds] for which in (0, 1))
     tokens = [[each[0].tokens[number] for number in range(len(wanted))] for each in (tree, plain)]
     return {
         "batch": batch,
@@ -67,7 +75,7 @@ def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig
         "decode_speed_up": Spread(record.shares(decode_speeds(tree), decode_speeds(plain))).describe(),
         "equal_to_plain": count_equal(*tokens),
         "acceptance": describe_acceptance(tree[0]),
-        "modes": {mode: describe_passes(passes) for mode, passes in loads.items()},
+        "modes": {PLAIN_MODE: describe_passes(plain), TREE_MODE: describe_passes(tree)},
         "parts_ms": {mode: time_cycle_parts(engines[mode], bench, wanted[:batch], params[:batch]) for mode in engines},
         "memory": {mode: memory.of_engine(engine) for mode, engine in engines.items()} | peaks,
     }
@@ -108,10 +116,12 @@ def describe_acceptance(load: Load) -> dict:
 def time_cycle_parts(
     engine: Engine, bench: Workbench, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> dict[str, dict]:
-    """Milliseconds of draft, verify, commit and extend, of these requests in the middle of their texts. The engine is used up."""
+    """Milliseconds of draft, verify, commit and extend, with these requests at the start of their texts. The engine is used up."""
     requests = [engine.add(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
     while any(request.generated < 2 for request in requests):
         engine.step()
+    if any(request.status is not Status.RUNNING for request in requests):
+        raise BenchmarkError("--max-tokens are too few: some texts ended before the last prompt was computed")
     runner = engine.runner
     head = bench.llm.head if engine.spec.num_steps else None
     merge = merger(bench.llm.target, head, engine.config.attention_kernel)
@@ -152,7 +162,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             *(f"depth {number + 1}" for number in range(depth)),
             "tokens: count",
         ],
-        "time": ["batch", "", "host, ms per cycle", "launching", "waiting", *(f"{part}, ms" for part in parts)],
+        "time": ["batch", "", "host, ms per cycle, prefills included", "launching", "waiting", *(f"{part}, ms" for part in parts)],
         "memory": [
             "batch",
             "",
@@ -212,13 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if any text differs from plain decoding's."""
     options = parse(arguments)
     prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
-    bench = Workbench.of(options)
+    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
     spec = chosen_tree(options) or default_tree(bench.llm.head)
     if not spec.num_steps:
         raise ValueError("there is nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     batches = [measure(bench, encoded, spec, batch, options) for batch in options.batch_size]
     results = {"tree": str(spec), "batches": batches}
+    record.write("throughput", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
     different = [each for each in batches if each["equal_to_plain"] < each["requests"]]
     for each in different:
@@ -226,7 +237,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"batch {each['batch']}: {each['equal_to_plain']} of {total} texts equal plain decoding's; see jaxspec check-lossless"
         )
-    record.write("throughput", options, prompts, results)
     return 1 if different else 0
 
 

@@ -111,7 +111,7 @@ def environment() -> dict[str, Any]:
     """Where this runs."""
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform == "gpu" else None
-    return {**record.environment(), "platform": device.platform, "memory_limit": limit, "driver": driver()}
+    return {**record.environment(os.getloadavg()[0]), "platform": device.platform, "memory_limit": limit, "driver": driver()}
 
 
 def main() -> None:

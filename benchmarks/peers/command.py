@@ -122,7 +122,7 @@ class Peers:
             for mode, ways in modes.items():
                 try:
                     way = peer.fastest(mode, ways, prompts[:2], min(options.max_tokens, TRIAL_TOKENS))
-                    found.append(theirs(peer, mode, way, prompts, options.max_tokens))
+                    found.append(theirs(peer, mode, way, options.max_tokens))
                 except NotRun as error:
                     self.not_run[f"{peer.kind.name}, {mode}"] = str(error)
         self.check()
@@ -145,9 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = Workbench.of(options)
         encoded = bench.encode(prompts.prompts, chat=options.chat)
         context = bench.context_for(encoded, options.max_tokens)
-        everybody = [ours(bench, spec, encoded, options.max_tokens) for spec in dict.fromkeys((PLAIN, options.tree))]
+        everybody = [ours(bench, spec, options.max_tokens) for spec in dict.fromkeys((PLAIN, options.tree))]
         everybody += peers.contenders(encoded, options, context)
-        measured = measure(everybody, options.rounds)
+        measured = measure(everybody, encoded, options.rounds)
     results = {
         **summarize(everybody, measured, options.max_tokens),
         "not_run": peers.not_run | measured.not_run,

@@ -24,8 +24,8 @@ class Contender(NamedTuple):
     """"" for a peer's plain decoding."""
     way: str
     """Which of the engine's ways to do this it is; the fastest."""
-    generate: Callable[[], Timed]
-    """All prompts, once."""
+    generate: Callable[[Sequence[Sequence[int]]], Timed]
+    """Some prompts, once, one after the other."""
 
     @property
     def name(self) -> str:
@@ -41,49 +41,61 @@ class Measured(NamedTuple):
     """Why, by name."""
 
 
-def ours(bench: Workbench, spec: SpecConfig, prompts: Sequence[Sequence[int]], max_tokens: int) -> Contender:
+def ours(bench: Workbench, spec: SpecConfig, max_tokens: int) -> Contender:
     """Our engine with this tree; it compiles on its first pass."""
-    params = [SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)] * len(prompts)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     engine = bench.engine(spec, 1)
 
-    def generate() -> Timed:
-        result = run(engine, prompts, params)
+    def generate(prompts: Sequence[Sequence[int]]) -> Timed:
+        result = run(engine, prompts, [params] * len(prompts))
         return result.seconds, [list(tokens) for tokens in result.tokens]
 
     return Contender(OURS, "plain" if spec == PLAIN else str(spec), "", generate)
 
 
-def theirs(peer: Peer, mode: str, way: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Contender:
+def theirs(peer: Peer, mode: str, way: str, max_tokens: int) -> Contender:
     """A peer in one of its modes."""
-    return Contender(peer.kind.name, "" if mode == "plain" else mode, way, lambda: peer.generate(mode, way, prompts, max_tokens))
+    name = "" if mode == "plain" else mode
+    return Contender(peer.kind.name, name, way, lambda prompts: peer.generate(mode, way, prompts, max_tokens))
 
 
-def measure(everybody: Sequence[Contender], rounds: int) -> Measured:
-    """Results of every contender, round by round, after an untimed pass. Whoever fails is out; the others go on."""
+def measure(everybody: Sequence[Contender], prompts: Sequence[Sequence[int]], rounds: int) -> Measured:
+    """Results of every contender, round by round, after an untimed one. Everybody runs a prompt before anybody runs the next: a
+    machine that changes its speed does it to all. Whoever fails is out; the others go on."""
     running = {each.name: each for each in everybody}
     not_run: dict[str, str] = {}
 
-    def attempt(name: str) -> Timed | None:
+    def attempt(name: str, prompt: Sequence[int]) -> Timed | None:
         if name not in running:
             return None
         try:
-            return running[name].generate()
+            return running[name].generate([prompt])
         except NotRun as error:
             del running[name]
             not_run[name] = str(error)
             return None
 
-    for name in (untimed := tqdm(list(running), desc="untimed pass", unit="contender")):
-        untimed.set_postfix_str(name)
-        attempt(name)
+    def run_round() -> dict[str, Timed]:
+        runs: dict[str, list[Timed]] = {name: [] for name in running}
+        for number, name in alternate(list(running), len(prompts)):
+            bar.set_postfix_str(name)
+            if timed := attempt(name, prompts[number]):
+                runs[name].append(timed)
+            bar.update()
+        return {name: joined(runs[name]) for name in running}
+
+    with tqdm(total=len(running) * len(prompts), desc="untimed round", unit="run") as bar:
+        run_round()
     counter = CompilationCounter()
-    results: dict[str, list[Timed]] = {name: [] for name in running}
-    for _, name in (bar := tqdm(list(alternate(list(running), rounds)), desc="timed", unit="run")):
-        bar.set_postfix_str(name)
-        if timed := attempt(name):
-            results[name].append(timed)
+    with tqdm(total=rounds * len(running) * len(prompts), desc="timed", unit="run") as bar:
+        done = [run_round() for _ in range(rounds)]
     check_nothing_compiled(counter, before=0)
-    return Measured({name: each for name, each in results.items() if name in running}, not_run)
+    return Measured({name: [each[name] for each in done] for name in running}, not_run)
+
+
+def joined(runs: Sequence[Timed]) -> Timed:
+    """Runs of one prompt each as one."""
+    return sum(seconds for seconds, _ in runs), [tokens for _, several in runs for tokens in several]
 
 
 def summarize(everybody: Sequence[Contender], measured: Measured, max_tokens: int) -> dict:

@@ -5,7 +5,15 @@ from typing import Any, NamedTuple
 
 from benchmarks.record import table
 
-RATIOS = ("speed_up", "ratio", "on_over_off", "adaptive_over_better", "first_token_ratio", "throughput_ratio")
+RATIOS = (
+    "speed_up",
+    "decode_speed_up",
+    "ratio_to_baseline",
+    "on_over_off",
+    "adaptive_over_better",
+    "first_token_ratio",
+    "throughput_ratio",
+)
 """Keys of results under which a Spread of such ratios stands."""
 
 
@@ -26,11 +34,18 @@ def agreements(records: Sequence[dict]) -> list[Agreement]:
     """The ratios of the newest record and of the one before it with the same command; none if there is no such pair."""
     if not records:
         return []
-    before = next((each for each in reversed(records[:-1]) if each["command"] == records[-1]["command"]), None)
+    before = next((each for each in reversed(records[:-1]) if conditions(each) == conditions(records[-1])), None)
     if before is None:
         return []
     first, second = (dict(ratios(each["results"])) for each in (before, records[-1]))
     return [Agreement(what, first[what], second[what]) for what in second if what in first]
+
+
+def conditions(record: dict) -> tuple:
+    """What must be the same in both runs."""
+    where = record["environment"]
+    prompts = record.get("prompts", {}).get("sha256")
+    return record["command"], prompts, where["cpu"], where["cores"], where["jax"], where["devices"]
 
 
 def ratios(results: Any, where: str = "") -> Iterator[tuple[str, float]]:

@@ -29,7 +29,12 @@ def parse(arguments: Sequence[str] | None = None):
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help=f"of .jsonl files (default: {show(RESULTS)})")
     parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: report.html in --results)")
     parser.add_argument("--markdown", type=Path, nargs="*", default=list(MARKDOWN), metavar="FILE", help="(default: README, docs)")
-    parser.add_argument("--pictures", type=Path, metavar="DIR", help="also write every plot as a file of its own")
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        metavar="DIR",
+        help="also write every plot there (default: docs/images, of the results of this repository)",
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a Markdown file is not up to date")
     return parser.parse_args(arguments)
 
@@ -55,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     html = options.html or options.results / "report.html"
     html.write_text(page(results))
     print(f"page: {show(html)}")
-    if options.pictures:
-        write_pictures(results, options.pictures)
+    pictures = options.pictures or (ROOT / "docs/images" if options.results == RESULTS else None)
+    if pictures:
+        write_pictures(results, pictures)
     return 0

@@ -11,11 +11,18 @@ for the one before it. `agreement` is a table of every benchmark: the newest rec
 import re
 from collections.abc import Callable
 
-MARKER = re.compile(r"<!-- results: (?P<words>[^>]*?) -->\n.*?<!-- end of results -->", re.DOTALL)
+START = "<!-- results: "
+MARKER = re.compile(r"<!-- results: (?P<words>[^>]*?) -->\n(?P<old>.*?)<!-- end of results -->", re.DOTALL)
 
 
 def replaced(text: str, block: Callable[[list[str]], str]) -> str:
-    """The text with every marked place filled; `block` makes the content from the marker's words."""
+    """The text with every marked place filled; `block` makes the content from the marker's words.
+
+    Raises ValueError for a start without an end.
+    """
+    places = list(MARKER.finditer(text))
+    if len(places) != text.count(START) or any(START in place["old"] for place in places):
+        raise ValueError("a marker `<!-- results: ... -->` has no `<!-- end of results -->` behind it")
 
     def fill(match: re.Match[str]) -> str:
         return f"<!-- results: {match['words']} -->\n{block(match['words'].split())}\n<!-- end of results -->"

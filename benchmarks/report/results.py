@@ -18,7 +18,9 @@ class Results:
         """The newest record of a file, or the one before it. Raises ValueError if there is none."""
         records = self.files.get(name, [])
         if len(records) < 1 + before:
-            raise ValueError(f"{self.directory.name} has no {'second ' if before else ''}record of {name}: run benchmarks.{name}")
+            raise ValueError(
+                f"{self.directory.name} has no {'second ' if before else ''}record of {name}: run the benchmark that makes it"
+            )
         return records[-1 - before]
 
     def block(self, words: list[str]) -> str:

@@ -23,7 +23,7 @@ OBJECTIVES = ("ttft", "tpot", "e2el")
 
 def parse(arguments: Sequence[str] | None, description: str | None) -> argparse.Namespace:
     """Options; ends the process if they are wrong."""
-    parser = BenchmarkParser("serving", description)
+    parser = BenchmarkParser("serving", description, here=True)
     add_server_options(parser)
     add_prompt_options(parser)
     add_load_options(parser)

@@ -4,9 +4,10 @@ One process, no restarts: trees are programs of one engine. In three steps:
 
   1. accept lengths: every tree runs all prompts once (they don't depend on the batch size); what a smaller tree matches is dropped
   2. cycle times: a dozen cycles of every tree at every batch size, beside plain cycles; both together predict each speed-up
-  3. the few trees that look best run end to end, prefills included, in pairs with plain decoding; the fastest is the choice
+  3. the few trees that look best run end to end, prefills included, side by side with plain decoding; the fastest is measured
+     anew, and is the choice if it is faster than plain decoding
 
---exhaustive measures every tree end to end instead: brute force, to see what the short way misses. The choice goes to a file
+--exhaustive measures every tree end to end besides: brute force, to see what the short way misses. The choice goes to a file
 for `jaxspec serve --config`, the picture (speed-ups of all trees, and of the best by batch size) beside it.
 
 --simulate-accept-length answers another question: what would a head have to accept? It times cycles with the head that there
@@ -22,6 +23,7 @@ Examples:
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from benchmarks import record
 from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params, show
@@ -30,11 +32,20 @@ from benchmarks.speculative.grid import dominated, grid
 from benchmarks.speculative.simulated import describe_simulated, random_head
 from benchmarks.speculative.sweep import Sweep
 from benchmarks.speculative.tables import tables, worth_knowing
-from benchmarks.speculative.tuning import acceptances, choice, cycle_times, describe, measure, shortlist
+from benchmarks.speculative.tuning import acceptances, confirm, cycle_times, describe, fastest, measure, shortlist
 from jaxspec.commands.arguments import tree, whole
 from jaxspec.commands.prompts import load_prompts
-from jaxspec.commands.workbench import CompilationCounter, Workbench
+from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench
 from jaxspec.config import PLAIN, SpecConfig
+
+SUFFIXES = (".svg", ".png", ".pdf")
+MODEL_FLAGS = {
+    "--model-path": "model_path",
+    "--speculative-draft-model-path": "speculative_draft_model_path",
+    "--speculative-token-map": "speculative_token_map",
+    "--dtype": "dtype",
+}
+"""What the server must be told beside the file."""
 
 
 def tune(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, *, exhaustive: bool) -> dict:
@@ -42,18 +53,19 @@ def tune(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, *, exhaustive: 
     counter = CompilationCounter()
     accepted = acceptances(sweep, trees)
     lengths = {tree: each.accept_length for tree, each in accepted.items()}
-    beaten = {} if exhaustive else dominated(lengths)
-    left = [tree for tree in trees if tree not in beaten]
+    beaten = dominated(lengths)
+    left = [tree for tree in trees if exhaustive or tree not in beaten]
     sweep.compile(left, sweep.batches)
     batches = []
     for batch in sweep.batches:
         timed = cycle_times(sweep, left, batch, rounds)
-        candidates = shortlist(timed, lengths)
+        candidates = shortlist([each for each in timed if each.tree not in beaten], lengths)
         measure(sweep, timed if exhaustive else candidates, batch, rounds, counter)
-        chosen = choice(candidates)
+        confirmed = confirm(sweep, fastest(candidates), rounds, counter)
         batches.append({
             "batch": batch,
-            "choice": "plain" if chosen is None else str(chosen.tree),
+            "choice": str(confirmed.tree) if median(confirmed.speed_ups) > 1 else "plain",
+            "confirmed": describe(confirmed, lengths[confirmed.tree]),
             "candidates": [str(each.tree) for each in candidates],
             "trees": [describe(each, lengths[each.tree]) for each in timed],
         })  # fmt: skip
@@ -69,10 +81,13 @@ def simulate(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, accept_leng
     """Cycle costs, and what they would mean at these accept lengths; for JSON."""
     sweep.compile(trees, sweep.batches)
     batches = [
-        {"batch": batch, "trees": [describe_simulated(each, accept_lengths) for each in cycle_times(sweep, trees, batch, rounds)]}
+        {
+            "batch": batch,
+            "trees": [describe_simulated(each, sorted(set(accept_lengths))) for each in cycle_times(sweep, trees, batch, rounds)],
+        }
         for batch in sweep.batches
     ]
-    return {"simulated_accept_lengths": list(accept_lengths), "batches": batches}
+    return {"simulated_accept_lengths": sorted(set(accept_lengths)), "batches": batches}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -101,10 +116,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--config-out", type=Path, metavar="FILE", help="for `jaxspec serve --config` (default: --out's name, .yaml)"
     )
     files.add_argument("--picture-out", type=Path, metavar="FILE", help="svg, png or pdf (default: --out's name, .svg)")
-    options = parser.parse(arguments)
+    options = parser.parse(arguments, mode)
     if options.simulate_accept_length and min(options.simulate_accept_length) < 1:
         parser.error("--simulate-accept-length must be at least 1: every verification gives a token")
+    if options.simulate_accept_length and (options.exhaustive or options.config_out):
+        parser.error("--simulate-accept-length chooses no tree: leave out --exhaustive and --config-out")
+    options.picture_out = options.picture_out or options.out.with_suffix(".svg")
+    if options.picture_out.suffix not in SUFFIXES:
+        parser.error(f"--picture-out must end in {', '.join(SUFFIXES)}, got {options.picture_out.name}")
     return options
+
+
+def mode(options: argparse.Namespace) -> str:
+    """Brute force and simulations have results of their own."""
+    return "_simulated" if options.simulate_accept_length else "_exhaustive" if options.exhaustive else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,11 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
     chosen = grid(options.steps, options.topk, options.num_draft_tokens)
-    trees = [each for each in options.trees if each != PLAIN] if options.trees else chosen.trees
+    trees = [each for each in dict.fromkeys(options.trees) if each != PLAIN] if options.trees else chosen.trees
+    if not trees and options.trees:
+        raise ValueError("plain decoding is always measured: give --trees that draft")
     if not trees:
         raise ValueError(f"none of these sizes make a tree: {'; '.join(f'{name}: {why}' for name, why in chosen.skipped.items())}")
-    bench = Workbench.of(options)
-    if bench.llm.head is None and options.simulate_accept_length:
+    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
+    has_head = bench.llm.head is not None
+    if not has_head and options.simulate_accept_length:
         bench.llm.head = random_head(bench.llm.target)
     if bench.llm.head is None:
         raise ValueError("trees need a draft head: give --draft, or --simulate-accept-length if there is none")
@@ -131,12 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = simulate(sweep, trees, options.rounds, options.simulate_accept_length)
     else:
         results = tune(sweep, trees, options.rounds, exhaustive=options.exhaustive)
+    results |= {"head": bench.llm.head.config.algorithm if has_head else "random weights"}
     results["skipped"] = {} if options.trees else chosen.skipped
-    print("\n" + "\n\n".join([*tables(results).values(), worth_knowing(results)]) + "\n", flush=True)
     made = record.write("speculative", options, prompts, results)
-    save(results, options.picture_out or options.out.with_suffix(".svg"))
+    print("\n" + "\n\n".join([*tables(results).values(), worth_knowing(results)]) + "\n", flush=True)
+    save(results, options.picture_out)
     if not options.simulate_accept_length:
         path = options.config_out or options.out.with_suffix(".yaml")
         path.write_text(config_file(made))
-        print(f"for the server: jaxspec serve --config {show(path)}")
+        models = "".join(f" {flag} ..." for flag, given in MODEL_FLAGS.items() if vars(options)[given] not in (None, "auto"))
+        print(f"for the server: jaxspec serve{models} --config {show(path)}")
     return 0

@@ -5,11 +5,11 @@ from benchmarks.speculative.tables import best_table
 
 
 def config_file(record: dict) -> str:
-    """YAML: the tree of the smallest batch size, where speculation pays most. If larger ones want another tree or none, the server
-    compiles all of them and chooses while it runs (--speculative-adaptive)."""
+    """YAML: the tree of the smallest batch size that has one. If others want another tree or none, the server compiles all of them
+    and chooses while it runs (--speculative-adaptive)."""
     batches = record["results"]["batches"]
     choices = [at["choice"] for at in batches]
-    lines = [f"# {record['command']}", f"# {measured_on(record)}", "#"]
+    lines = [f"# {record['command']}", f"# {measured_on(record)}. Model, head and dtype are to be given beside this file.", "#"]
     lines += [f"# {line}" for line in best_table(record["results"]).splitlines()]
     tree = next((each for each in choices if each != "plain"), None)
     if tree is None:
@@ -19,6 +19,6 @@ def config_file(record: dict) -> str:
         lines += [f"speculative-num-steps: {steps}", f"speculative-eagle-topk: {topk}", f"speculative-num-draft-tokens: {nodes}"]
         if set(choices) != {tree}:
             lines += ["speculative-adaptive: true"]
-        if others := [each for each in dict.fromkeys(choices) if each not in (tree, "plain")]:
-            lines += [f"speculative-adaptive-trees: {' '.join(others)}"]
+            trees = [each for each in dict.fromkeys(choices) if each != "plain"]
+            lines += [f"speculative-adaptive-trees: {' '.join(trees)}"]
     return "\n".join([*lines, f"max-running-requests: {batches[-1]['batch']}", ""])

@@ -46,17 +46,23 @@ def why_not(step: int, topk: int, count: int) -> str | None:
 def dominated(accept_lengths: dict[SpecConfig, float], tolerance: float = 0.005) -> dict[SpecConfig, SpecConfig]:
     """Trees that need not be timed, and for each the one because of which.
 
-    A tree that is no larger in any of the three numbers costs no more at any batch size; if it also accepts as much (up to
-    `tolerance`, a share), the larger one can't win.
+    A tree that is no larger in any of the three numbers is taken to cost no more at any batch size; if it also accepts as much (up
+    to `tolerance`, a share), the larger one can hardly win. Only trees that are kept drop others, so tolerances don't add up.
     """
-    beaten = dict[SpecConfig, SpecConfig]()
-    for tree in sorted(accept_lengths, key=size, reverse=True):
-        for other in sorted(accept_lengths, key=size):
-            smaller = other != tree and all(mine <= its for mine, its in zip(size(other), size(tree), strict=True))
-            if smaller and accept_lengths[other] >= accept_lengths[tree] * (1 - tolerance):
-                beaten[tree] = other
-                break
+    kept, beaten = list[SpecConfig](), dict[SpecConfig, SpecConfig]()
+    for tree in sorted(accept_lengths, key=size):
+        enough = accept_lengths[tree] * (1 - tolerance)
+        other = next((each for each in kept if accept_lengths[each] >= enough and fits_into(each, tree)), None)
+        if other is None:
+            kept.append(tree)
+        else:
+            beaten[tree] = other
     return beaten
+
+
+def fits_into(tree: SpecConfig, other: SpecConfig) -> bool:
+    """Whether it is no larger in any of the three numbers."""
+    return all(mine <= its for mine, its in zip(size(tree), size(other), strict=True))
 
 
 def size(tree: SpecConfig) -> tuple[int, int, int]:

@@ -11,16 +11,18 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engines import BenchmarkError
-from benchmarks.load import Load, run
+from benchmarks.load import Load, parts_of, run
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.programs import CycleProgram
+from jaxspec.engine.request import Status
 from jaxspec.engine.stored_traces import stored_traces
 
 TIMED_CYCLES = 12
 """Of one tree in a row, at most."""
+LEAST_CYCLES = 2
 FIRST_CYCLES = 3
 """Not timed: other requests of the batch may still be in their prefill."""
 
@@ -70,16 +72,17 @@ class Sweep:
     def accept(self, tree: SpecConfig) -> Load:
         """All prompts once, as many together as the largest batch size has; no other size is compiled for."""
         self._restrict(self.batches[-1:])
-        load = self._pass(tree, self.batches[-1], len(self.prompts))
+        load = self.run_part(tree, self.batches[-1], range(len(self.prompts)))
         self._restrict(self.batches)
         return load
 
-    def whole(self, tree: SpecConfig, batch: int) -> Load:
-        """Prompts, at least two for every row of the batch, `batch` of them at any time."""
-        return self._pass(tree, batch, max(len(self.prompts), 2 * batch))
+    def parts(self, batch: int) -> list[range]:
+        """Of a round at this batch size, in which every prompt runs at least once."""
+        return parts_of(len(self.prompts), batch)
 
-    def _pass(self, tree: SpecConfig, batch: int, count: int) -> Load:
-        prompts, params = zip(*self._requests(count), strict=True)
+    def run_part(self, tree: SpecConfig, batch: int, part: range) -> Load:
+        """These requests, `batch` of them at any time."""
+        prompts, params = zip(*self._requests(part.stop)[part.start :], strict=True)
         return run(self._engine(tree), prompts, params, batch, tree)
 
     def _requests(self, count: int) -> list[tuple[Sequence[int], SamplingParams]]:
@@ -93,7 +96,7 @@ class Sweep:
         while any(request.generated < 2 for request in requests):
             engine.step()
         times: list[float] = []
-        while len(times) < cycles and engine.has_work:
+        while len(times) < cycles and all(request.status is Status.RUNNING for request in requests):
             started = time.perf_counter()
             engine.step()
             times.append(time.perf_counter() - started)
@@ -101,16 +104,18 @@ class Sweep:
             engine.abort(request.id)
         while engine.has_work:
             engine.step()
+        if len(times) < LEAST_CYCLES:  # the first texts ended while the last prompts were computed
+            raise BenchmarkError(f"--max-tokens are too few to time {batch} requests together with {tree}: give more")
         return median(times)
 
     def timed_cycles(self, tree: SpecConfig) -> int:
         """As many as surely come between a request's first cycles and its last, if every draft is accepted.
 
-        Raises BenchmarkError if that is not even two.
+        Raises BenchmarkError if that is less than LEAST_CYCLES.
         """
         most = self._max_tokens // (tree.num_steps + 1) - FIRST_CYCLES
-        if most < 2:
-            least = (FIRST_CYCLES + 2) * (tree.num_steps + 1)
+        if most < LEAST_CYCLES:
+            least = (FIRST_CYCLES + LEAST_CYCLES) * (tree.num_steps + 1)
             raise BenchmarkError(f"--max-tokens {self._max_tokens} are too few to time cycles of {tree}: give {least} or more")
         return min(TIMED_CYCLES, most)
 

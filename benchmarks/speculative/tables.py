@@ -12,15 +12,23 @@ def tables(results: dict) -> dict[str, str]:
 
 def best_table(results: dict) -> str:
     """What the tuner chose, and, if everything was measured, what brute force found."""
-    header = ["batch", "best tree", "accept length", "cycle, plain steps", "predicted", "measured speed-up (min..max)", "tokens/s"]
-    brute = ["best of all by brute force", "choice / best"] if results["exhaustive"] else []
+    header = [
+        "batch",
+        "best tree",
+        "accept length",
+        "cycle, plain steps",
+        "predicted",
+        "speed-up, measured anew (min..max)",
+        "tokens/s",
+    ]
+    brute = ["best by brute force", "the choice there", "choice / best"] if results["exhaustive"] else []
     rows = []
     for at in results["batches"]:
-        chosen = next((each for each in at["trees"] if each["tree"] == at["choice"]), None)
-        row = [str(at["batch"]), *(chosen_cells(chosen, results) if chosen else plain_cells(at))]
+        row = [str(at["batch"]), *(plain_cells(at) if at["choice"] == "plain" else chosen_cells(at["confirmed"], results))]
         if brute:
+            chosen = next((each for each in at["trees"] if each["tree"] == at["choice"]), None)
             best = best_of(at)
-            row += [f"{name(best)} {speed_up(best):.2f}", f"{speed_up(chosen) / speed_up(best):.3f}"]
+            row += [f"{name(best)} {speed_up(best):.2f}", f"{speed_up(chosen):.2f}", f"{speed_up(chosen) / speed_up(best):.3f}"]
         rows.append(row)
     return table([*header, *brute], rows)
 
@@ -38,8 +46,7 @@ def chosen_cells(chosen: dict, results: dict) -> list[str]:
 
 
 def plain_cells(at: dict) -> list[str]:
-    measured = [each for each in at["trees"] if "speed_up" in each]
-    return ["plain", "1.00", "1.00", "1.00", "1.00", f"{measured[0]['plain_tokens_per_second']['median']:.0f}"]
+    return ["plain", "1.00", "1.00", "1.00", "1.00", f"{at['confirmed']['plain_tokens_per_second']['median']:.0f}"]
 
 
 def best_of(at: dict) -> dict | None:
@@ -89,10 +96,8 @@ def worth_knowing(results: dict) -> str:
     """What was left out and why, differences of text, and the assumption behind simulated figures."""
     lines = []
     if "simulated_accept_lengths" in results:
-        lines.append(
-            "simulated: no draft was accepted here; cycle times are measured, accept lengths assumed, prefills not counted"
-        )
-    if dropped := results.get("dominated"):
+        lines.append(f"simulated: accept lengths are assumed, cycle times measured (head: {results['head']}), prefills not counted")
+    if (dropped := results.get("dominated")) and not results["exhaustive"]:
         pairs = ", ".join(f"{tree} ({other})" for tree, other in dropped.items())
         lines.append(f"not timed, because a smaller tree accepts as much: {pairs}")
     different = [tree for tree, each in results.get("acceptance", {}).items() if each["equal"] < each["prompts"]]

@@ -11,13 +11,13 @@ from statistics import median
 from tqdm import tqdm
 
 from benchmarks.engines import Spread, check_nothing_compiled
-from benchmarks.load import Load
+from benchmarks.load import Load, side_by_side
 from benchmarks.speculative.sweep import Sweep
 from jaxspec.commands.workbench import CompilationCounter, count_equal, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
 
 SHORTLIST = 4
-"""Trees per batch size that are measured end to end, at most."""
+"""Trees per batch size that are measured end to end, at most, and side by side with plain decoding."""
 CLOSE = 0.9
 """A tree whose predicted speed-up is below this share of the best one's is not measured."""
 
@@ -77,8 +77,10 @@ def cycle_times(sweep: Sweep, trees: Sequence[SpecConfig], batch: int, rounds: i
     """Every tree's cycle in plain steps, `rounds` times, each beside plain cycles."""
     timed = [Timed(tree, batch) for tree in trees]
     with tqdm(total=rounds * len(trees), desc=f"batch {batch}: cycle times", unit="tree") as bar:
-        for each in in_turn(timed, rounds):
-            plain, seconds = sweep.cycle_seconds(PLAIN, batch), sweep.cycle_seconds(each.tree, batch)
+        for number, each in enumerate(in_turn(timed, rounds)):
+            order = (PLAIN, each.tree) if number % 2 == 0 else (each.tree, PLAIN)
+            taken = {tree: sweep.cycle_seconds(tree, batch) for tree in order}
+            plain, seconds = taken[PLAIN], taken[each.tree]
             each.cycle_ms.append(1e3 * seconds)
             each.cost.append(seconds / plain)
             bar.update()
@@ -93,17 +95,24 @@ def shortlist(timed: Sequence[Timed], accept_lengths: dict[SpecConfig, float]) -
 
 
 def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, counter: CompilationCounter) -> None:
-    """Whole passes of these trees, each beside one of plain decoding, which comes first every other round."""
-    for tree in (PLAIN, *(each.tree for each in timed)):
-        sweep.whole(tree, batch)
-    before, number = counter.count, 0
-    with tqdm(total=rounds * len(timed), desc=f"batch {batch}: timed pairs", unit="pair") as bar:
-        for each in in_turn(timed, rounds):
-            pair = [(PLAIN, each.plain_passes), (each.tree, each.tree_passes)]
-            for tree, passes in pair if number % 2 == 0 else reversed(pair):
-                passes.append(sweep.whole(tree, batch))
-            number += 1
+    """These trees end to end, a few at a time side by side with plain decoding, after an untimed round of each."""
+    groups = [timed[first : first + SHORTLIST] for first in range(0, len(timed), SHORTLIST)]
+    parts = sweep.parts(batch)
+
+    def run_round(group: Sequence[Timed], number: int) -> list[Load]:
+        trees = [PLAIN, *(each.tree for each in group)]
+        return side_by_side(trees, parts, lambda tree, part: sweep.run_part(tree, batch, part), number)
+
+    before, bar = counter.count, tqdm(total=(rounds + 1) * len(groups), desc=f"batch {batch}: end to end", unit="round")
+    for number in range(-1, rounds):
+        for group in groups:
+            plain, *loads = run_round(group, number)
+            for each, load in zip(group, loads, strict=True) if number >= 0 else ():
+                each.plain_passes.append(plain)
+                each.tree_passes.append(load)
             bar.update()
+        before = counter.count if number < 0 else before
+    bar.close()
     check_nothing_compiled(counter, before)
 
 
@@ -113,10 +122,16 @@ def in_turn(timed: Sequence[Timed], rounds: int) -> Iterator[Timed]:
         yield from timed if number % 2 == 0 else reversed(timed)
 
 
-def choice(candidates: Sequence[Timed]) -> Timed | None:
-    """The fastest of those that were measured; None: plain decoding is faster than all."""
-    best = max(candidates, key=lambda each: median(each.speed_ups))
-    return best if median(best.speed_ups) > 1 else None
+def fastest(candidates: Sequence[Timed]) -> Timed:
+    """Of those that were measured."""
+    return max(candidates, key=lambda each: median(each.speed_ups))
+
+
+def confirm(sweep: Sweep, best: Timed, rounds: int, counter: CompilationCounter) -> Timed:
+    """The winner, measured anew: the largest of several noisy figures is too large, and is not what anybody should quote."""
+    again = Timed(best.tree, best.batch, best.cycle_ms, best.cost)
+    measure(sweep, [again], best.batch, rounds, counter)
+    return again
 
 
 def describe(each: Timed, accept_length: float | None) -> dict:

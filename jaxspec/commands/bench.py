@@ -25,6 +25,7 @@ BENCHMARKS = (
     Benchmark("lossless", "check-lossless over several trees and many prompts, with a record of the result"),
     Benchmark("under-load", "growing batches, the prefix cache, long prompts, the host's share of a cycle"),
     Benchmark("through-server", "what HTTP costs: tokens per second through the server against LLM.generate"),
+    Benchmark("start", "how long a server takes from its launch to the first token"),
     Benchmark("peers", "against transformers, llama.cpp, vLLM and others with the same weights and prompts; those it finds"),
     Benchmark("report", "results as one page with plots, and as the tables of README and docs/"),
     Benchmark("gpu", "on a GPU, at the size of an 8B model: are the kernels right, and how near to its bandwidth are they"),

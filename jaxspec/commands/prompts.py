@@ -28,7 +28,7 @@ class PromptSet:
 
     def describe(self) -> dict:
         """What a result records about its prompts."""
-        return {"source": self.source, "count": len(self.prompts), "sha256": self.sha256}
+        return {"source": Path(self.source).name, "count": len(self.prompts), "sha256": self.sha256}
 
 
 def load_prompts(path: Path | None, count: int | None, default_count: int = 20) -> PromptSet:

@@ -13,7 +13,7 @@ def test_every_node_count_has_its_chain_and_the_trees_that_fit():
 
 
 def test_rates_are_counted_by_hand():
-    load = Load(tokens={0: (1, 2, 3, 4, 5, 6, 7)}, accept_lengths={0: (3, 1, 2)})
+    load = Load(tokens={0: (1, 2, 3, 4, 5, 6, 7, 8)}, accept_lengths={0: (3, 1, 2, 1)})  # the last was cut
     found = acceptance.describe(SpecConfig(2, 2, 4), load, load)
     assert found["accept_length"] == 2.0
     assert found["accepted_at_depth"] == pytest.approx([2 / 3, 1 / 3])

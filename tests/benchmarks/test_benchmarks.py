@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import conversion, lossless, speculative, under_load
+from benchmarks import conversion, lossless, under_load
 from benchmarks.engines import BenchmarkError, alternate, check_nothing_compiled
 from benchmarks.record import table
 from jaxspec.commands.workbench import CompilationCounter
@@ -32,15 +32,6 @@ def flags(tmp_path_factory) -> list[str]:
 def result(flags: list[str]) -> dict:
     with open(flags[-1]) as file:
         return json.loads(file.read().splitlines()[-1])
-
-
-def test_speculative_compares_every_tree_with_plain_decoding(flags, capsys):
-    assert speculative.main([*flags, "--trees", "2/2/4", "--rounds", "2"]) == 0
-    written = result(flags)
-    (row,) = written["results"]
-    assert (row["tree"], row["prompts_equal_to_plain"], len(row["speed_up"]["values"])) == ("2/2/4", 2, 2)
-    assert written["environment"]["jax"] == jax.__version__
-    assert "best at batch 1: 2/2/4" in capsys.readouterr().out
 
 
 def test_lossless_compares_token_for_token(flags, capsys):

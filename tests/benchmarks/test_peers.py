@@ -152,7 +152,7 @@ def test_ratios_are_taken_round_by_round():
     tokens = [[1, 2, 3]]
     seconds = {"jaxspec plain": [1.0, 2.0], "jaxspec 3/1/4": [0.5, 4.0], "transformers": [4.0, 6.0]}
     names = (("jaxspec", "plain", ""), ("jaxspec", "3/1/4", ""), ("transformers", "", "sdpa"))
-    everybody = [Contender(*each, lambda: (0.0, tokens)) for each in names]
+    everybody = [Contender(*each, lambda prompts: (0.0, tokens)) for each in names]
     rounds = {name: [(each, tokens) for each in values] for name, values in seconds.items()}
     results = summarize(everybody, Measured(rounds, {}), 3)
     assert [each["ratio_to_baseline"]["values"] for each in results["contenders"]] == [[4.0, 3.0], [8.0, 1.5], [1.0, 1.0]]
@@ -166,18 +166,37 @@ def test_ratios_are_taken_round_by_round():
 def test_whoever_fails_in_a_timed_round_has_no_figures():
     left = [1.0, 1.0]
 
-    def fails_in_the_second_round():
+    def fails_in_the_second_round(prompts):
         if not left:
             raise NotRun("gone")
         return left.pop(), [[1]]
 
-    everybody = [Contender("jaxspec", "plain", "", lambda: (1.0, [[1]])), Contender("vllm", "", "", fails_in_the_second_round)]
-    measured = measure(everybody, 2)
+    everybody = [
+        Contender("jaxspec", "plain", "", lambda prompts: (1.0, [[1]])),
+        Contender("vllm", "", "", fails_in_the_second_round),
+    ]
+    measured = measure(everybody, [[5]], 2)
     assert list(measured.rounds) == ["jaxspec plain"] and measured.not_run == {"vllm": "gone"}
 
 
+def test_everybody_runs_a_prompt_before_anybody_runs_the_next():
+    order = []
+
+    def contender(engine: str) -> Contender:
+        def generate(prompts):
+            order.append((engine, prompts[0][0]))
+            return 1.5, [[prompts[0][0]]]
+
+        return Contender(engine, "", "", generate)
+
+    measured = measure([contender("a"), contender("b")], [[7], [8], [9]], 1)
+    once = [("a", 7), ("b", 7), ("b", 8), ("a", 8), ("a", 9), ("b", 9)]
+    assert order == once * 2  # the first round is not timed
+    assert measured.rounds == {name: [(4.5, [[7], [8], [9]])] for name in ("a", "b")}
+
+
 def test_a_wrong_round_counts_even_if_others_are_right():
-    everybody = [Contender("jaxspec", "plain", "", lambda: (0.0, [])), Contender("vllm", "", "", lambda: (0.0, []))]
+    everybody = [Contender("jaxspec", "plain", "", lambda prompts: (0.0, [])), Contender("vllm", "", "", lambda prompts: (0.0, []))]
     rounds = {"jaxspec plain": [(1.0, [[1, 2]])] * 2, "vllm": [(1.0, [[1, 2]]), (1.0, [[1, 3]])]}
     assert summarize(everybody, Measured(rounds, {}), 2)["contenders"][1]["equal_to_reference"] == 0
 

@@ -1,0 +1,35 @@
+"""Several ways to run the same requests, side by side."""
+
+import pytest
+
+from benchmarks.load import Load, merged, parts_of, side_by_side
+
+
+def test_parts_are_whole_and_hold_every_request():
+    assert parts_of(3, 1) == [range(0, 1), range(1, 2), range(2, 3)]
+    assert parts_of(9, 4) == [range(0, 8), range(8, 16)]
+    assert parts_of(2, 16) == [range(0, 32)]
+
+
+def test_order_turns_from_part_to_part_and_from_round_to_round():
+    ran = []
+
+    def run_part(way: str, part: range) -> Load:
+        ran.append(way + str(part.start))
+        return Load(seconds=1.0, tokens={0: (1, 2)})
+
+    for number in (0, 1):
+        loads = side_by_side(["a", "b"], parts_of(2, 1), run_part, number)
+        assert [load.seconds for load in loads] == [2.0, 2.0]
+    assert ran == ["a0", "b0", "b1", "a1", "b0", "a0", "a1", "b1"]
+
+
+def test_loads_in_a_row_are_one_load():
+    first = Load(2.0, {0: (1, 2), 1: (3,)}, {0: 0.1, 1: 0.2}, {0: [1.0, 2.0], 1: [1.5]}, {0: (2,), 1: (1,)}, 1.0, 4.0, 10.0, 1)
+    second = Load(1.0, {0: (4, 5, 6)}, {0: 0.3}, {0: [5.0, 6.0]}, {0: (3,)}, 2.0, 1.0, 40.0, 2)
+    both = merged([first, second])
+    assert both.seconds == 3.0 and both.cycles == 3
+    assert both.tokens == {0: (1, 2), 1: (3,), 2: (4, 5, 6)}
+    assert both.first_token == {0: 0.1, 1: 0.2, 2: 0.3} and both.accept_lengths[2] == (3,)
+    assert (both.host_ms, both.launch_ms, both.wait_ms) == pytest.approx((5 / 3, 2.0, 30.0))
+    assert both.tokens_per_second == 2.0 and both.decode_tokens_per_second == pytest.approx(3 / 2)
