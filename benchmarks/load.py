@@ -140,10 +140,10 @@ def time_to_first(engine: Engine, prompt: Sequence[int]) -> float:
 def parts_of(requests: int, batch: int) -> list[range]:
     """Numbers of requests that run in one go, part after part: one request at batch 1, else two for every row.
 
-    In: 3, 1  Out: 0..0, 1..1, 2..2    In: 9, 4  Out: 0..7, 8..15 (there are whole parts only)
+    In: 3, 1  Out: 0..0, 1..1, 2..2    In: 9, 4  Out: 0..7, 8..15 (there are whole parts only, and two at least)
     """
     size = 1 if batch == 1 else 2 * batch
-    return [range(first, first + size) for first in range(0, max(requests, 1), size)]
+    return [range(first, first + size) for first in range(0, max(requests, size + 1), size)]
 
 
 def side_by_side[Way](

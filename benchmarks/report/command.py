@@ -16,7 +16,6 @@ from pathlib import Path
 
 from benchmarks.options import RESULTS, show
 from benchmarks.report.markers import replaced
-from benchmarks.report.page import page, write_pictures
 from benchmarks.report.results import Results
 from jaxspec.commands.arguments import Parser
 
@@ -42,6 +41,8 @@ def parse(arguments: Sequence[str] | None = None):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if --check finds a file that is not up to date."""
     options = parse(arguments)
+    from benchmarks.report.page import page, write_pictures  # says what to install
+
     results = Results(options.results)
     if not results.files:
         raise ValueError(f"{options.results} holds no results: run a benchmark first (`jaxspec bench` lists them)")

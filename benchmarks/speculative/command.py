@@ -4,10 +4,10 @@ One process, no restarts: trees are programs of one engine. In three steps:
 
   1. accept lengths: every tree runs all prompts once (they don't depend on the batch size); what a smaller tree matches is dropped
   2. cycle times: a dozen cycles of every tree at every batch size, beside plain cycles; both together predict each speed-up
-  3. the few trees that look best run end to end, prefills included, side by side with plain decoding; the fastest is measured
-     anew, and is the choice if it is faster than plain decoding
+  3. those that may be best run end to end, prefills included, side by side with plain decoding: all once, the better half again,
+     and so on; the winner is measured anew, and is the choice if it is faster than plain decoding
 
---exhaustive measures every tree end to end besides: brute force, to see what the short way misses. The choice goes to a file
+--exhaustive measures every tree end to end afterwards: brute force, to see what the short way misses. The choice goes to a file
 for `jaxspec serve --config`, the picture (speed-ups of all trees, and of the best by batch size) beside it.
 
 --simulate-accept-length answers another question: what would a head have to accept? It times cycles with the head that there
@@ -32,7 +32,7 @@ from benchmarks.speculative.grid import dominated, grid
 from benchmarks.speculative.simulated import describe_simulated, random_head
 from benchmarks.speculative.sweep import Sweep
 from benchmarks.speculative.tables import tables, worth_knowing
-from benchmarks.speculative.tuning import acceptances, confirm, cycle_times, describe, fastest, measure, shortlist
+from benchmarks.speculative.tuning import acceptances, anew, confirm, cycle_times, describe, measure, shortlist, tournament, warm_up
 from jaxspec.commands.arguments import tree, whole
 from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench
@@ -60,8 +60,11 @@ def tune(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, *, exhaustive: 
     for batch in sweep.batches:
         timed = cycle_times(sweep, left, batch, rounds)
         candidates = shortlist([each for each in timed if each.tree not in beaten], lengths)
-        measure(sweep, timed if exhaustive else candidates, batch, rounds, counter)
-        confirmed = confirm(sweep, fastest(candidates), rounds, counter)
+        confirmed = confirm(sweep, tournament(sweep, candidates, batch, rounds, counter), rounds, counter)
+        if exhaustive:  # of the choice it is to judge it knows nothing
+            timed = [anew(each) for each in timed]
+            warm_up(sweep, timed, batch)
+            measure(sweep, timed, batch, rounds, counter)
         batches.append({
             "batch": batch,
             "choice": str(confirmed.tree) if median(confirmed.speed_ups) > 1 else "plain",

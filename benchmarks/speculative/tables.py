@@ -5,13 +5,14 @@ from benchmarks.record import table
 
 
 def tables(results: dict) -> dict[str, str]:
-    """`best`: the choice per batch size; `batch N`: all trees at that size."""
+    """`best`: the choice per batch size; `brute force`: against all trees; `batch N`: all trees at that size."""
     made = {} if "simulated_accept_lengths" in results else {"best": best_table(results)}
+    made |= {"brute force": brute_force_table(results)} if results.get("exhaustive") else {}
     return made | {f"batch {each['batch']}": batch_table(results, each) for each in results["batches"]}
 
 
 def best_table(results: dict) -> str:
-    """What the tuner chose, and, if everything was measured, what brute force found."""
+    """What the tuner chose."""
     header = [
         "batch",
         "best tree",
@@ -21,16 +22,21 @@ def best_table(results: dict) -> str:
         "speed-up, measured anew (min..max)",
         "tokens/s",
     ]
-    brute = ["best by brute force", "the choice there", "choice / best"] if results["exhaustive"] else []
+    rows = [
+        [str(at["batch"]), *(plain_cells(at) if at["choice"] == "plain" else chosen_cells(at["confirmed"], results))]
+        for at in results["batches"]
+    ]
+    return table(header, rows)
+
+
+def brute_force_table(results: dict) -> str:
+    """How the tuner's choice does where every tree is measured, in rounds of which the tuner knew nothing."""
     rows = []
     for at in results["batches"]:
-        row = [str(at["batch"]), *(plain_cells(at) if at["choice"] == "plain" else chosen_cells(at["confirmed"], results))]
-        if brute:
-            chosen = next((each for each in at["trees"] if each["tree"] == at["choice"]), None)
-            best = best_of(at)
-            row += [f"{name(best)} {speed_up(best):.2f}", f"{speed_up(chosen):.2f}", f"{speed_up(chosen) / speed_up(best):.3f}"]
-        rows.append(row)
-    return table([*header, *brute], rows)
+        chosen, best = next((each for each in at["trees"] if each["tree"] == at["choice"]), None), best_of(at)
+        shown = [f"{name(each)} {speed_up(each):.2f}" for each in (best, chosen)]
+        rows.append([str(at["batch"]), *shown, f"{speed_up(chosen) / speed_up(best):.3f}"])
+    return table(["batch", "best by brute force", "the tuner's choice there", "choice / best"], rows)
 
 
 def chosen_cells(chosen: dict, results: dict) -> list[str]:

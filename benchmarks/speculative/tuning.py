@@ -1,4 +1,4 @@
-"""From accept lengths and cycle times to a choice: predict every tree's speed-up, then measure the few that look best.
+"""From accept lengths and cycle times to a choice: predict every tree's speed-up, then measure those that may be best.
 
 A tree that accepts a tokens per verification, and whose cycle takes as long as c plain steps, decodes a / c times as fast. Accept
 lengths depend on the text and not on the batch, so one pass per tree tells them for all batch sizes; c takes a dozen cycles.
@@ -16,10 +16,11 @@ from benchmarks.speculative.sweep import Sweep
 from jaxspec.commands.workbench import CompilationCounter, count_equal, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
 
-SHORTLIST = 4
-"""Trees per batch size that are measured end to end, at most, and side by side with plain decoding."""
-CLOSE = 0.9
-"""A tree whose predicted speed-up is below this share of the best one's is not measured."""
+CLOSE = 0.7
+"""A tree whose predicted speed-up is below this share of the best one's is not measured. A dozen cycles tell no more: on two cores
+of a shared machine predictions were off by up to 20% (November 2026)."""
+GROUP = 4
+"""Trees that run side by side with one plain decoding."""
 
 
 @dataclass(frozen=True)
@@ -91,29 +92,50 @@ def shortlist(timed: Sequence[Timed], accept_lengths: dict[SpecConfig, float]) -
     """The trees worth measuring end to end, the most promising first; at least one."""
     ranked = sorted(timed, key=lambda each: each.predicted(accept_lengths[each.tree]), reverse=True)
     best = ranked[0].predicted(accept_lengths[ranked[0].tree])
-    return [each for each in ranked[:SHORTLIST] if each.predicted(accept_lengths[each.tree]) >= CLOSE * best]
+    return [each for each in ranked if each.predicted(accept_lengths[each.tree]) >= CLOSE * best]
+
+
+def tournament(sweep: Sweep, candidates: Sequence[Timed], batch: int, rounds: int, counter: CompilationCounter) -> Timed:
+    """The fastest of the candidates: all run a round end to end, the better half another one, and so on; the last two run
+    `rounds` more.
+
+    So most of the time goes into those that are hard to tell apart.
+    """
+    left = list(candidates)
+    warm_up(sweep, left, batch)
+    while len(left) > 2:
+        measure(sweep, left, batch, 1, counter)
+        left.sort(key=lambda each: median(each.speed_ups), reverse=True)
+        left = left[: max(2, len(left) // 2)]
+    measure(sweep, left, batch, rounds, counter)
+    return max(left, key=lambda each: median(each.speed_ups))
+
+
+def warm_up(sweep: Sweep, timed: Sequence[Timed], batch: int) -> None:
+    """A part of these trees and of plain decoding, untimed; prefills compile now."""
+    for tree in (PLAIN, *(each.tree for each in timed)):
+        sweep.run_part(tree, batch, sweep.parts(batch)[0])
 
 
 def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, counter: CompilationCounter) -> None:
-    """These trees end to end, a few at a time side by side with plain decoding, after an untimed round of each."""
-    groups = [timed[first : first + SHORTLIST] for first in range(0, len(timed), SHORTLIST)]
-    parts = sweep.parts(batch)
-
-    def run_round(group: Sequence[Timed], number: int) -> list[Load]:
-        trees = [PLAIN, *(each.tree for each in group)]
-        return side_by_side(trees, parts, lambda tree, part: sweep.run_part(tree, batch, part), number)
-
-    before, bar = counter.count, tqdm(total=(rounds + 1) * len(groups), desc=f"batch {batch}: end to end", unit="round")
-    for number in range(-1, rounds):
-        for group in groups:
-            plain, *loads = run_round(group, number)
-            for each, load in zip(group, loads, strict=True) if number >= 0 else ():
-                each.plain_passes.append(plain)
-                each.tree_passes.append(load)
-            bar.update()
-        before = counter.count if number < 0 else before
-    bar.close()
+    """These trees end to end, a few at a time side by side with plain decoding. All of them ran before."""
+    groups = [timed[first : first + GROUP] for first in range(0, len(timed), GROUP)]
+    parts, before = sweep.parts(batch), counter.count
+    with tqdm(total=rounds * len(timed), desc=f"batch {batch}: end to end", unit="tree") as bar:
+        for number in range(rounds):
+            for group in groups:
+                trees = [PLAIN, *(each.tree for each in group)]
+                plain, *loads = side_by_side(trees, parts, lambda tree, part: sweep.run_part(tree, batch, part), number)
+                for each, load in zip(group, loads, strict=True):
+                    each.plain_passes.append(plain)
+                    each.tree_passes.append(load)
+                bar.update(len(group))
     check_nothing_compiled(counter, before)
+
+
+def anew(timed: Timed) -> Timed:
+    """The same without what was measured end to end."""
+    return Timed(timed.tree, timed.batch, timed.cycle_ms, timed.cost)
 
 
 def in_turn(timed: Sequence[Timed], rounds: int) -> Iterator[Timed]:
@@ -122,14 +144,9 @@ def in_turn(timed: Sequence[Timed], rounds: int) -> Iterator[Timed]:
         yield from timed if number % 2 == 0 else reversed(timed)
 
 
-def fastest(candidates: Sequence[Timed]) -> Timed:
-    """Of those that were measured."""
-    return max(candidates, key=lambda each: median(each.speed_ups))
-
-
 def confirm(sweep: Sweep, best: Timed, rounds: int, counter: CompilationCounter) -> Timed:
     """The winner, measured anew: the largest of several noisy figures is too large, and is not what anybody should quote."""
-    again = Timed(best.tree, best.batch, best.cycle_ms, best.cost)
+    again = anew(best)
     measure(sweep, [again], best.batch, rounds, counter)
     return again
 

@@ -94,6 +94,11 @@ def in_thread(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -
         ready.set()
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
+        left = asyncio.all_tasks(loop)  # answers that were being written when the server went away
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()
 
     thread = threading.Thread(target=serve)

@@ -8,7 +8,8 @@ from benchmarks.load import Load, merged, parts_of, side_by_side
 def test_parts_are_whole_and_hold_every_request():
     assert parts_of(3, 1) == [range(0, 1), range(1, 2), range(2, 3)]
     assert parts_of(9, 4) == [range(0, 8), range(8, 16)]
-    assert parts_of(2, 16) == [range(0, 32)]
+    assert parts_of(2, 16) == [range(0, 32), range(32, 64)]  # two at least, so that order can turn
+    assert parts_of(1, 1) == [range(0, 1), range(1, 2)]
 
 
 def test_order_turns_from_part_to_part_and_from_round_to_round():

@@ -257,18 +257,22 @@ def test_a_peer_takes_no_time_while_others_run(model, tmp_path):
     peer = Peer(KINDS[0]._replace(script=str(script)), sys.executable)
     try:
         ((child,),) = peer.load(model="", threads=1, lookups=[], context=8, assistant=None).values()
-        assert {state(peer.process.pid), state(int(child))} == {"T"}  # stopped
+        assert becomes(peer.process.pid, "T") and becomes(int(child), "T")
         seconds, tokens = peer.generate("plain", child, PROMPTS[:1], 6)
-        assert seconds > 0 and len(tokens[0]) == 6 and state(int(child)) == "T"
+        assert seconds > 0 and len(tokens[0]) == 6 and becomes(int(child), "T")
     finally:
         peer.close()
-    assert state(int(child)) in (None, "Z", "X")
+    assert becomes(int(child), None, "Z", "X")
 
 
-def state(process: int) -> str | None:
-    """R: running, T: stopped, Z: ended; None: gone. A signal takes a moment."""
-    time.sleep(0.1)
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return None
+def becomes(process: int, *states: str | None) -> bool:
+    """Whether a process soon is in one of these states: T stopped, Z ended, None gone. A signal takes a moment."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            state = None
+        if state in states:
+            return True
+        time.sleep(0.05)
+    return False

@@ -7,13 +7,13 @@ import pytest
 
 from benchmarks.load import Load
 from benchmarks.options import RESULTS
-from benchmarks.speculative import command
+from benchmarks.speculative import command, tuning
 from benchmarks.speculative.config_file import config_file
 from benchmarks.speculative.grid import dominated, grid, why_not
 from benchmarks.speculative.picture import draw
 from benchmarks.speculative.simulated import simulated_speed_ups
 from benchmarks.speculative.tables import tables, worth_knowing
-from benchmarks.speculative.tuning import Timed, describe, fastest, shortlist
+from benchmarks.speculative.tuning import Timed, describe, shortlist
 from jaxspec.config import SpecConfig
 from jaxspec.server.arguments import parse_arguments
 
@@ -91,12 +91,27 @@ def test_a_tree_that_a_smaller_one_matches_need_not_be_timed():
     assert not dominated({SpecConfig(1, 4, 4): 2.0, CHAIN: 1.0})  # wider but shorter: who knows what costs more
 
 
-def test_only_promising_trees_are_measured_and_the_fastest_is_chosen():
+def test_only_promising_trees_are_measured():
     several = [timed(SHORT, 1.2, 1.1), timed(CHAIN, 1.5, 1.4), timed(WIDE, 3.0, 0.9)]
     listed = shortlist(several, {SHORT: 1.8, CHAIN: 2.4, WIDE: 2.6})  # predicted 1.5, 1.6, 0.87
     assert [each.tree for each in listed] == [CHAIN, SHORT]
-    best = fastest(listed)
-    assert best.tree == CHAIN and best.speed_ups == pytest.approx([1.4, 1.4, 1.4])
+
+
+def test_a_tournament_ends_with_the_fastest(monkeypatch):
+    true = dict(zip((SHORT, CHAIN, WIDE, SpecConfig(2, 1, 3), SpecConfig(5, 1, 6)), (1.1, 1.5, 0.8, 1.4, 1.2), strict=True))
+    rounds = dict.fromkeys(true, 0)
+
+    def measure(_sweep, left, batch, count, _counter):
+        for each in left:
+            rounds[each.tree] += count
+            each.plain_passes += passes(*[3.0] * count)
+            each.tree_passes += passes(*[3.0 / true[each.tree]] * count)
+
+    monkeypatch.setattr(tuning, "measure", measure)
+    monkeypatch.setattr(tuning, "warm_up", lambda *_: None)
+    best = tuning.tournament(None, [timed(tree, 1.0) for tree in true], 1, 3, None)
+    assert best.tree == CHAIN
+    assert rounds == {SHORT: 1, WIDE: 1, SpecConfig(5, 1, 6): 1, CHAIN: 4, SpecConfig(2, 1, 3): 4}
 
 
 def test_the_config_file_is_one_that_the_server_takes(tmp_path):
@@ -117,9 +132,10 @@ def test_the_config_file_is_one_that_the_server_takes(tmp_path):
 
 def test_brute_force_is_shown_beside_the_choice():
     trees = [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.5)]
-    table = tables(results_of((4, "3/1/4", trees), exhaustive=True))["best"]
-    assert "1/1/2 1.50" in table and "1.40 |" in table and "0.933" in table
-    assert "1.37 (1.37..1.37)" in table  # what is quoted was measured anew
+    made = tables(results_of((4, "3/1/4", trees), exhaustive=True))
+    assert "1/1/2 1.50 |" in made["brute force"] and "3/1/4 1.40 |" in made["brute force"] and "0.933" in made["brute force"]
+    assert "1.37 (1.37..1.37)" in made["best"]  # what is quoted was measured anew
+    assert "brute force" not in tables(results_of((4, "3/1/4", trees)))
 
 
 def test_simulated_figures_are_called_simulated_everywhere():

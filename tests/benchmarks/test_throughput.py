@@ -15,11 +15,11 @@ def test_a_run_compares_speculation_with_plain_decoding(tiny, tmp_path, newest, 
     plain, tree = (batch["modes"][mode] for mode in ("plain", "speculation"))
     pairs = zip(tree["tokens_per_second"]["values"], plain["tokens_per_second"]["values"], strict=True)
     assert batch["speed_up"]["values"] == pytest.approx([mine / its for mine, its in pairs])
-    assert batch["requests"] == batch["equal_to_plain"] == 4  # two for every row
-    assert plain["verifications"] == 4 * 7 and tree["verifications"] <= plain["verifications"]
+    assert batch["requests"] == batch["equal_to_plain"] == 8  # two parts of two for every row
+    assert plain["verifications"] == 8 * 7 and tree["verifications"] <= plain["verifications"]
     counts = {int(tokens): count for tokens, count in batch["acceptance"]["verifications_by_tokens"].items()}
-    assert sum(tokens * count for tokens, count in counts.items()) == 4 * 7
-    assert batch["acceptance"]["accept_length"] == pytest.approx(4 * 7 / tree["verifications"])
+    assert sum(tokens * count for tokens, count in counts.items()) == 8 * 7
+    assert batch["acceptance"]["accept_length"] == pytest.approx(8 * 7 / tree["verifications"])
     assert set(batch["parts_ms"]["speculation"]) == {"draft", "verify", "accept and commit", "extend"}
     assert set(batch["parts_ms"]["plain"]) == {"draft", "verify", "accept and commit"}
     assert all(len(part["values"]) == throughput.PART_SAMPLES and part["min"] > 0 for part in batch["parts_ms"]["plain"].values())
