@@ -19,13 +19,15 @@ from tqdm import tqdm
 from benchmarks import record
 from benchmarks.engines import BenchmarkError, exit_on_error
 from benchmarks.load import Load
-from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params
+from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, prompts_of, sampling_params
 from benchmarks.speculative.grid import why_not
 from benchmarks.speculative.sweep import Sweep
 from jaxspec.commands.arguments import tree, whole
-from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, depth_acceptance, mean
 from jaxspec.config import PLAIN, SpecConfig
+
+GRID = {"num_draft_tokens": [4, 8, 16, 32], "steps": [2, 3, 5, 7], "topk": [2, 4, 8]}
+"""Options and their defaults, which count unless --trees names the trees."""
 
 
 def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int]) -> list[SpecConfig]:
@@ -60,7 +62,7 @@ def describe(spec: SpecConfig, load: Load, plain: Load) -> dict:
         "accepted_given_parent": depth_acceptance(lengths),
         "accept_rate": sum(length - 1 for length in lengths) / drafted,
         "accept_length_of_prompts": of_prompts,
-        "equal_to_plain": sum(load.tokens[number] == plain.tokens[number] for number in plain.tokens),
+        "equal_to_plain": load.count_equal(plain),
         "prompts": len(plain.tokens),
     }
 
@@ -103,23 +105,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_sampling_options(parser)
     group = parser.add_argument_group("trees")
     group.add_argument(
-        "--num-draft-tokens", type=whole(2), nargs="+", default=[4, 8, 16, 32], help="node counts (default: 4 8 16 32)"
+        "--num-draft-tokens", type=whole(2), nargs="+", help="node counts (default: 4 8 16 32)"
     )
-    group.add_argument("--steps", type=whole(1), nargs="+", default=[2, 3, 5, 7], help="of the trees (default: 2 3 5 7)")
-    group.add_argument("--topk", type=whole(2), nargs="+", default=[2, 4, 8], help="of the trees (default: 2 4 8)")
+    group.add_argument("--steps", type=whole(1), nargs="+", help="of the trees (default: 2 3 5 7)")
+    group.add_argument("--topk", type=whole(2), nargs="+", help="of the trees (default: 2 4 8)")
     group.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these instead, as in 5/4/8 3/1/4")
     parser.add_argument("--batch-size", type=whole(1), default=8, help="requests at once; changes nothing but the time it takes")
-    return parser.parse(arguments)
+    options = parser.parse(arguments)
+    parser.refuse_beside_trees(options, GRID)
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    prompts = prompts_of(options)
     bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
     if bench.llm.head is None:
         raise ValueError("this measures a draft head, and the model comes with none: give --draft")
-    given = options.trees or comparable(options.num_draft_tokens, options.steps, options.topk)
+    given = options.trees or comparable(*(vars(options)[name] or default for name, default in GRID.items()))
     trees = [each for each in dict.fromkeys(given) if each != PLAIN]
     if not trees:
         raise ValueError("plain decoding drafts nothing: give --trees that draft")

@@ -34,8 +34,8 @@ def check_nothing_compiled(counter: "CompilationCounter", before: int) -> None:
         raise BenchmarkError(f"{counter.count - before} programs were compiled while time was taken, so the figures are worthless")
 
 
-def alternate(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Every name once per round, in turned order every other round, so that a drift of the machine hits all alike.
+def alternate[Way](names: Sequence[Way], rounds: int) -> Iterator[tuple[int, Way]]:
+    """Every one once per round, in turned order every other round, so that a drift of the machine hits all alike.
 
     In: ["a", "b"], 2  Out: (0, a), (0, b), (1, b), (1, a)
     """

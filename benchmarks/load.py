@@ -44,6 +44,10 @@ class Load:
         """Mean tokens per verification, bonus included."""
         return mean(self.verifications)
 
+    def count_equal(self, other: "Load") -> int:
+        """Prompts whose tokens are the same in both."""
+        return sum(self.tokens[number] == tokens for number, tokens in other.tokens.items())
+
     @property
     def decode_tokens_per_second(self) -> float:
         """Of one request, without its prefill: what one user sees."""

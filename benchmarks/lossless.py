@@ -12,10 +12,9 @@ from dataclasses import asdict
 
 from benchmarks import record
 from benchmarks.engines import exit_on_error
-from benchmarks.options import BenchmarkParser, add_common_options
-from jaxspec.commands.arguments import tree
+from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
+from jaxspec.commands.arguments import tree, whole
 from jaxspec.commands.check_lossless import compare_all, show, ways_of_sampling
-from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import Workbench
 
 DEFAULT_TREES = ("5/4/8", "5/4/16", "3/1/4", "5/8/32")
@@ -58,7 +57,7 @@ def tables(results: Sequence[dict]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if every output equals plain decoding's, else 1."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    prompts = prompts_of(options)
     bench = Workbench.of(options)
     ways = ways_of_sampling(len(prompts.prompts), options.max_tokens, options.temperature, options.seed)
     comparisons = compare_all(bench, bench.encode(prompts.prompts, chat=options.chat), options.trees, options.batch, ways)

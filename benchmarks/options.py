@@ -4,11 +4,12 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options, whole
+from jaxspec.commands.prompts import PromptSet, load_prompts
 from jaxspec.sampling_params import SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,6 +28,12 @@ class BenchmarkParser(Parser):
             "--out", type=Path, metavar="FILE", help=f"JSON lines: gets one more (default: {self.name}.jsonl in {where})"
         )
 
+    def refuse_beside_trees(self, options: argparse.Namespace, others: Iterable[str]) -> None:
+        """Ends the process if --trees was given with others, which would then have no effect. Their defaults must be None."""
+        useless = [f"--{name.replace('_', '-')}" for name in others if vars(options)[name] is not None]
+        if options.trees and useless:
+            self.error(f"--trees names the trees: leave out {', '.join(useless)}")
+
     def parse(
         self, arguments: Sequence[str] | None, mode: Callable[[argparse.Namespace], str] = lambda options: ""
     ) -> argparse.Namespace:
@@ -39,7 +46,7 @@ class BenchmarkParser(Parser):
         if options.out is None:
             folder = Path() if self._here or vars(options).get("model_path") is not None else RESULTS
             options.out = folder / f"{self.name}{mode(options)}.jsonl"
-        options.command = shlex.join(["python", "-m", f"benchmarks.{self.name}", *map(shortened, without_out(given))])
+        options.command = shlex.join(["python", "-m", f"benchmarks.{self.name}", *all_shortened(without_out(given))])
         options.load_average = os.getloadavg()[0]
         return options
 
@@ -52,6 +59,11 @@ def add_common_options(parser: BenchmarkParser, *, num_prompts: int, max_tokens:
         parser.add_argument(
             "--rounds", type=whole(1), default=rounds, metavar="N", help="timed runs of each (default: %(default)s)"
         )
+
+
+def prompts_of(options: argparse.Namespace) -> PromptSet:
+    """What the options of `add_common_options` name. Raises ValueError if it can't be had."""
+    return load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
 
 
 def add_sampling_options(parser: BenchmarkParser) -> None:
@@ -77,6 +89,18 @@ def shortened(argument: str) -> str:
     if separator and name.endswith("key"):
         return f"{name}=***"
     return name + separator + (Path(value).name if value.startswith(("/", "~", "..")) else value)
+
+
+def all_shortened(arguments: Sequence[str]) -> list[str]:
+    """As `shortened`, and what follows an option for a key is left out too.
+
+    In: ["--api-key", "secret", "/home/me/model"]  Out: ["--api-key", "***", "model"]
+    """
+    before = ("", *arguments)
+    return [
+        "***" if last.startswith("--") and last.endswith("key") else shortened(argument)
+        for last, argument in zip(before, arguments, strict=False)
+    ]
 
 
 def without_out(arguments: Sequence[str]) -> list[str]:

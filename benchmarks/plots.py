@@ -14,7 +14,7 @@ except ImportError:
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -29,8 +29,7 @@ def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of so many inches, drawn without a display."""
     from matplotlib.figure import Figure
 
-    for name, setting in STYLE.items():
-        matplotlib.rcParams[name] = setting  # type: ignore[index]
+    matplotlib.rcParams.update(STYLE)
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import shortened
+from benchmarks.options import all_shortened, shortened
 from benchmarks.options import show as show_path
 from jaxspec.commands.collect_env import cores, cpu_model
 from jaxspec.commands.prompts import PromptSet
@@ -71,6 +71,8 @@ def read(path: Path) -> list[dict]:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return all_shortened(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float):

@@ -20,7 +20,7 @@ from benchmarks.own_server import serving
 from benchmarks.serving.answers import Request
 from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
 from jaxspec import LLM, SamplingParams
-from jaxspec.commands.arguments import tree
+from jaxspec.commands.arguments import tree, whole
 from jaxspec.commands.prompts import load_prompts
 from jaxspec.llm import Prompt
 
@@ -71,8 +71,7 @@ def measure(llm: LLM, url: str, prompts: Sequence[str], options: argparse.Namesp
             raise BenchmarkError("the server and LLM.generate gave different texts")
         speeds = {way: [wave.tokens_per_second for wave in waves[way]] for way in WAYS}
         shares = {
-            way: Spread([mine / base for mine, base in zip(speeds[way], speeds["generate"], strict=True)]).describe()
-            for way in WAYS[1:]
+            way: Spread(record.shares(speeds[way], speeds["generate"])).describe() for way in WAYS[1:]
         }
         results.append({
             "batch": batch, "tokens_per_second": {way: Spread(speeds[way]).describe() for way in WAYS}, "share": shares,
@@ -121,13 +120,13 @@ def tables(results: Sequence[dict]) -> dict[str, str]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("through-server", __doc__)
     parser.add_argument("--prompts", type=Path, help="a file: one prompt per line, or .jsonl (default: built-in held-out code)")
-    parser.add_argument("--num-prompts", type=int, default=32, help="prompts to use (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens to generate per prompt (default: %(default)s)")
+    parser.add_argument("--num-prompts", type=whole(1), default=32, help="prompts to use (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=whole(1), default=128, help="tokens to generate per prompt (default: %(default)s)")
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
     parser.add_argument(
-        "--batch-size", "--batch", dest="batch", type=int, nargs="+", default=[1, 8, 32], help="requests at once (default: 1 8 32)"
+        "--batch-size", "--batch", dest="batch", type=whole(1), nargs="+", default=[1, 8, 32], help="requests at once (default: 1 8 32)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=whole(1), default=5, help="timed rounds (default: %(default)s)")
     return parser.parse(arguments)
 
 

@@ -25,12 +25,11 @@ from tqdm import tqdm
 from benchmarks import memory, record
 from benchmarks.engines import BenchmarkError, Spread, check_nothing_compiled, exit_on_error
 from benchmarks.load import Load, parts_of, run, side_by_side
-from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params
+from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, prompts_of, sampling_params
 from benchmarks.stages import Batch, time_parts
 from jaxspec import SamplingParams
 from jaxspec.commands.arguments import add_tree_options, chosen_tree, whole
-from jaxspec.commands.prompts import load_prompts
-from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, count_equal, depth_acceptance
+from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
@@ -67,13 +66,12 @@ def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig
     check_nothing_compiled(counter, before=0)
     peaks = memory.peaks()
     plain, tree = ([loads[which] for loads in rounds] for which in (0, 1))
-    tokens = [[each[0].tokens[number] for number in range(len(wanted))] for each in (tree, plain)]
     return {
         "batch": batch,
         "requests": len(wanted),
         "speed_up": Spread(record.shares(speeds(tree), speeds(plain))).describe(),
         "decode_speed_up": Spread(record.shares(decode_speeds(tree), decode_speeds(plain))).describe(),
-        "equal_to_plain": count_equal(*tokens),
+        "equal_to_plain": tree[0].count_equal(plain[0]),
         "acceptance": describe_acceptance(tree[0]),
         "modes": {PLAIN_MODE: describe_passes(plain), TREE_MODE: describe_passes(tree)},
         "parts_ms": {mode: time_cycle_parts(engines[mode], bench, wanted[:batch], params[:batch]) for mode in engines},
@@ -221,7 +219,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if any text differs from plain decoding's."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    prompts = prompts_of(options)
     bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
     spec = chosen_tree(options) or default_tree(bench.llm.head)
     if not spec.num_steps:

@@ -18,11 +18,10 @@ from tqdm import tqdm
 from benchmarks import record
 from benchmarks.engines import BenchmarkError, Spread, alternate, check_nothing_compiled, exit_on_error
 from benchmarks.load import Load, interrupt, run
-from benchmarks.options import BenchmarkParser, add_common_options
+from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
 from benchmarks.replay import replay
 from jaxspec import SamplingParams
-from jaxspec.commands.arguments import tree
-from jaxspec.commands.prompts import load_prompts
+from jaxspec.commands.arguments import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench
 from jaxspec.config import PLAIN, EngineConfig
 from jaxspec.engine.engine import Engine
@@ -230,7 +229,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=[1, 2, 4, 8, 16],
         help="requests at once (default: 1 2 4 8 16)",
     )
-    parser.add_argument("--requests-per-row", type=int, default=2, help="requests per run, for each one at once (default: 2)")
+    parser.add_argument("--requests-per-row", type=whole(1), default=2, help="requests per run, for each one at once (default: 2)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run (default: all)")
     return parser.parse(arguments)
 
@@ -251,7 +250,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    prompts = prompts_of(options)
     if len(prompts.prompts) < 17:
         raise BenchmarkError("--num-prompts must be at least 17: the shared-prefix workload has sixteen and a prefix")
     bench, results, counter = Workbench.of(options), {}, CompilationCounter()

@@ -26,12 +26,11 @@ from tqdm import tqdm
 
 from benchmarks import record
 from benchmarks.engines import BenchmarkError
-from benchmarks.options import BenchmarkParser, add_common_options
+from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
 from benchmarks.peers.measure import TRANSFORMERS, Contender, measure, ours, summarize, theirs
 from benchmarks.peers.process import KINDS, Kind, NotRun, Peer
 from benchmarks.peers.tables import gain, tables
 from jaxspec.commands.arguments import tree, whole
-from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.table import listing
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN
@@ -82,7 +81,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="NAME=PYTHON",
         help="the Python of another peer; once for each (default: this Python)",
     )
-    return parser.parse(arguments)
+    options = parser.parse(arguments)
+    if options.dtype not in ("auto", "float32"):
+        parser.error(f"--dtype {options.dtype}: everybody runs in float32")
+    options.dtype = "float32"  # on a GPU auto would be 16 bits, for us alone
+    return options
 
 
 class Peers:
@@ -137,7 +140,7 @@ class Peers:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0. Raises BenchmarkError if no peer can run."""
     options = parse(arguments)
-    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
+    prompts = prompts_of(options)
     pythons = {TRANSFORMERS: options.torch_python, **dict(options.peer_python)}
     with ExitStack() as stack:
         peers = Peers([kind for kind in KINDS if kind.name in options.peers], pythons, stack)

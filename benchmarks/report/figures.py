@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from benchmarks.acceptance import is_chain
 from benchmarks.plots import new_figure
 from benchmarks.speculative import picture
 
@@ -74,7 +75,7 @@ def acceptance(results: dict) -> dict[str, "Figure"]:
     counts = sorted({each["nodes"] for each in results["trees"]})
     for label, is_wanted in (("chain", True), ("best tree", False)):
         best = [
-            max((each for each in results["trees"] if each["nodes"] == count and (each["tree"].split("/")[1] == "1") is is_wanted),
+            max((each for each in results["trees"] if each["nodes"] == count and is_chain(each) is is_wanted),
                 key=lambda each: each["accept_length"], default=None)
             for count in counts
         ]  # fmt: skip

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import record
-from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, sampling_params, show
+from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, prompts_of, sampling_params, show
 from benchmarks.speculative.config_file import config_file
 from benchmarks.speculative.grid import dominated, grid
 from benchmarks.speculative.simulated import describe_simulated, random_head
@@ -34,7 +34,6 @@ from benchmarks.speculative.sweep import Sweep
 from benchmarks.speculative.tables import tables, worth_knowing
 from benchmarks.speculative.tuning import acceptances, anew, confirm, cycle_times, describe, measure, shortlist, tournament, warm_up
 from jaxspec.commands.arguments import tree, whole
-from jaxspec.commands.prompts import load_prompts
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench
 from jaxspec.config import PLAIN, SpecConfig
 
@@ -46,6 +45,9 @@ MODEL_FLAGS = {
     "--dtype": "dtype",
 }
 """What the server must be told beside the file."""
+
+GRID = {"steps": [1, 3, 5, 7], "topk": [1, 2, 4, 8], "num_draft_tokens": [2, 4, 8, 16, 32]}
+"""Options and their defaults, which count unless --trees names the trees."""
 
 
 def tune(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, *, exhaustive: bool) -> dict:
@@ -99,13 +101,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_sampling_options(parser)
     sizes = parser.add_argument_group("trees and batch sizes: every combination, as in SGLang's bench_speculative")
     sizes.add_argument("--batch-size", type=whole(1), nargs="+", default=[1, 2, 4, 8, 16], help="(default: 1 2 4 8 16)")
-    sizes.add_argument("--steps", type=whole(0), nargs="+", default=[1, 3, 5, 7], help="(default: 1 3 5 7)")
-    sizes.add_argument("--topk", type=whole(0), nargs="+", default=[1, 2, 4, 8], help="(default: 1 2 4 8)")
+    sizes.add_argument("--steps", type=whole(0), nargs="+", help="(default: 1 3 5 7)")
+    sizes.add_argument("--topk", type=whole(0), nargs="+", help="(default: 1 2 4 8)")
     sizes.add_argument(
         "--num-draft-tokens",
         type=whole(0),
         nargs="+",
-        default=[2, 4, 8, 16, 32],
         help="(default: 2 4 8 16 32; chains have one size)",
     )
     sizes.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these trees instead of a grid")
@@ -124,6 +125,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--simulate-accept-length must be at least 1: every verification gives a token")
     if options.simulate_accept_length and (options.exhaustive or options.config_out):
         parser.error("--simulate-accept-length chooses no tree: leave out --exhaustive and --config-out")
+    parser.refuse_beside_trees(options, GRID)
     options.picture_out = options.picture_out or options.out.with_suffix(".svg")
     if options.picture_out.suffix not in SUFFIXES:
         parser.error(f"--picture-out must end in {', '.join(SUFFIXES)}, got {options.picture_out.name}")
@@ -140,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     from benchmarks.speculative.picture import save  # says what to install before anything is measured
 
-    prompts = load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
-    chosen = grid(options.steps, options.topk, options.num_draft_tokens)
+    prompts = prompts_of(options)
+    chosen = grid(*(vars(options)[name] or default for name, default in GRID.items()))
     trees = [each for each in dict.fromkeys(options.trees) if each != PLAIN] if options.trees else chosen.trees
     if not trees and options.trees:
         raise ValueError("plain decoding is always measured: give --trees that draft")

@@ -4,16 +4,17 @@ A tree that accepts a tokens per verification, and whose cycle takes as long as 
 lengths depend on the text and not on the batch, so one pass per tree tells them for all batch sizes; c takes a dozen cycles.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from tqdm import tqdm
 
-from benchmarks.engines import Spread, check_nothing_compiled
+from benchmarks.engines import Spread, alternate, check_nothing_compiled
 from benchmarks.load import Load, side_by_side
+from benchmarks.record import shares
 from benchmarks.speculative.sweep import Sweep
-from jaxspec.commands.workbench import CompilationCounter, count_equal, depth_acceptance
+from jaxspec.commands.workbench import CompilationCounter, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
 
 CLOSE = 0.7
@@ -37,9 +38,7 @@ class Acceptance:
 
     @classmethod
     def of(cls, load: Load, plain: Load) -> "Acceptance":
-        numbers = sorted(plain.tokens)
-        equal = count_equal([load.tokens[number] for number in numbers], [plain.tokens[number] for number in numbers])
-        return cls(load.accept_length, depth_acceptance(load.verifications), equal, len(numbers))
+        return cls(load.accept_length, depth_acceptance(load.verifications), load.count_equal(plain), len(plain.tokens))
 
 
 @dataclass
@@ -62,8 +61,7 @@ class Timed:
     @property
     def speed_ups(self) -> list[float]:
         """Measured end to end, pair by pair."""
-        pairs = zip(self.tree_passes, self.plain_passes, strict=True)
-        return [tree.tokens_per_second / plain.tokens_per_second for tree, plain in pairs]
+        return shares([load.tokens_per_second for load in self.tree_passes], [load.tokens_per_second for load in self.plain_passes])
 
 
 def acceptances(sweep: Sweep, trees: Sequence[SpecConfig]) -> dict[SpecConfig, Acceptance]:
@@ -78,7 +76,7 @@ def cycle_times(sweep: Sweep, trees: Sequence[SpecConfig], batch: int, rounds: i
     """Every tree's cycle in plain steps, `rounds` times, each beside plain cycles."""
     timed = [Timed(tree, batch) for tree in trees]
     with tqdm(total=rounds * len(trees), desc=f"batch {batch}: cycle times", unit="tree") as bar:
-        for number, each in enumerate(in_turn(timed, rounds)):
+        for number, each in alternate(timed, rounds):
             order = (PLAIN, each.tree) if number % 2 == 0 else (each.tree, PLAIN)
             taken = {tree: sweep.cycle_seconds(tree, batch) for tree in order}
             plain, seconds = taken[PLAIN], taken[each.tree]
@@ -112,9 +110,12 @@ def tournament(sweep: Sweep, candidates: Sequence[Timed], batch: int, rounds: in
 
 
 def warm_up(sweep: Sweep, timed: Sequence[Timed], batch: int) -> None:
-    """A part of these trees and of plain decoding, untimed; prefills compile now."""
-    for tree in (PLAIN, *(each.tree for each in timed)):
-        sweep.run_part(tree, batch, sweep.parts(batch)[0])
+    """These trees and plain decoding, untimed. A whole round with and without the head, since prefills compile now, which belong to
+    no tree; of the other trees a part."""
+    parts = sweep.parts(batch)
+    for number, tree in enumerate((PLAIN, *(each.tree for each in timed))):
+        for part in parts if number < 2 else parts[:1]:
+            sweep.run_part(tree, batch, part)
 
 
 def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, counter: CompilationCounter) -> None:
@@ -136,12 +137,6 @@ def measure(sweep: Sweep, timed: Sequence[Timed], batch: int, rounds: int, count
 def anew(timed: Timed) -> Timed:
     """The same without what was measured end to end."""
     return Timed(timed.tree, timed.batch, timed.cycle_ms, timed.cost)
-
-
-def in_turn(timed: Sequence[Timed], rounds: int) -> Iterator[Timed]:
-    """Each once per round, in turned order every other round."""
-    for number in range(rounds):
-        yield from timed if number % 2 == 0 else reversed(timed)
 
 
 def confirm(sweep: Sweep, best: Timed, rounds: int, counter: CompilationCounter) -> Timed:

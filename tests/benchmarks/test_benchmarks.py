@@ -11,22 +11,13 @@ from benchmarks import conversion, lossless, under_load
 from benchmarks.engines import BenchmarkError, alternate, check_nothing_compiled
 from benchmarks.record import table
 from jaxspec.commands.workbench import CompilationCounter
-from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.testing import tiny_target
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory) -> list[str]:
-    """Options for a tiny model and two prompts of token ids."""
-    directory = tmp_path_factory.mktemp("benchmarks")
-    target = tiny_target(max_position_embeddings=64)
-    prompts = directory / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [5, 9, 17]}\n{"token_ids": [40, 2]}\n')
-    return [
-        *("--model", str(write_target(directory / "target", target))),
-        *("--draft", str(write_head(directory / "head", random_head(target.config)))),
-        *("--prompts", str(prompts), "--num-prompts", "2", "--max-tokens", "6"),
-        *("--out", str(directory / "out.jsonl")),
-    ]
+def flags(tiny, tmp_path_factory) -> list[str]:
+    """Options for the tiny model."""
+    return [*tiny, "--max-tokens", "6", "--out", str(tmp_path_factory.mktemp("benchmarks") / "out.jsonl")]
 
 
 def result(flags: list[str]) -> dict:

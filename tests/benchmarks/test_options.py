@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.options import shortened, without_out
+from benchmarks import acceptance, peers
+from benchmarks.options import all_shortened, shortened, without_out
+from benchmarks.speculative import command
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,22 @@ def test_arguments_are_kept_without_places_and_keys(given, kept):
 
 def test_the_file_of_results_is_no_part_of_the_command():
     assert without_out(["--a", "--out", "x", "b", "--out=y"]) == ["--a", "b"]
+
+
+def test_a_key_is_left_out_where_it_follows_its_option():
+    given = ["--", "--admin-api-key", "secret", "--page-size", "8", "/home/me/model"]
+    assert all_shortened(given) == ["--", "--admin-api-key", "***", "--page-size", "8", "model"]
+
+
+@pytest.mark.parametrize("parse", [command.parse, acceptance.parse])
+def test_sizes_of_a_grid_are_refused_beside_trees(parse, capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse(["--trees", "3/1/4", "--steps", "5", "--topk", "2"])
+    assert exit.value.code == 2 and "--trees names the trees: leave out --steps, --topk" in capsys.readouterr().err
+    assert parse(["--steps", "5"]).steps == [5]
+
+
+def test_peers_are_compared_in_float32_only(capsys):
+    with pytest.raises(SystemExit):
+        peers.main(["--dtype", "bfloat16"])
+    assert "everybody runs in float32" in capsys.readouterr().err
