@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target, target_model_config
-from jaxspec.compilation_cache import enable_compilation_cache
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.models.loaded import LoadedHead
 from jaxspec.sampling_params import SamplingParams

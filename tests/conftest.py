@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
     os.environ["JAXSPEC_COMPILATION_CACHE"] = str(tmp_path_factory.mktemp("programs"))
-    from jaxspec.compilation_cache import enable_compilation_cache
+    from jaxspec.engine.program_cache import enable_compilation_cache
 
     enable_compilation_cache()
 

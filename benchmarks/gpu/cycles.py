@@ -16,8 +16,8 @@ from benchmarks.gpu.sizes import ASSUMED_ACCEPT_LENGTHS
 from benchmarks.gpu.state import Batch, batch_bytes, batch_shapes, make_batch
 from jaxspec.capacity import estimate
 from jaxspec.commands.arguments import tree_name
-from jaxspec.compilation_cache import CacheHits
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
+from jaxspec.engine.program_cache import CacheHits
 from jaxspec.spec.cycle import cycle
 from jaxspec.spec.prefill import Chunk, prefill
 from jaxspec.spec.state import State

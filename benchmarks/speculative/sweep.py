@@ -16,9 +16,9 @@ from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.programs import CycleProgram
 from jaxspec.engine.request import Status
-from jaxspec.engine.stored_traces import stored_traces
 
 TIMED_CYCLES = 12
 """Of one tree in a row, at most."""

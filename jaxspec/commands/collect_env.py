@@ -141,7 +141,7 @@ def driver() -> list[str]:
 
 def compilation_cache() -> dict[str, Any]:
     """Where compiled programs are kept, and how much that is."""
-    from jaxspec.compilation_cache import enable_compilation_cache
+    from jaxspec.engine.program_cache import enable_compilation_cache
 
     directory = enable_compilation_cache()
     if directory is None:

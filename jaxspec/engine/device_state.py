@@ -1,18 +1,31 @@
-"""What a model and its head keep on the device: caches and rows of state, and the modules that programs work with."""
+"""What the device holds: the modules that programs work with, the caches, and one row of state per request."""
 
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.engine.request import Request
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import Attention
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
-from jaxspec.spec.state import Caches, Sizes, State, empty_state
+from jaxspec.sampling import SamplingKind, Settings
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.admit import Admission
+from jaxspec.spec.cycle import CycleOptions
+from jaxspec.spec.draft_window import DraftWindow
+from jaxspec.spec.lossy import Thresholds
+from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, Sizes, State, empty_state
 from jaxspec.spec.step import Models
 from jaxspec.typing import KeysValues
+
+CPU_CACHE_BYTES = 4 << 30
+"""Most memory that the cache takes on a CPU unless num_pages says otherwise."""
 
 
 def merger(target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None) -> Callable[[dict], Models]:
@@ -69,3 +82,113 @@ def empty_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTyp
 def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
     """What a model keeps per token, in bytes."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+
+
+def cycle_options(config: EngineConfig) -> CycleOptions:
+    """What the configuration asks of every cycle."""
+    window = None if config.draft_window_size is None else DraftWindow(config.draft_window_size, config.draft_sink_size)
+    thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
+    return CycleOptions(window, thresholds)
+
+
+def check_kernel(name: str | None, device: jax.Device) -> None:
+    """Raises ValueError if the attention kernel can't run on the device."""
+    if name in (None, "reference"):
+        return
+    if device.platform != "gpu":
+        raise ValueError(f"attention_kernel={name!r} needs an NVIDIA GPU, and JAX runs on the {device.platform}: leave it out")
+    if name == "mosaic" and device.compute_capability != "9.0":
+        raise ValueError(
+            f"attention_kernel='mosaic' is for Hopper, compute capability 9.0, and this is {device.compute_capability}"
+        )
+
+
+def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int, params: dict) -> int:
+    """Enough pages for every running request at full length, or as many as fit.
+
+    Raises:
+        ValueError: not even one sequence fits.
+    """
+    device, wanted = jax.devices()[0], config.max_running_requests * pages_per_sequence
+    if device.platform == "cpu":
+        pages = min(wanted, CPU_CACHE_BYTES // page_bytes)
+    else:
+        weights = sum(array.nbytes for array in jax.tree.leaves(params))
+        room = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
+        pages = min(wanted, room // page_bytes)
+    if pages < pages_per_sequence:
+        raise ValueError(
+            f"the cache has room for {max(pages, 0) * config.page_size} tokens, but one sequence may have "
+            f"{pages_per_sequence * config.page_size}: lower context_length, or raise mem_fraction or num_pages"
+        )
+    return pages
+
+
+def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admission:
+    """What spec.admit.admit takes. `bias` is an array of zeros to save a copy where the request has none of its own."""
+    return Admission(
+        row=row(request.row, np.int32),
+        tokens=padded(request.tokens, sizes.max_length, 0),
+        remaining=row(request.params.max_tokens - request.generated, np.int32),
+        settings=settings(request, sizes.vocab),
+        bias=bias_row(request.params, sizes.vocab) if bias is None else bias,
+    )
+
+
+def settings(request: Request, vocab_size: int) -> Settings:
+    """One row of Settings."""
+    params = request.params
+    return Settings(
+        kind=row(SamplingKind.of(params), np.int32),
+        temperature=row(params.temperature, np.float32),
+        seed=seed_words(request.seed),
+        top_k=row(min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size, np.int32),
+        top_p=row(params.top_p, np.float32),
+        min_p=row(params.min_p, np.float32),
+        repetition_penalty=row(params.repetition_penalty, np.float32),
+        frequency_penalty=row(params.frequency_penalty, np.float32),
+        presence_penalty=row(params.presence_penalty, np.float32),
+        prompt_length=row(len(request.prompt), np.int32),
+        min_length=row(len(request.prompt) + params.min_tokens, np.int32),
+        stop_tokens=padded(request.stop_token_ids, MAX_STOP_TOKENS, -1),
+        wants_logprobs=row(params.logprobs is not None, np.bool_),
+        wants_prompt_logprobs=row(params.prompt_logprobs is not None, np.bool_),
+    )
+
+
+def seed_words(seed: int) -> Any:
+    """[1, 2] uint32: the high word, then the low one."""
+    return np.array([[seed >> 32, seed & 0xFFFFFFFF]], np.uint32)
+
+
+def bias_row(params: SamplingParams, vocab_size: int) -> Any:
+    """[1, vocab] float32: logit_bias, and -inf for what must not be drawn.
+
+    In:  logit_bias {1: 5}, bad_token_ids [2], allowed_token_ids [1, 2, 3], vocabulary of 5
+    Out: [[-inf, 5, -inf, 0, -inf]]
+    """
+    bias = np.zeros((1, vocab_size), np.float32)
+    for token, value in dict(params.logit_bias).items():
+        bias[0, token] = value
+    if params.allowed_token_ids is not None:
+        banned = np.ones(vocab_size, bool)
+        banned[list(params.allowed_token_ids)] = False
+        bias[0, banned] = -np.inf
+    bias[0, list(params.bad_token_ids)] = -np.inf
+    return bias
+
+
+def row(value: float | int, dtype: type[np.generic]) -> Any:
+    """[1]: one sequence's value. The host's arrays are as good to a program as the device's, hence no type here."""
+    return np.array([value], dtype)
+
+
+def padded(values: tuple[int, ...] | list[int], width: int, filler: int) -> Any:
+    """One row [1, width] int32 that begins with the values.
+
+    In:  (5, 6), 4, -1
+    Out: [[5, 6, -1, -1]]
+    """
+    line = np.full((1, width), filler, np.int32)
+    line[0, : len(values)] = values
+    return line

@@ -2,19 +2,19 @@
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from tqdm import tqdm
 
-from jaxspec.compilation_cache import CacheHits
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.engine.compiling_progress import CompilingProgress
-from jaxspec.engine.stored_traces import StoredTraces
+from jaxspec.engine.program_cache import CacheHits, StoredTraces
 from jaxspec.spec.admit import Admission, admit
 from jaxspec.spec.cycle import CycleOptions, cycle
 from jaxspec.spec.extend import catch_up
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
+INTERVAL = 30.0
+"""Seconds between two lines."""
+BAR = "{desc}: {n_fmt} of {total_fmt} programs |{bar}| {elapsed} gone, about {remaining} left{postfix}"
 
 
 # Dataclasses, not tuples: a tuple equals any other one with the same numbers, and programs are found by name.
@@ -230,3 +233,32 @@ def int32(*shape: int) -> Any:
 
 def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+class CompilingProgress:
+    """To be told of every program that is ready. Says nothing unless `shown`."""
+
+    def __init__(self, total: int, *, shown: bool, clock: Callable[[], float] = time.monotonic):
+        on_terminal = shown and sys.stderr.isatty()
+        self._bar = tqdm(total=total, desc="compiling", bar_format=BAR, leave=False, disable=not on_terminal)
+        self._logs, self._total, self._clock = shown and not on_terminal, total, clock
+        self._ready = self._from_cache = 0
+        self._started = self._last_line = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self, *, from_cache: bool) -> None:
+        """One more program is ready."""
+        self._ready += 1
+        self._from_cache += from_cache
+        self._bar.set_postfix_str(f"{self._from_cache} from the cache", refresh=False)
+        self._bar.update()
+        now, left = self._clock(), self._total - self._ready
+        if self._logs and left and now - self._last_line >= INTERVAL:
+            self._last_line = now
+            seconds = (now - self._started) / self._ready * left
+            logger.info("%d of %d programs are ready, about %.0f s left", self._ready, self._total, seconds)

@@ -10,8 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
-from jaxspec.engine.admission import admission
-from jaxspec.engine.device_state import cache_bytes_per_token, merger, new_state, state_sizes
+from jaxspec.engine.device_state import (
+    admission,
+    cache_bytes_per_token,
+    check_kernel,
+    cycle_options,
+    default_pages,
+    merger,
+    new_state,
+    state_sizes,
+)
 from jaxspec.engine.programs import (
     AdmitProgram,
     Buckets,
@@ -28,15 +36,10 @@ from jaxspec.engine.stopwatch import Stopwatch
 from jaxspec.engine.tree_choice import TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling import Logprobs
-from jaxspec.spec.cycle import CycleOptions
-from jaxspec.spec.draft_window import DraftWindow
-from jaxspec.spec.lossy import Thresholds
 from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.step import Drafted
 from jaxspec.spec.verify import REPORT_HEADER
 
-CPU_CACHE_BYTES = 4 << 30
-"""Most memory that the cache takes on a CPU unless num_pages says otherwise."""
 POSTPONE = 16
 """Plain cycles after which the head must catch up."""
 
@@ -266,43 +269,3 @@ def token_logprobs(logprobs: Logprobs, row: int, tokens: Sequence[int], count: i
         ids, values = logprobs.top_ids[row, index, :count].tolist(), logprobs.top[row, index, :count].tolist()
         entries.append(TokenLogprob(token, float(logprobs.chosen[row, index]), tuple(zip(ids, values, strict=True))))
     return entries
-
-
-def cycle_options(config: EngineConfig) -> CycleOptions:
-    """What the configuration asks of every cycle."""
-    window = None if config.draft_window_size is None else DraftWindow(config.draft_window_size, config.draft_sink_size)
-    thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
-    return CycleOptions(window, thresholds)
-
-
-def check_kernel(name: str | None, device: jax.Device) -> None:
-    """Raises ValueError if the attention kernel can't run on the device."""
-    if name in (None, "reference"):
-        return
-    if device.platform != "gpu":
-        raise ValueError(f"attention_kernel={name!r} needs an NVIDIA GPU, and JAX runs on the {device.platform}: leave it out")
-    if name == "mosaic" and device.compute_capability != "9.0":
-        raise ValueError(
-            f"attention_kernel='mosaic' is for Hopper, compute capability 9.0, and this is {device.compute_capability}"
-        )
-
-
-def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int, params: dict) -> int:
-    """Enough pages for every running request at full length, or as many as fit.
-
-    Raises:
-        ValueError: not even one sequence fits.
-    """
-    device, wanted = jax.devices()[0], config.max_running_requests * pages_per_sequence
-    if device.platform == "cpu":
-        pages = min(wanted, CPU_CACHE_BYTES // page_bytes)
-    else:
-        weights = sum(array.nbytes for array in jax.tree.leaves(params))
-        room = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
-        pages = min(wanted, room // page_bytes)
-    if pages < pages_per_sequence:
-        raise ValueError(
-            f"the cache has room for {max(pages, 0) * config.page_size} tokens, but one sequence may have "
-            f"{pages_per_sequence * config.page_size}: lower context_length, or raise mem_fraction or num_pages"
-        )
-    return pages

@@ -7,8 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
-from jaxspec.engine.device_state import merger, use_kernel
-from jaxspec.engine.runner import check_kernel
+from jaxspec.engine.device_state import check_kernel, merger, use_kernel
 from jaxspec.models.layers import Attention, causal_rows
 from jaxspec.testing import random_head, tiny_engine, tiny_target
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
-from jaxspec.engine import admission as engine
+from jaxspec.engine import device_state as engine
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.request import Request
 from jaxspec.models.loaded import LoadedHead, LoadedTarget

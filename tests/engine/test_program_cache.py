@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.engine import stored_traces
+from jaxspec.engine import program_cache
+from jaxspec.engine.program_cache import APART, KEEP_DAYS, StoredTraces, source_digest
 from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
-from jaxspec.engine.stored_traces import APART, KEEP_DAYS, StoredTraces, source_digest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.state import Caches
 from jaxspec.testing import tiny_engine
@@ -65,9 +65,9 @@ def test_whatever_may_change_the_program_gives_it_another_name(tmp_path, changed
     StoredTraces(tmp_path, "me").get("name", double, (WEIGHTS, STATE, jnp.ones(4)))
     last = {"shape": jnp.ones(5), "dtype": jnp.ones(4, jnp.int32), "structure": (jnp.ones(4),)}.get(changed, jnp.ones(4))
     if changed == "source":
-        monkeypatch.setattr(stored_traces, "source_digest", lambda: "other")
+        monkeypatch.setattr(program_cache, "source_digest", lambda: "other")
     if changed == "version":
-        monkeypatch.setattr(stored_traces, "LIBRARIES", ("jax", "pytest"))
+        monkeypatch.setattr(program_cache, "LIBRARIES", ("jax", "pytest"))
     with jax.default_matmul_precision("float32") if changed == "setting" else jax.named_scope("nothing"):
         traces = StoredTraces(tmp_path, "you" if changed == "owner" else "me")
         traces.get("other" if changed == "name" else "name", lambda weights, state, factor: state, (WEIGHTS, STATE, last))

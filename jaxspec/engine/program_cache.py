@@ -1,5 +1,8 @@
-"""Traced programs on disk. A process that finds one need not trace and lower it again, which takes longer than loading what
-JAX's own cache holds of it: the compiled code. They are StableHLO in JAX's export format; nothing in them is Python code."""
+"""Programs kept between runs: compiled ones in JAX's persistent cache, and traced ones beside them.
+
+Tracing and lowering a program takes longer than loading its compiled code, so a process that finds the traced program skips both.
+Traced programs are StableHLO in JAX's export format; nothing in them is Python code.
+"""
 
 import contextlib
 import functools
@@ -8,15 +11,16 @@ import importlib.metadata
 import logging
 import os
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 from jax import export
 
-from jaxspec.compilation_cache import trace_directory
 from jaxspec.sampling import Logprobs, Settings
 from jaxspec.spec.admit import Admission
 from jaxspec.spec.prefill import Chunk
@@ -39,7 +43,57 @@ DIGEST_BYTES = 32
 KEEP_DAYS = 30
 """What no process has needed for so long is removed: with every change of the source all files get other names."""
 
+HIT = "/jax/compilation_cache/cache_hits"
+"""JAX's event for a program found in its persistent cache."""
+
 logger = logging.getLogger(__name__)
+
+
+def enable_compilation_cache() -> Path | None:
+    """Turns JAX's persistent compilation cache on and returns its directory; None if it is off.
+
+    The directory is JAX's own setting if there is one, else JAXSPEC_COMPILATION_CACHE, else ~/.cache/jaxspec/programs.
+    JAXSPEC_COMPILATION_CACHE=off turns it off.
+    """
+    chosen = os.environ.get("JAXSPEC_COMPILATION_CACHE", "")
+    if chosen.lower() == "off":
+        return None
+    if jax.config.jax_compilation_cache_dir is None:
+        directory = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "jaxspec" / "programs"
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    logger.info("compiled programs are kept in %s", jax.config.jax_compilation_cache_dir)
+    return Path(jax.config.jax_compilation_cache_dir)
+
+
+def trace_directory() -> Path | None:
+    """Where traced programs are kept: in the directory of compiled ones, if that is on this machine's disk."""
+    directory = jax.config.jax_compilation_cache_dir
+    return None if directory is None or "://" in directory else Path(directory) / "traces"
+
+
+class CacheHits:
+    """Counts the programs that JAX finds in its persistent cache, by thread, while the `with` block runs."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_listener(self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_listener(self._take)
+
+    @property
+    def in_this_thread(self) -> int:
+        """Hits of programs that this thread compiled."""
+        return self._counts[threading.get_ident()]
+
+    def _take(self, event: str, **_: str | int) -> None:
+        if event == HIT:
+            self._counts[threading.get_ident()] += 1
 
 
 def stored_traces(*made_for: object) -> "StoredTraces | None":
