@@ -104,9 +104,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_common_options(parser, num_prompts=20, max_tokens=128)
     add_sampling_options(parser)
     group = parser.add_argument_group("trees")
-    group.add_argument(
-        "--num-draft-tokens", type=whole(2), nargs="+", help="node counts (default: 4 8 16 32)"
-    )
+    group.add_argument("--num-draft-tokens", type=whole(2), nargs="+", help="node counts (default: 4 8 16 32)")
     group.add_argument("--steps", type=whole(1), nargs="+", help="of the trees (default: 2 3 5 7)")
     group.add_argument("--topk", type=whole(2), nargs="+", help="of the trees (default: 2 4 8)")
     group.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these instead, as in 5/4/8 3/1/4")

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from benchmarks import record
 from benchmarks.engines import exit_on_error
 from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
-from jaxspec.commands.arguments import tree, whole
+from jaxspec.commands.arguments import tree
 from jaxspec.commands.check_lossless import compare_all, show, ways_of_sampling
 from jaxspec.commands.workbench import Workbench
 

@@ -70,9 +70,7 @@ def measure(llm: LLM, url: str, prompts: Sequence[str], options: argparse.Namesp
         if not texts["generate"] == texts["whole"] == texts["stream"]:
             raise BenchmarkError("the server and LLM.generate gave different texts")
         speeds = {way: [wave.tokens_per_second for wave in waves[way]] for way in WAYS}
-        shares = {
-            way: Spread(record.shares(speeds[way], speeds["generate"])).describe() for way in WAYS[1:]
-        }
+        shares = {way: Spread(record.shares(speeds[way], speeds["generate"])).describe() for way in WAYS[1:]}
         results.append({
             "batch": batch, "tokens_per_second": {way: Spread(speeds[way]).describe() for way in WAYS}, "share": shares,
         })  # fmt: skip
@@ -124,7 +122,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=whole(1), default=128, help="tokens to generate per prompt (default: %(default)s)")
     parser.add_argument("--tree", type=tree, default=tree("3/1/4"), metavar="S/K/N", help="the draft tree (default: 3/1/4)")
     parser.add_argument(
-        "--batch-size", "--batch", dest="batch", type=whole(1), nargs="+", default=[1, 8, 32], help="requests at once (default: 1 8 32)"
+        "--batch-size",
+        "--batch",
+        dest="batch",
+        type=whole(1),
+        nargs="+",
+        default=[1, 8, 32],
+        help="requests at once (default: 1 8 32)",
     )
     parser.add_argument("--rounds", type=whole(1), default=5, help="timed rounds (default: %(default)s)")
     return parser.parse(arguments)
