@@ -3,8 +3,11 @@
 All are frozen; a wrong value raises ValueError at construction, saying what was got, what was expected and what to do.
 """
 
+import re
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from jaxspec.models.rope import RopeConfig
 
@@ -103,8 +106,9 @@ class SpecConfig:
     def __init__(self, num_steps: int | None = None, topk: int | None = None, num_draft_tokens: int | None = None):
         given = {"num_steps": num_steps, "topk": topk, "num_draft_tokens": num_draft_tokens}
         for name, value in given.items():
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
+                raise ValueError(f"{name} must be a whole number >= 0, got {value!r:.80}")
+        num_steps, topk, num_draft_tokens = (None if value is None else int(value) for value in given.values())
         if num_steps is None and topk is None and num_draft_tokens is None:
             num_steps, topk, num_draft_tokens = 5, 4, 8
         elif num_steps == 0:
@@ -134,6 +138,55 @@ class SpecConfig:
     def __str__(self) -> str:
         return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}"
 
+    @property
+    def name(self) -> str:
+        """As people write it: "5/4/8", or "plain" for plain decoding."""
+        return str(self) if self.num_steps else "plain"
+
+    @classmethod
+    def of(cls, value: "TreeLike") -> "SpecConfig":
+        """A draft tree in any of the ways in which it is written.
+
+        In:  SpecConfig(5, 4, 8) or "5/4/8" or (5, 4, 8) or {"num_steps": 5, "topk": 4, "num_draft_tokens": 8}
+        Out: SpecConfig(5, 4, 8)
+        In:  "plain" or "0" or {"num_steps": 0}
+        Out: SpecConfig(num_steps=0)
+
+        Raises:
+            ValueError: `value` is none of these, or its numbers don't make a tree.
+        """
+        if isinstance(value, SpecConfig):
+            return value
+        if isinstance(value, str) and value.strip() in ("0", "plain"):
+            return PLAIN
+        if isinstance(value, str) and re.fullmatch(r"\d{1,4}/\d{1,4}/\d{1,4}", value.strip()):
+            return cls(*map(int, value.split("/")))
+        if isinstance(value, Mapping):
+            names = {str(name): str(name).removeprefix("speculative_").replace("eagle_topk", "topk") for name in value}
+            unknown = [name for name, own in names.items() if own not in ("num_steps", "topk", "num_draft_tokens")]
+            if unknown or len(set(names.values())) < len(names):
+                raise ValueError(f"a draft tree has num_steps, topk and num_draft_tokens, got {', '.join(unknown or names):.80}")
+            return cls(**{own: value[name] for name, own in names.items()})
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) == 3:
+            return cls(*value)
+        raise ValueError(
+            'a draft tree is num_steps/topk/num_draft_tokens, as in "5/4/8", (5, 4, 8) or SpecConfig(5, 4, 8), or "plain" for '
+            f"plain decoding; got {value!r:.80}"
+        )
+
+    @classmethod
+    def default_for(cls, algorithm: str | None) -> "SpecConfig":
+        """The tree for a kind of head (HeadConfig.algorithm) when none is given; None: no head.
+
+        An MTP layer is trained for one step, and deeper trees would use it again and again.
+        """
+        if algorithm is None:
+            return PLAIN
+        return cls(1, 1, 2) if algorithm == "MTP" else cls()
+
+
+type TreeLike = SpecConfig | str | Sequence[int] | Mapping[str, int]
+"""What SpecConfig.of takes."""
 
 PLAIN = SpecConfig(num_steps=0)
 """No draft tree: plain decoding."""

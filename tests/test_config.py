@@ -1,9 +1,10 @@
 """Configurations: the defaults that people know, and messages that say what to change."""
 
+import numpy as np
 import pytest
 
 from jaxspec import EngineConfig, SamplingParams, SpecConfig
-from jaxspec.config import ModelConfig
+from jaxspec.config import PLAIN, ModelConfig
 
 LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
 
@@ -49,6 +50,60 @@ def test_chain_corrects_the_node_count_with_a_warning():
 def test_impossible_trees_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         SpecConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "tree"),
+    [
+        (SpecConfig(3, 2, 5), (3, 2, 5)),
+        ("5/4/8", (5, 4, 8)),
+        (" 3/1/4 ", (3, 1, 4)),
+        ((5, 4, 8), (5, 4, 8)),
+        ([3, 1, 4], (3, 1, 4)),
+        (np.array([5, 4, 8]).tolist(), (5, 4, 8)),
+        ((np.int64(5), np.int32(4), np.int64(8)), (5, 4, 8)),
+        ({"num_steps": 5, "topk": 4, "num_draft_tokens": 8}, (5, 4, 8)),
+        ({"speculative_num_steps": 3, "speculative_eagle_topk": 1}, (3, 1, 4)),
+        ({"num_steps": 0}, (0, 1, 1)),
+        ("plain", (0, 1, 1)),
+        ("0", (0, 1, 1)),
+        ("0/1/1", (0, 1, 1)),
+    ],
+)
+def test_a_tree_is_written_in_any_of_these_ways(given, tree):
+    spec = SpecConfig.of(given)
+    assert spec == SpecConfig(*tree) and all(type(number) is int for number in vars(spec).values())
+    assert SpecConfig.of(str(spec)) == SpecConfig.of(spec.name) == spec
+
+
+@pytest.mark.parametrize("given", ["", "5/4", "5/4/8/1", "a/b/c", "-5/4/8", "99999/1/2", (5, 4), 5, 5.0, None, b"5/4/8", {5, 4, 8}])
+def test_what_is_not_a_tree_is_refused_with_an_example(given):
+    with pytest.raises(ValueError, match=r'as in "5/4/8", .* got '):
+        SpecConfig.of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 5}, "a draft tree has num_steps, topk and num_draft_tokens, got steps"),
+        ({5: 4}, "got 5"),
+        ({"topk": 1, "eagle_topk": 1}, "got topk, eagle_topk"),
+        ({"num_steps": 5}, "missing: topk, num_draft_tokens"),
+        ("2/2/99", "num_draft_tokens=99 must be between 2 and 7"),
+        ((True, 1, 2), "num_steps must be a whole number >= 0, got True"),
+        ((5.0, 4, 8), "num_steps must be a whole number >= 0, got 5.0"),
+        (("5", "4", "8"), "num_steps must be a whole number >= 0, got '5'"),
+    ],
+)
+def test_numbers_that_make_no_tree_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        SpecConfig.of(given)
+
+
+def test_the_default_tree_depends_on_the_head():
+    assert SpecConfig.default_for(None) == PLAIN and PLAIN.name == "plain"
+    assert SpecConfig.default_for("MTP") == SpecConfig(1, 1, 2)
+    assert SpecConfig.default_for("EAGLE") == SpecConfig.default_for("EAGLE3") == SpecConfig()
 
 
 @pytest.mark.parametrize(

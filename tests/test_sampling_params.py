@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import pickle
 
+import numpy as np
 import pytest
 
 from jaxspec.sampling_params import (
@@ -86,6 +88,62 @@ def test_a_bad_value_is_refused_by_name(field, value):
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in GOOD.items() for value in values], ids=shown)
 def test_a_good_value_is_taken(field, value):
     SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "plain"),
+    [
+        ("max_tokens", np.int64(3), 3),
+        ("top_k", np.int32(3), 3),
+        ("temperature", np.float32(0.5), 0.5),
+        ("top_p", np.float64(0.5), 0.5),
+        ("min_p", np.int64(1), 1.0),
+        ("seed", np.uint64(2**64 - 1), 2**64 - 1),
+        ("stop_token_ids", [np.int32(5)], (5,)),
+        ("logit_bias", {np.int64(5): np.float32(0.5)}, ((5, 0.5),)),
+    ],
+)
+def test_numpys_numbers_are_taken_as_pythons(field, value, plain):
+    taken = getattr(SamplingParams(**{field: value}), field)
+    assert taken == plain and repr(taken).count("np.") <= (type(value) is np.float64)
+    for wrong in (np.float32(3.5), np.bool_(True)):
+        with pytest.raises(ValueError, match=r"^max_tokens must be a whole number"):
+            SamplingParams(max_tokens=wrong)
+
+
+def test_mappings_are_parameters_by_name():
+    given = {"max_tokens": 3, "temperature": 0, "stop": ["a"]}
+    assert SamplingParams.of(given) == SamplingParams(**given)
+    assert SamplingParams.of(None) == SamplingParams.of({}) == SamplingParams()
+    params = SamplingParams(n=2)
+    assert SamplingParams.of(params) is params
+    assert dataclasses.replace(pickle.loads(pickle.dumps(params)), n=1) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("temp", "did you mean temperature?"),
+        ("max_new_tokens", "did you mean max_tokens?"),
+        ("max_completion_tokens", "did you mean max_tokens?"),
+        ("min_new_tokens", "did you mean min_tokens?"),
+        ("sampling_seed", "did you mean seed?"),
+        ("no_stop_trim", "did you mean include_stop_str_in_output?"),
+        ("topk", "did you mean top_k?"),
+        ("xyz", "it has max_tokens, temperature, "),
+    ],
+)
+def test_an_unknown_name_gets_a_hint(name, said):
+    with pytest.raises(TypeError, match=f"^SamplingParams has no {name}: {said.replace('?', '.')}"):
+        SamplingParams(**{name: 1})
+    with pytest.raises(ValueError, match=f"^SamplingParams has no {name}: {said.replace('?', '.')}"):
+        SamplingParams.of({name: 1})
+
+
+@pytest.mark.parametrize("value", ["max_tokens", 3, [("max_tokens", 3)]])
+def test_what_holds_no_parameters_is_refused(value):
+    with pytest.raises(ValueError, match=r"must be SamplingParams or a mapping such as .* got "):
+        SamplingParams.of(value)
 
 
 def test_every_field_is_in_the_tables():
