@@ -23,7 +23,7 @@ from benchmarks.own_server import serving
 from benchmarks.serving.answers import Request
 from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
 from jaxspec.commands.arguments import whole
-from jaxspec.llm import DEMO_NAME
+from jaxspec.defaults import BUILT_IN_NAME
 
 PROMPT = "def main():"
 CACHES = ("JAXSPEC_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("start", __doc__)
     parser.add_argument("--rounds", type=whole(1), default=3, metavar="N", help="starts (default: 3), after one that is not timed")
     parser.add_argument("--cold", action="store_true", help="also start without compiled programs; takes minutes")
-    parser.add_argument("--model", default=DEMO_NAME, help="its name in the API, if it is not the built-in one")
+    parser.add_argument("--model", default=BUILT_IN_NAME, help="its name in the API, if it is not the built-in one")
     parser.add_argument("flags", nargs="*", help="of the server, behind --")
     return parser.parse(arguments)
 

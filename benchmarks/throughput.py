@@ -31,10 +31,10 @@ from jaxspec import SamplingParams
 from jaxspec.commands.arguments import add_tree_options, chosen_tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.defaults import default_tree
 from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Status
-from jaxspec.llm import default_tree
 
 PLAIN_MODE, TREE_MODE = "plain", "speculation"
 PART_SAMPLES = 20
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
-    spec = chosen_tree(options) or default_tree(bench.llm.head)
+    spec = chosen_tree(options) or default_tree(bench.llm.head.config.algorithm if bench.llm.head else None)
     if not spec.num_steps:
         raise ValueError("there is nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)

@@ -10,17 +10,15 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target, target_model_config
+from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.models.loaded import LoadedHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
-DEMO = Path(__file__).parent / "demo"
-DEMO_NAME = "jaxspec-demo"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 Prompt = str | Sequence[int]
@@ -65,10 +63,10 @@ class LLM:
         config = EngineConfig(**options)
         enable_compilation_cache()
         plain = spec == PLAIN
-        self.model_name = DEMO_NAME if model is None else Path(model).resolve().name
-        directory = DEMO / "target" if model is None else Path(model)
+        self.model_name = BUILT_IN_NAME if model is None else Path(model).resolve().name
+        directory = BUILT_IN_TARGET if model is None else Path(model)
         self.progress = progress
-        where = None if plain else Path(draft) if draft is not None else find_own_head(directory)
+        where = None if plain else Path(draft) if draft is not None else own_head(directory)
         if plain and token_map is not None:
             raise ValueError("SpecConfig(num_steps=0) drafts nothing: leave out token_map")
         if where is None and spec is not None and not plain:
@@ -85,7 +83,7 @@ class LLM:
         self.target = load_target(directory, choose_dtype(dtype, directory), progress=progress)
         self.head = None if where is None else load_head(where, self.target, token_map=tokens, progress=progress)
         if spec is None:
-            spec = default_tree(self.head)
+            spec = default_tree(self.head.config.algorithm if self.head else None)
         self.tokenizer: Tokenizer | None = load_tokenizer(directory)
         if config.is_lossy:
             warnings.warn(
@@ -192,20 +190,6 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [tokens] if tokens else others
 
 
-def find_own_head(directory: Path) -> Path | None:
-    """Where the head that comes with a model is; None if it has none."""
-    if directory == DEMO / "target":
-        return DEMO / "eagle3"
-    return directory if head_kind(directory) else None
-
-
-def default_tree(head: LoadedHead | None) -> SpecConfig:
-    """The tree for a head, if the user gives none. One MTP layer is trained for one step; deeper ones reuse it."""
-    if head is None:
-        return PLAIN
-    return SpecConfig(1, 1, 2) if head.config.algorithm == "MTP" else SpecConfig()
-
-
 def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
     """The dtype for weights and cache.
 
@@ -215,7 +199,7 @@ def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
     if dtype == "auto":
         if jax.default_backend() == "cpu":
             return jnp.dtype(jnp.float32)
-        dtype = "float16" if target_model_config(directory).dtype == "float16" else "bfloat16"
+        dtype = gpu_dtype(target_model_config(directory).dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
     return jnp.dtype(DTYPES[dtype])

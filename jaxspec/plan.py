@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from jaxspec.capacity.gpus import GPUS, Gpu
 from jaxspec.commands.arguments import DTYPES, Parser, run_guarded, tree, whole
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
 from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
 from jaxspec.gpu_program.descriptions import DESCRIPTIONS
 
 if TYPE_CHECKING:
     from jaxspec.capacity.report import Plan
 
-DEMO = Path(__file__).parent / "demo"
 JAX_SHARE = 0.75
 """What JAX takes of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 EXAMPLES = """examples:
@@ -97,25 +97,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_plan(options: argparse.Namespace) -> "Plan":
     """Reads the configs and does the sums. Raises ValueError if a config or option can't be used."""
     from jaxspec.capacity.estimate import Memory, cycle, pair
-    from jaxspec.capacity.models import own_head, read_head, read_target
+    from jaxspec.capacity.models import read_head, read_target
     from jaxspec.capacity.report import Plan
 
-    path, where = options.model_path or DEMO / "target", options.speculative_draft_model_path
+    path, where = options.model_path or BUILT_IN_TARGET, options.speculative_draft_model_path
     if options.tree == PLAIN and (where or options.speculative_token_map):
         raise ValueError("--tree plain drafts nothing: leave out --draft and --speculative-token-map")
     if where is None and options.tree != PLAIN:
-        where = DEMO / "eagle3" if options.model_path is None else own_head(path)
+        where = own_head(path)
     if where is None and options.speculative_token_map:
         raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
     target = read_target(path)
     head = None if where is None else read_head(where, target, options.speculative_token_map)
     spec = options.tree or default_tree(None if head is None else head.algorithm)
-    dtype = options.dtype if options.dtype != "auto" else "float16" if target.dtype == "float16" else "bfloat16"
+    dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     models = pair(target, head, dtype, options.tp)
     gpu = chosen_gpu(options)
     shares = (share("--jax-memory-share", options.jax_memory_share), share("--mem-fraction-static", options.mem_fraction_static))
     return Plan(
-        model=(path.parent if path.is_file() else path).resolve().name if options.model_path else "jaxspec-demo",
+        model=(path.parent if path.is_file() else path).resolve().name if options.model_path else BUILT_IN_NAME,
         models=models,
         gpu=gpu,
         spec=spec,
@@ -158,13 +158,6 @@ def chosen_gpu(options: argparse.Namespace) -> Gpu:
     if options.gpu_bandwidth is not None:
         gpu = gpu._replace(bandwidth=positive("--gpu-bandwidth", options.gpu_bandwidth) * 1e9)
     return gpu
-
-
-def default_tree(algorithm: str | None) -> SpecConfig:
-    """As `jaxspec serve` chooses it for a kind of head; None: plain decoding."""
-    if algorithm is None:
-        return PLAIN
-    return SpecConfig(1, 1, 2) if algorithm == "MTP" else SpecConfig()
 
 
 def accept_lengths(given: Sequence[float], spec: SpecConfig) -> Sequence[float]:

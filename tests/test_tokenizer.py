@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from jaxspec.llm import DEMO
+from jaxspec.defaults import BUILT_IN_TARGET
 from jaxspec.tokenizer import is_plain, load_tokenizer
 
 TEXTS = ["", "def f(x):\n    return x\n", "föx 🦊 \u0000", "<|endoftext|> <|endoftext|>"]
@@ -15,7 +15,7 @@ TEXTS = ["", "def f(x):\n    return x\n", "föx 🦊 \u0000", "<|endoftext|> <|e
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(DEMO / "target", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    return Path(shutil.copytree(BUILT_IN_TARGET, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
 
 
 def change(file: Path, **changes) -> None:
@@ -53,4 +53,4 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path):
 def test_another_class_still_loads(directory: Path):
     change(directory / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
     loaded = load_tokenizer(directory)
-    assert loaded is not None and loaded.encode("def") == load_tokenizer(DEMO / "target").encode("def")
+    assert loaded is not None and loaded.encode("def") == load_tokenizer(BUILT_IN_TARGET).encode("def")

@@ -34,7 +34,7 @@ from jaxspec.commands.arguments import tree, whole
 from jaxspec.commands.table import listing
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN
-from jaxspec.llm import DEMO
+from jaxspec.defaults import BUILT_IN_TARGET
 
 NAMES = tuple(kind.name for kind in KINDS)
 TRIAL_TOKENS = 32
@@ -132,7 +132,7 @@ class Peers:
         return found
 
     def load(self, peer: Peer, options: argparse.Namespace, context: int) -> dict[str, list[str]]:
-        model = str((options.model_path or DEMO / "target").resolve())
+        model = str((options.model_path or BUILT_IN_TARGET).resolve())
         assistant = str(options.assistant.resolve()) if options.assistant else None
         return peer.load(model=model, threads=options.threads, lookups=options.lookup, context=context, assistant=assistant)
 

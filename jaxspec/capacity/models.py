@@ -7,10 +7,10 @@ from pathlib import Path
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from jaxspec.checkpoints.checkpoint import FORMATS, Checkpoint
+from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory
 from jaxspec.checkpoints.heads import PLANS, algorithm_of, head_plan, usable_token_map
-from jaxspec.checkpoints.json_files import read_config, read_object
+from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import naming
 from jaxspec.checkpoints.manifest import is_converted, read_manifest
 from jaxspec.checkpoints.mtp_layout import PREFIX as MTP_PREFIX
@@ -62,7 +62,7 @@ def read_target(path: Path) -> ModelConfig:
     if is_converted(path):
         return read_manifest(path).target
     with naming(path):
-        return target_config(_config(path))
+        return target_config(read_config(path))
 
 
 def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> HeadConfig:
@@ -76,13 +76,13 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) ->
             if where is None:
                 raise ValueError("this is a converted target without a draft head")
             head = read_manifest(where).head
-        elif _has_tensors(path):
+        elif has_tensors(path):
             with Checkpoint(path) as checkpoint:
                 plan = head_plan(checkpoint, read_config(path), target)
                 plan.check(checkpoint)
                 head = plan.config
         else:
-            config = _config(path)
+            config = read_config(path)
             names = usual_tensors(config)
             algorithm = algorithm_of(names) or "EAGLE"
             head = PLANS[algorithm](config, names, target).config
@@ -98,13 +98,6 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) ->
     return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
 
 
-def own_head(path: Path) -> Path | None:
-    """Where the head that comes with a target is: a converted checkpoint's draft, MiMo's MTP layer; None: it has none."""
-    if is_converted(path):
-        return head_directory(path)
-    return path if _config(path).get("num_nextn_predict_layers") else None
-
-
 def usual_tensors(config: dict) -> Collection[str]:
     """The tensors that tell a head's kind, as heads with such a config have them: for a config.json without its files."""
     shared = {"lm_head.weight", "d2t", "t2d"}
@@ -116,13 +109,3 @@ def usual_tensors(config: dict) -> Collection[str]:
         return {f"{MTP_PREFIX}0.input_proj.weight"}
     bias = {"fc.bias"} if config.get("bias", True) else set()
     return {"fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"} | bias
-
-
-def _config(path: Path) -> dict:
-    if not path.exists():
-        raise ValueError("it does not exist: a model directory or its config.json was expected")
-    return read_object(path) if path.suffix == ".json" and path.is_file() else read_config(path)
-
-
-def _has_tensors(path: Path) -> bool:
-    return path.suffix in FORMATS or (path.is_dir() and any(file.suffix in FORMATS for file in path.iterdir()))

@@ -101,6 +101,11 @@ class Checkpoint:
         self.close()
 
 
+def has_tensors(path: Path) -> bool:
+    """Whether a path is a tensor file or a directory with any."""
+    return path.suffix in FORMATS or (path.is_dir() and any(file.suffix in FORMATS for file in path.iterdir()))
+
+
 def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
     """Names of the files to read, and the index's name -> file if there is one."""
     if path.is_file():

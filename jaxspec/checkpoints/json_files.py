@@ -7,11 +7,16 @@ MAX_JSON_BYTES = 64 << 20
 """An index of a very large model is about 1 MB."""
 
 
+def find_config(path: Path) -> Path | None:
+    """The config.json of a directory, or beside a tensor file; a path to any .json file is that file. None: there is none."""
+    file = path if path.suffix == ".json" else (path if path.is_dir() else path.parent) / "config.json"
+    return file if path.exists() and file.is_file() else None
+
+
 def read_config(path: Path) -> dict:
-    """The parsed config.json of a directory, or beside a tensor file. Raises ValueError if it has none or it is no JSON object."""
-    directory = path if path.is_dir() else path.parent
-    file = directory / "config.json"
-    if not file.is_file():
+    """The parsed config.json, as `find_config` finds it. Raises ValueError if there is none or it is not a JSON object."""
+    file = find_config(path)
+    if file is None:
         found = "it has no config.json" if path.exists() else "it does not exist"
         raise ValueError(f"{path} is not a model directory: {found}")
     return read_object(file)

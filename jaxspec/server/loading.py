@@ -10,9 +10,10 @@ import jax
 
 from jaxspec.checkpoints.loading import head_kind
 from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.defaults import BUILT_IN_TARGET, own_head
 from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, Compilation, CycleProgram, PrefillProgram, Program
-from jaxspec.llm import DEMO, LLM, find_own_head
+from jaxspec.llm import LLM
 from jaxspec.server.arguments import ALGORITHMS, ServerArguments, in_flags
 from jaxspec.server.chat_template import ChatTemplate
 
@@ -63,8 +64,8 @@ def find_head(arguments: ServerArguments) -> Path | None:
     """
     head = None
     if arguments.spec is None or arguments.spec.num_steps:
-        model = DEMO / "target" if arguments.model is None else Path(arguments.model)
-        head = find_own_head(model) if arguments.draft is None else Path(arguments.draft)
+        model = BUILT_IN_TARGET if arguments.model is None else Path(arguments.model)
+        head = own_head(model) if arguments.draft is None else Path(arguments.draft)
         if arguments.algorithm is not None:
             found = None if head is None else head_kind(head)
             if found not in ALGORITHMS[arguments.algorithm]:

@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from jaxspec.capacity.estimate import pair
-from jaxspec.capacity.models import own_head, read_head, read_target, weights_of
+from jaxspec.capacity.models import read_head, read_target, weights_of
 from jaxspec.config import ModelConfig
+from jaxspec.defaults import own_head
 from jaxspec.models.head import HeadConfig
 from jaxspec.testing import (
     random_eagle,

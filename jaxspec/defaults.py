@@ -1,0 +1,49 @@
+"""What is used if the user gives nothing: the built-in model, the head that comes with a model, the draft tree, the dtype.
+
+Importing this loads no JAX.
+"""
+
+from pathlib import Path
+
+from jaxspec.config import PLAIN, SpecConfig
+
+BUILT_IN_NAME = "jaxspec-demo"
+BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
+BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
+
+
+def own_head(model: Path) -> Path | None:
+    """The draft head that comes with a model: the built-in one, a converted target's, or an MTP layer in the same directory.
+
+    The tensors decide; for a config.json without tensors, `num_nextn_predict_layers` does. None: the model has no head.
+    Raises ValueError if the model can't be read.
+    """
+    if model == BUILT_IN_TARGET:
+        return BUILT_IN_HEAD
+    from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
+    from jaxspec.checkpoints.converted import head_directory
+    from jaxspec.checkpoints.heads import algorithm_of
+    from jaxspec.checkpoints.json_files import find_config, read_config
+    from jaxspec.checkpoints.manifest import is_converted
+
+    if is_converted(model):
+        return head_directory(model)
+    if find_config(model) and not has_tensors(model):
+        return model if read_config(model).get("num_nextn_predict_layers") else None
+    with Checkpoint(model) as checkpoint:
+        return model if algorithm_of(checkpoint.infos) else None
+
+
+def default_tree(algorithm: str | None) -> SpecConfig:
+    """The draft tree for a kind of head (HeadConfig.algorithm); None: plain decoding.
+
+    MTP has a small one: its layer is trained for one step, and deeper steps reuse it.
+    """
+    if algorithm is None:
+        return PLAIN
+    return SpecConfig(1, 1, 2) if algorithm == "MTP" else SpecConfig()
+
+
+def gpu_dtype(saved: str) -> str:
+    """The dtype on a GPU for a checkpoint saved in this one: float16 stays, everything else becomes bfloat16."""
+    return "float16" if saved == "float16" else "bfloat16"
