@@ -1,7 +1,8 @@
-"""Shared by all tests: programs that several tests compile are compiled once per run."""
+"""Shared by all tests: what is compiled once is not compiled again, neither in this process nor in the next run."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +12,67 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 
+CACHE_BYTES = 4 << 30
+"""The least recently used programs beyond this are removed."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-clients", action="store_true", help="a missing browser or client library fails its tests")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiled programs are kept between runs; the processes that tests start share them (JAX locks a bounded cache)."""
+    directory = Path(os.environ.setdefault("JAXSPEC_COMPILATION_CACHE", str(config.rootpath / ".pytest_cache/programs")))
+    directory.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(CACHE_BYTES))
+
+
 @pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory):
-    os.environ["JAXSPEC_COMPILATION_CACHE"] = str(tmp_path_factory.mktemp("programs"))
+def compilation_cache():
+    import jax
+
     from jaxspec.engine.program_cache import enable_compilation_cache
 
+    jax.config.update("jax_compilation_cache_max_size", int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"]))
     enable_compilation_cache()
+
+
+class SharedPrograms:
+    """Engines of one process share what they compile: programs take weights and state as arguments, so equal ones are the same."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+        self._compiled: dict[Hashable, object] = {}
+
+    def instead_of(self, compile_one):
+        """In place of Programs._compile."""
+
+        def shared(programs, program):
+            if not self.is_on:
+                return compile_one(programs, program)
+            identity = programs.identity(program)
+            if identity not in self._compiled:
+                self._compiled[identity] = compile_one(programs, program)
+            return self._compiled[identity]
+
+        return shared
+
+
+SHARED_PROGRAMS = SharedPrograms()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_programs(compilation_cache) -> Iterator[SharedPrograms]:
+    from jaxspec.engine.programs import Programs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "_compile", SHARED_PROGRAMS.instead_of(Programs._compile))
+        yield SHARED_PROGRAMS
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test's module
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    SHARED_PROGRAMS.is_on = item.get_closest_marker("compiles") is None
 
 
 @pytest.fixture(scope="session")

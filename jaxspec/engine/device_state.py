@@ -1,6 +1,6 @@
 """What the device holds: the modules that programs work with, the caches, and one row of state per request."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,21 +28,27 @@ CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
 
 
-def merger(target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None) -> Callable[[dict], Models]:
-    """A function that puts the modules together from {"target": parameters, "head": parameters}, inside a jitted function.
+@dataclass(frozen=True)
+class Merger:
+    """Makes the modules from {"target": parameters, "head": parameters}, inside a jitted function. Equal ones do the same."""
 
-    `attention_kernel`: as EngineConfig has it.
-    """
-    capture = head.config.captured_layers if head else ()
+    target: nnx.GraphDef
+    head: nnx.GraphDef | None
+    capture: tuple[int, ...]
+    attention_kernel: str | None
 
-    def merge(params: dict) -> Models:
-        models = Models(target.merge(params["target"]), head.merge(params["head"]) if head else None, capture)
-        if attention_kernel is not None:
+    def __call__(self, params: dict) -> Models:
+        head = None if self.head is None else nnx.merge(self.head, params["head"])
+        models = Models(nnx.merge(self.target, params["target"]), head, self.capture)
+        if self.attention_kernel is not None:
             for model in models[:2]:
-                use_kernel(model, attention_kernel)
+                use_kernel(model, self.attention_kernel)
         return models
 
-    return merge
+
+def merger(target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None) -> Merger:
+    """Of these models. `attention_kernel`: as EngineConfig has it."""
+    return Merger(target.graph, head.graph if head else None, head.config.captured_layers if head else (), attention_kernel)
 
 
 def use_kernel(model: nnx.Module | None, attention_kernel: str) -> None:

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -179,6 +179,12 @@ class Programs:
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
         return self.lower(program).compile()
+
+    def identity(self, program: Program) -> Hashable:
+        """All that decides the compiled program: where it is equal, also in another Programs, the compiled program is the same."""
+        leaves, structure = jax.tree.flatten((self._params, self._state))
+        shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        return program, self._merge, self._options, structure, shapes, repr(jax.config.values)
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""

@@ -21,6 +21,8 @@ from jaxspec.spec.state import Caches
 from jaxspec.testing import tiny_engine
 from jaxspec.typing import KeysValues
 
+pytestmark = pytest.mark.compiles
+
 WEIGHTS = {"layers": {0: jnp.arange(3.0), 1: jnp.ones(3)}}
 STATE = Caches((KeysValues(jnp.zeros(3), jnp.ones(3)),), ())
 

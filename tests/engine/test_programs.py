@@ -12,6 +12,8 @@ import pytest
 from jaxspec.engine.programs import INTERVAL, AdmitProgram, Compilation, CompilingProgress, PrefillProgram, Programs
 from jaxspec.spec.cycle import CycleOptions
 
+pytestmark = pytest.mark.compiles
+
 ADMIT, CHUNK = AdmitProgram(), PrefillProgram(4, 1)
 
 
