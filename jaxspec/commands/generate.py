@@ -14,8 +14,8 @@ from jaxspec.commands.arguments import (
     run_guarded,
     whole,
 )
+from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
 from jaxspec.engine.request import GenerationOutput
-from jaxspec.engine.token_trace import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
 from jaxspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -8,16 +8,13 @@ from collections.abc import Callable, Sequence
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.detokenizer import Decoder
-from jaxspec.engine.intake import Intake, Limits
-from jaxspec.engine.pages import IntegrityError, PageAllocator
-from jaxspec.engine.prefix_cache import PrefixCache
-from jaxspec.engine.request import Request, TokenLogprob, Update
-from jaxspec.engine.results import Results
+from jaxspec.engine.output import Output
+from jaxspec.engine.pages import IntegrityError, PageAllocator, PrefixCache
+from jaxspec.engine.request import Intake, Limits, Request, TokenLogprob, Update
 from jaxspec.engine.runner import POSTPONE, Launched, Runner
-from jaxspec.engine.scheduler import Plan, PrefillStep, Scheduler
-from jaxspec.engine.stats import EngineStats
-from jaxspec.engine.stopwatch import Stopwatch
-from jaxspec.engine.tree_choice import TreeChoice
+from jaxspec.engine.scheduler import PrefillChunk, Scheduler, StepPlan
+from jaxspec.engine.stats import EngineStats, Stopwatch
+from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.state import MAX_STOP_TOKENS
@@ -61,7 +58,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests
         )
-        self.results = Results(self.scheduler, clock)
+        self.output = Output(self.scheduler, clock)
         limits = Limits(self.vocab_size, self.context_length, MAX_STOP_TOKENS, self.runner.num_pages, config.page_size)
         self._intake = Intake(limits, target.config.eos_token_ids, tokenizer, config.random_seed)
         self._names = (f"request-{number}" for number in itertools.count())
@@ -124,7 +121,7 @@ class Engine:
     def abort(self, request_id: str) -> Update | None:
         """Ends a request now, wherever it is, with finish_reason "abort"; None if no unfinished request has this id."""
         request = self.scheduler.find(request_id)
-        return self.results.end(request, "abort") if request else None
+        return self.output.end(request, "abort") if request else None
 
     def flush_cache(self) -> None:
         """Forgets every cached prefix. Running requests keep their pages; what they compute is cached no more."""
@@ -133,7 +130,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do something: requests are unfinished, a launched program was not read, or an update not handed out."""
-        return self.scheduler.has_work or bool(self._launched) or self.results.are_waiting
+        return self.scheduler.has_work or bool(self._launched) or self.output.are_waiting
 
     def stats(self) -> EngineStats:
         """Totals since the start, and what is held now."""
@@ -149,14 +146,14 @@ class Engine:
             prefix_queried_tokens=cache.queried_tokens,
             prefix_hit_tokens=cache.hit_tokens,
             prompt_tokens=self._prompt_tokens,
-            generated_tokens=self.results.generated_tokens,
-            finished=dict(self.results.finished),
-            verify_count=self.results.verify_count,
-            verified_tokens=self.results.verified_tokens,
-            draft_count=self.results.draft_count,
-            draft_tokens=self.results.draft_tokens,
-            accepted_tokens=sum(self.results.accepted_per_position),
-            accepted_per_position=tuple(self.results.accepted_per_position),
+            generated_tokens=self.output.generated_tokens,
+            finished=dict(self.output.finished),
+            verify_count=self.output.verify_count,
+            verified_tokens=self.output.verified_tokens,
+            draft_count=self.output.draft_count,
+            draft_tokens=self.output.draft_tokens,
+            accepted_tokens=sum(self.output.accepted_per_position),
+            accepted_per_position=tuple(self.output.accepted_per_position),
             preemptions=self._preemptions,
             cycles=self._cycles,
             failed_steps=self._failed_steps,
@@ -184,14 +181,14 @@ class Engine:
         """
         with self._stepping:
             self._safe_step()
-        return self.results.hand_out()
+        return self.output.hand_out()
 
     def _safe_step(self) -> None:
         try:
             if self._state_is_lost:
                 self._recover()
             for request in self.scheduler.expired(self.clock()):
-                self.results.time_out(request)
+                self.output.time_out(request)
             if self.config.overlap:
                 self.overlapped_step()
             else:
@@ -208,7 +205,7 @@ class Engine:
                 raise
             logger.exception("a step failed; the %d requests that it worked on end with an error", len(self._suspects))
             for request in self._suspects:
-                self.results.fail(request, error)
+                self.output.fail(request, error)
         except BaseException:  # Ctrl-C may come in the middle of a launch
             self._state_is_lost = True
             raise
@@ -241,7 +238,7 @@ class Engine:
                 request.in_flight_tokens += step.most_emitted
         return launched
 
-    def _launch_cycles(self, plan: Plan) -> list[Launched]:
+    def _launch_cycles(self, plan: StepPlan) -> list[Launched]:
         """One cycle, or several if requests ask for trees of their own."""
         catches_up, launched = False, []
         for spec, requests in self.trees.split(plan.cycle, self.runner.bucket).items():
@@ -266,7 +263,7 @@ class Engine:
                 request.postponed += 1
         return needed
 
-    def _launch_prefills(self, plan: Plan) -> list[Launched]:
+    def _launch_prefills(self, plan: StepPlan) -> list[Launched]:
         admitted, launched = set(plan.admitted), []
         for step in plan.prefills:
             self._suspects = [step.request]
@@ -301,9 +298,9 @@ class Engine:
                 for request, its in zip(step.requests, emitted, strict=True):
                     request.in_flight -= 1
                     request.in_flight_tokens -= step.most_emitted
-                    self.results.take(request, its, step.spec)
+                    self.output.take(request, its, step.spec)
 
-    def _take_prompt_logprobs(self, prefill: PrefillStep, entries: list[TokenLogprob]) -> None:
+    def _take_prompt_logprobs(self, prefill: PrefillChunk, entries: list[TokenLogprob]) -> None:
         for index, entry in enumerate(entries):
             prefill.request.prompt_logprobs[prefill.first_slot + 1 + index] = entry
 

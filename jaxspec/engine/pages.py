@@ -1,4 +1,18 @@
-"""Which page of the cache belongs to whom. Plain Python, no JAX."""
+"""Pages of the cache: which request holds which, and which outlive their request. Plain Python, no JAX.
+
+The prefix cache finds pages by the tokens they hold. It is a radix tree with one node per full page. Target and draft head share
+one page table, and slot i of both caches depends on tokens 0 .. i only, so one node stands for a page of both. A page in the tree
+is never written again.
+
+Every holder references all nodes from the root to its last one. So a node that nobody references has no referenced node below
+it, and was let go no earlier than its children. Releasing deepest first therefore keeps the unreferenced nodes in an order that
+is both least recently used first and children before their parents: the first one is always a leaf and always the next to evict.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class IntegrityError(RuntimeError):
@@ -17,10 +31,6 @@ class PageAllocator:
     def free(self) -> int:
         """Pages that nobody holds."""
         return len(self._free)
-
-    @property
-    def used_share(self) -> float:
-        return 1 - self.free / self.num_pages
 
     def pages_for(self, tokens: int) -> int:
         """Pages that this many tokens take."""
@@ -46,3 +56,183 @@ class PageAllocator:
                 raise IntegrityError(f"page {page} is released twice; this is a bug")
             self._is_free[page] = True
         self._free.extend(pages)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A full page and the tokens in it; the tokens before them are those of its ancestors."""
+
+    page: int
+    key: tuple[int, ...]
+    parent: "Node | None" = field(repr=False)
+    references: int = 0
+    """Requests that hold it."""
+    children: dict[tuple[int, ...], "Node"] = field(default_factory=dict, repr=False)
+
+
+@dataclass(eq=False)
+class HeldPages:
+    """The pages of one admitted request, in order of its slots: slot i is in pages[i // page_size]."""
+
+    pages: list[int] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    """The first len(nodes) pages belong to the tree and may be shared; the rest are the request's own."""
+    generation: int = 0
+    """Flushes of the cache before it took its first page. After the next one, its pages are no longer for others."""
+
+
+class CacheStatistics(NamedTuple):
+    """Pages now, and counts since the start."""
+
+    cached_pages: int
+    """Pages that only the tree holds: they are evicted when requests need them."""
+    held_pages: int
+    """Pages that requests hold, shared ones counted once."""
+    queried_tokens: int
+    """Tokens of the requests that were looked up."""
+    hit_tokens: int
+    """Those of them that were found."""
+    evicted_pages: int
+
+
+class PrefixCache:
+    """Gives requests their pages: shared ones for a known prefix, own ones for the rest."""
+
+    def __init__(self, pages: PageAllocator, enabled: bool = True):
+        """Without `enabled` it knows no prefix and keeps no page."""
+        self.pages, self.enabled = pages, enabled
+        self._root, self._generation = Node(-1, (), None), 0
+        self._unreferenced: OrderedDict[Node, None] = OrderedDict()
+        self._queried_tokens = self._hit_tokens = self._evicted_pages = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that requests could still get: free ones and those that only the tree holds."""
+        return self.pages.free + len(self._unreferenced)
+
+    @property
+    def statistics(self) -> CacheStatistics:
+        cached, held = len(self._unreferenced), self.pages.num_pages - self.available
+        return CacheStatistics(cached, held, self._queried_tokens, self._hit_tokens, self._evicted_pages)
+
+    def count_query(self, queried: int, hit: int) -> None:
+        """Counts a request of `queried` tokens that found `hit` of them; match does not, as its request may not be admitted."""
+        self._queried_tokens += queried
+        self._hit_tokens += hit
+
+    def match(self, tokens: Sequence[int]) -> HeldPages:
+        """Holds the longest known prefix of the tokens, in full pages.
+
+        In:  tokens 1 2 3 4 5, page size 2, the tree knows 1 2, 1 2 3 4 and 3 4
+        Out: two pages
+        """
+        held = HeldPages(generation=self._generation)
+        self.catch_up(held, tokens)
+        return held
+
+    def catch_up(self, held: HeldPages, tokens: Sequence[int]) -> None:
+        """Extends `held` by the pages of the tokens that others have published since. They take the place of its own pages, so
+        nothing may be launched that writes these again."""
+        if not self.enabled or held.generation != self._generation:
+            return
+        for index in range(len(held.nodes), len(tokens) // self.pages.page_size):
+            node = self._last(held).children.get(self._key(tokens, index))
+            if node is None:
+                return
+            self._share(held, node)
+
+    def grow(self, held: HeldPages, slots: int) -> bool:
+        """Adds own pages to `held` until they cover `slots` slots, evicting cached pages if too few are free. False, and nothing
+        changed, if even all of those would not do."""
+        needed = self.pages.pages_for(slots) - len(held.pages)
+        if needed > self.available:
+            return False
+        if not held.pages:
+            held.generation = self._generation
+        if needed > 0:
+            self._evict(needed - self.pages.free)
+            own = self.pages.allocate(needed)
+            assert own is not None
+            held.pages += own
+        return True
+
+    def publish(self, held: HeldPages, tokens: Sequence[int], committed: int) -> None:
+        """Puts the full pages of the first `committed` tokens, whose slots are written, into the tree. Where it has such a page
+        already, `held` shares that one and its own becomes free: programs that read it were launched before any that writes
+        there next. Takes time for the new pages only."""
+        if not self.enabled or held.generation != self._generation:
+            return
+        for index in range(len(held.nodes), committed // self.pages.page_size):
+            parent, key = self._last(held), self._key(tokens, index)
+            node = parent.children.get(key)
+            if node is None:
+                node = parent.children[key] = Node(held.pages[index], key, parent, references=1)
+                held.nodes.append(node)
+            else:
+                self._share(held, node)
+
+    def release(self, held: HeldPages) -> None:
+        """Empties `held`. Its nodes stay in the tree until they are evicted; its own pages are free."""
+        own = held.pages[len(held.nodes) :]
+        for node in reversed(held.nodes):  # children before parents: the order of eviction
+            node.references -= 1
+            if node.references == 0:
+                if held.generation == self._generation:
+                    self._unreferenced[node] = None
+                else:
+                    own.append(node.page)
+        self.pages.release(own)
+        held.pages, held.nodes = [], []
+
+    def flush(self) -> None:
+        """Forgets everything. Pages that requests hold are never found again and become free with the last of their holders."""
+        self.pages.release([node.page for node in self._unreferenced])
+        self._unreferenced.clear()
+        self._root = Node(-1, (), None)
+        self._generation += 1
+
+    def check(self, held: Iterable[HeldPages]) -> None:
+        """`held` is what all requests hold. Raises IntegrityError with every number if a page is lost, is in two places, or a
+        reference count is wrong."""
+        holders: Counter[Node] = Counter()
+        used = [node.page for node in self._unreferenced]
+        for each in held:
+            holders.update(each.nodes)
+            used += each.pages[len(each.nodes) :]
+            if [node.page for node in each.nodes] != each.pages[: len(each.nodes)]:
+                raise IntegrityError(f"pages {each.pages} are not those of nodes {each.nodes}; this is a bug")
+        used += [node.page for node in holders]
+        cached, free, total = len(self._unreferenced), self.pages.free, self.pages.num_pages
+        twice = len(used) - len(set(used)) + sum(self.pages.is_free(page) for page in used)
+        wrong = [f"page {node.page}: {node.references} != {count}" for node, count in holders.items() if node.references != count]
+        wrong += [f"page {node.page}: {node.references} != 0" for node in self._unreferenced if node.references != 0]
+        if free + len(used) != total or twice or wrong:
+            raise IntegrityError(
+                f"free ({free}) + cached ({cached}) + held ({len(used) - cached}) should be total ({total}) pages, {twice} are in "
+                f"two places, references that differ from holders: {wrong or 'none'}; this is a bug"
+            )
+
+    def _last(self, held: HeldPages) -> Node:
+        return held.nodes[-1] if held.nodes else self._root
+
+    def _key(self, tokens: Sequence[int], index: int) -> tuple[int, ...]:
+        size = self.pages.page_size
+        return tuple(tokens[index * size : (index + 1) * size])
+
+    def _share(self, held: HeldPages, node: Node) -> None:
+        """Appends a node of the tree to those of `held`, in place of its own page there, if it has one."""
+        if node.references == 0:
+            del self._unreferenced[node]
+        node.references += 1
+        index = len(held.nodes)
+        self.pages.release(held.pages[index : index + 1])
+        held.pages[index : index + 1] = [node.page]
+        held.nodes.append(node)
+
+    def _evict(self, count: int) -> None:
+        for _ in range(count):
+            node, _ = self._unreferenced.popitem(last=False)
+            assert node.parent is not None and not node.children
+            del node.parent.children[node.key]
+            self.pages.release([node.page])
+            self._evicted_pages += 1

@@ -20,6 +20,7 @@ from jaxspec.engine.device_state import (
     new_state,
     state_sizes,
 )
+from jaxspec.engine.output import Emitted
 from jaxspec.engine.programs import (
     AdmitProgram,
     Buckets,
@@ -31,17 +32,20 @@ from jaxspec.engine.programs import (
     smallest,
 )
 from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
-from jaxspec.engine.scheduler import PrefillStep
-from jaxspec.engine.stopwatch import Stopwatch
-from jaxspec.engine.tree_choice import TreeChoice
+from jaxspec.engine.scheduler import PrefillChunk
+from jaxspec.engine.stats import Stopwatch
+from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.loaded import LoadedHead, LoadedTarget
 from jaxspec.sampling import Logprobs
 from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.step import Drafted
-from jaxspec.spec.verify import REPORT_HEADER
+from jaxspec.spec.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
 
 POSTPONE = 16
 """Plain cycles after which the head must catch up."""
+
+
+FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
 
 class Launched(NamedTuple):
@@ -51,7 +55,7 @@ class Launched(NamedTuple):
     report: jax.Array
     spec: SpecConfig | None
     """The tree of a cycle; None for a prefill chunk."""
-    prefill: PrefillStep | None
+    prefill: PrefillChunk | None
     logprobs: Logprobs | None
     """Only if one of the requests wants them, as the next."""
     prompt_logprobs: Logprobs | None
@@ -68,18 +72,6 @@ class Launched(NamedTuple):
     def most_emitted(self) -> int:
         """Tokens per request, at most."""
         return 1 if self.spec is None else self.spec.num_steps + 1
-
-
-class Emitted(NamedTuple):
-    """What a program emitted for one request."""
-
-    tokens: list[int]
-    accepted: int
-    finish: int
-    logprobs: list[TokenLogprob]
-    """One per token, or none at all."""
-    tree: DraftedTree | None
-    """If the request wants to see it, and something was drafted."""
 
 
 class Runner:
@@ -147,7 +139,7 @@ class Runner:
         bias = self._no_bias if not request.params.biases else None
         self._launch_quietly(AdmitProgram(), admission(request, self._sizes, bias))
 
-    def launch_prefill(self, step: PrefillStep) -> Launched:
+    def launch_prefill(self, step: PrefillChunk) -> Launched:
         """Starts a chunk; its report holds the first token if the chunk is the sequence's last."""
         request, width = step.request, smallest(self.buckets.chunks, step.size)
         tokens = np.zeros((1, width), np.int32)
@@ -212,7 +204,7 @@ class Runner:
             row[: min(count, len(pages))] = pages[:count]
         return table
 
-    def _launch(self, program: Program, requests: list[Request], prefill: PrefillStep | None, *arguments) -> Launched:
+    def _launch(self, program: Program, requests: list[Request], prefill: PrefillChunk | None, *arguments) -> Launched:
         with self.launching:
             step = self.programs[program](self.params, self.state, *arguments)
             self.state = step.state
@@ -242,7 +234,7 @@ class Runner:
             wanted = request.params.logprobs
             entries = [] if logprobs is None or wanted is None else token_logprobs(logprobs, row, tokens, wanted)
             tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.wants_trees else None
-            emitted.append(Emitted(tokens, line[1], line[2], entries, tree))
+            emitted.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree))
         return emitted
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:

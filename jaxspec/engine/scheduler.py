@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from jaxspec.engine.prefix_cache import HeldPages, PrefixCache
+from jaxspec.engine.pages import HeldPages, PrefixCache
 from jaxspec.engine.request import Request, Status
 
 SMALLEST_CHUNK = 16
@@ -25,7 +25,7 @@ class QueueFull(RuntimeError):
     """Too many requests wait; try again later."""
 
 
-class PrefillStep(NamedTuple):
+class PrefillChunk(NamedTuple):
     """A chunk: tokens first_slot .. first_slot + size - 1 of request.tokens."""
 
     request: Request
@@ -40,12 +40,12 @@ class PrefillStep(NamedTuple):
     pages that someone else published first have been swapped for theirs, which must not be written."""
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """What one engine step launches: one cycle of these requests (one per tree), then the prefills in this order."""
 
     admitted: list[Request]
     """Their rows are set up before their first chunk."""
-    prefills: list[PrefillStep]
+    prefills: list[PrefillChunk]
     cycle: list[Request]
     preempted: list[Request]
 
@@ -108,13 +108,13 @@ class Scheduler:
 
     # One plan
 
-    def plan(self, tokens_per_cycle: int) -> Plan:
+    def plan(self, tokens_per_cycle: int) -> StepPlan:
         """What to launch now; a cycle emits up to `tokens_per_cycle` tokens per request. Requests whose last chunk is among the
         prefills join the next plan's cycle."""
         cycle, preempted = self._plan_cycle(tokens_per_cycle)
         admitted: list[Request] = []
         prefills = self._plan_prefills(self._prefill_line(admitted, tokens_per_cycle, may_admit=not preempted))
-        return Plan(admitted, prefills, cycle, preempted)
+        return StepPlan(admitted, prefills, cycle, preempted)
 
     def _plan_cycle(self, tokens_per_cycle: int) -> tuple[list[Request], list[Request]]:
         """The running requests that still get the pages of one more cycle, and those preempted for them."""
@@ -129,7 +129,7 @@ class Scheduler:
                 cycle.append(request)
         return cycle, preempted
 
-    def _plan_prefills(self, line: Iterator[Request]) -> list[PrefillStep]:
+    def _plan_prefills(self, line: Iterator[Request]) -> list[PrefillChunk]:
         """Deals out prefill_chunk tokens. Each request of the line takes what its prompt needs, at most half of what is left
         while another one comes behind it, so that a short prompt never waits for the whole of a long one. Less than the smallest
         chunk is neither left over by a half nor begun with.
@@ -137,7 +137,7 @@ class Scheduler:
         In:  prefill_chunk 512, prompts of 1000, 20 and 1000 tokens
         Out: chunks of 256, 20 and 236
         """
-        steps: list[PrefillStep] = []
+        steps: list[PrefillChunk] = []
         left, request = self.prefill_chunk, next(line, None)
         while request is not None:
             following, half = None, -(-left // 2)
@@ -180,7 +180,7 @@ class Scheduler:
         admitted.append(request)
         return True
 
-    def _chunk(self, request: Request, limit: int) -> PrefillStep:
+    def _chunk(self, request: Request, limit: int) -> PrefillChunk:
         """The next `limit` tokens of the request's prefill, or fewer if it ends before. Where the prefix cache reaches further
         than its own chunks did (admitted just now, or someone else was faster), it goes on from there."""
         first = cached = request.prefilled
@@ -199,7 +199,7 @@ class Scheduler:
         is_last = request.prefilled == len(request.tokens)
         if is_last:
             request.status = Status.RUNNING
-        step = PrefillStep(request, first, size, cached, is_last, list(request.held.pages))
+        step = PrefillChunk(request, first, size, cached, is_last, list(request.held.pages))
         self.cache.publish(request.held, request.tokens, request.prefilled)
         return step
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,16 @@ class EngineStats:
         """What the engine itself took: scheduling, pages, reading results, text. Divide by cycles for the host's share of one.
         Where the device is a CPU, its threads slow this down too."""
         return self.step_seconds - self.waiting_seconds - self.launching_seconds
+
+
+class Stopwatch:
+    """Adds up the time that passes inside its `with` blocks, in seconds."""
+
+    def __init__(self):
+        self.seconds = self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(self, *_exception: object) -> None:
+        self.seconds += perf_counter() - self._started

@@ -3,8 +3,8 @@
 from typing import Any
 
 from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.engine.output import TokenTrace
 from jaxspec.engine.request import DraftedTree, Speculation, Update
-from jaxspec.engine.token_trace import TokenTrace
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import Strict, TokensOrNone

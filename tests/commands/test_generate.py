@@ -8,8 +8,8 @@ import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.commands.generate import COLOURS, main, summary
+from jaxspec.engine.output import BONUS
 from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
-from jaxspec.engine.token_trace import BONUS
 from jaxspec.tokenizer import load_tokenizer
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.engine.adaptive import PROBE_CYCLES, AdaptiveTrees
+from jaxspec.engine.trees import PROBE_CYCLES, AdaptiveTrees
 
 PLAIN, CHAIN, TREE, LARGE = SpecConfig(num_steps=0), SpecConfig(3, 1), SpecConfig(3, 2, 6), SpecConfig(5, 4, 16)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)

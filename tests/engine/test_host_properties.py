@@ -6,10 +6,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from jaxspec.engine.detokenizer import Detokenizer
-from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.prefix_cache import HeldPages, PrefixCache
+from jaxspec.engine.pages import HeldPages, PageAllocator, PrefixCache
 from jaxspec.engine.request import Request, Status
-from jaxspec.engine.scheduler import Plan, PrefillStep, QueueFull, Scheduler
+from jaxspec.engine.scheduler import PrefillChunk, QueueFull, Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
 
 TREE = "tree"
@@ -194,7 +193,7 @@ class Lives(RuleBasedStateMachine):
         if len(self.unread) > 1:
             self.read(self.unread.pop(0))
 
-    def check_plan(self, plan: Plan, waiting: list[Request]):
+    def check_plan(self, plan: StepPlan, waiting: list[Request]):
         steps = [step.request for step in plan.prefills]
         assert len(set(steps)) == len(steps) and set(plan.admitted) <= set(steps)
         assert not set(steps) & set(plan.cycle) and not (plan.preempted and plan.admitted)
@@ -207,7 +206,7 @@ class Lives(RuleBasedStateMachine):
             assert request.status is Status.WAITING and request not in plan.cycle
             assert all(importance(other) < importance(request) for other in self.scheduler.admitted)
 
-    def launch(self, plan: Plan):
+    def launch(self, plan: StepPlan):
         """Launches everything at the moment of the plan when the scheduler handed out its pages."""
         steps, cycle_is_launched = list(plan.prefills), False
         prefilling = [step.request.held for step in plan.prefills]
@@ -227,7 +226,7 @@ class Lives(RuleBasedStateMachine):
         if not cycle_is_launched:
             self.launch_cycle(plan.cycle)
 
-    def launch_prefill(self, step: PrefillStep, held: HeldPages, is_first: bool):
+    def launch_prefill(self, step: PrefillChunk, held: HeldPages, is_first: bool):
         request, end = step.request, step.first_slot + step.size
         assert request.held is held
         if is_first:

@@ -5,10 +5,9 @@ import math
 import pytest
 
 from jaxspec.engine.detokenizer import Detokenizer
-from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.prefix_cache import PrefixCache
+from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.request import Request, Status
-from jaxspec.engine.scheduler import Plan, QueueFull, Scheduler
+from jaxspec.engine.scheduler import QueueFull, Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
 
 
@@ -33,7 +32,7 @@ def added(
 added.calls = 0
 
 
-def chunks(plan: Plan) -> list[tuple[str, int, int]]:
+def chunks(plan: StepPlan) -> list[tuple[str, int, int]]:
     """Name, first slot and size of every chunk of the plan."""
     return [(step.request.id, step.first_slot, step.size) for step in plan.prefills]
 
@@ -59,7 +58,7 @@ def test_a_prompt_is_computed_in_chunks_and_runs_from_the_next_plan_on():
     assert [plan.prefills[0].cached for plan in plans] == [0, 16, 32]
     assert [names(plan.admitted) for plan in plans] == ["a", "", ""] and not any(plan.cycle for plan in plans)
     assert request.status is Status.RUNNING and request.prefilled == 40
-    assert scheduler.plan(4) == Plan([], [], [request], [])
+    assert scheduler.plan(4) == StepPlan([], [], [request], [])
 
 
 def test_a_request_takes_half_of_the_budget_while_another_comes_behind():
@@ -306,7 +305,7 @@ def test_a_request_in_the_middle_of_its_prefill_is_preempted_too():
     assert chunks(scheduler.plan(4)) == [("b", 0, 16)]
     generate(a, 25)
     plan = scheduler.plan(4)
-    assert plan == Plan([], [], [a], [b])
+    assert plan == StepPlan([], [], [a], [b])
     # Its chunk was launched, so what remains of those pages in the cache is not computed again.
     scheduler.finish(a)
     (step,) = scheduler.plan(4).prefills

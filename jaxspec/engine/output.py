@@ -1,16 +1,17 @@
-"""What becomes of a request when tokens arrive for it, or when it ends otherwise. Plain Python apart from reading reports."""
+"""What becomes of a request when tokens arrive for it, or when it ends otherwise. Plain Python, no JAX."""
 
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from jaxspec.config import SpecConfig
+from jaxspec.engine.detokenizer import Decoder, Detokenizer
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import FAILED, CycleCounts, Request, Status, Update, Verification
-from jaxspec.engine.runner import Emitted
+from jaxspec.engine.request import FAILED, CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import Scheduler
-from jaxspec.spec.verify import OUT_OF_BUDGET, STOPPED
+from jaxspec.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,20 @@ MAX_ERROR = 300
 """Characters of a request's error message."""
 
 
-class Results:
+class Emitted(NamedTuple):
+    """What a program emitted for one request."""
+
+    tokens: list[int]
+    accepted: int
+    finish: str | None
+    """"stop" (a stop token), "length" (max_tokens), or None: the request continues."""
+    logprobs: list[TokenLogprob]
+    """One per token, or none at all."""
+    tree: DraftedTree | None
+    """If the request wants to see it and something was drafted."""
+
+
+class Output:
     """Turns what programs emit into text and updates, and takes finished requests out of the scheduler.
 
     An update waits here until it is handed out, so that a failure in the same step loses none.
@@ -82,7 +96,7 @@ class Results:
     def _take(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> Update:
         """Finishes the request at a stop or at its budget."""
         shown = len(request.detokenizer.text)
-        new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == STOPPED)]
+        new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == "stop")]
         logprobs = tuple(emitted.logprobs[: len(new)])
         request.tokens += new
         request.logprobs += logprobs
@@ -97,10 +111,10 @@ class Results:
         update = Update(request.id, request.detokenizer.text[shown:], tuple(new), None, logprobs or None, verification)
         if request.detokenizer.matched is not None:
             return self._finish(request, "stop", update, shown)
-        if emitted.finish == STOPPED:
+        if emitted.finish == "stop":
             request.matched_stop = new[-1]
             return self._finish(request, "stop", update, shown)
-        if emitted.finish == OUT_OF_BUDGET:
+        if emitted.finish == "length":
             return self._finish(request, "length", update, shown)
         return update
 
@@ -129,3 +143,48 @@ class Results:
         self._scheduler.finish(request)
         assert request.finish_reason is not None
         self.finished[request.finish_reason] += 1
+
+
+PREFILL, DRAFT, BONUS, PLAIN = "prefill", "draft", "bonus", "plain"
+
+
+class TracedToken(NamedTuple):
+    """A token of the output."""
+
+    id: int
+    text: str
+    """What it adds to the text. Half a character, or what might begin a stop string, comes with a later token."""
+    origin: str
+    """PREFILL: the first token. DRAFT: accepted. BONUS: the target's own, behind the accepted drafts. PLAIN: no draft was there."""
+    depth: int
+    """Of an accepted draft, from 1 on; 0 for others."""
+
+
+class TokenTrace:
+    """Takes the updates of one request, in order. The texts of all tokens together are the whole text."""
+
+    def __init__(self, tokenizer: Decoder | None, params: SamplingParams):
+        self._text = Detokenizer.of_request(tokenizer, params)
+
+    def add(self, update: Update) -> list[TracedToken]:
+        """The tokens of the update."""
+        stopped = update.output is not None and isinstance(update.output.matched_stop, int)
+        traced = []
+        for index, token in enumerate(update.token_ids):
+            is_last = index == len(update.token_ids) - 1
+            shown = len(self._text.text)
+            self._text.add([token], ends_with_stop=stopped and is_last)
+            if is_last and update.output is not None:
+                self._text.finish()
+            traced.append(TracedToken(token, self._text.text[shown:], *_origin(update, index)))
+        return traced
+
+
+def _origin(update: Update, index: int) -> tuple[str, int]:
+    """Origin and depth of one token of the update."""
+    verification = update.verification
+    if verification is None:
+        return PREFILL, 0
+    if verification.spec.num_steps == 0:
+        return PLAIN, 0
+    return (DRAFT, index + 1) if index < verification.accepted else (BONUS, 0)

@@ -7,7 +7,7 @@ import pytest
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.runner import POSTPONE
-from jaxspec.engine.tree_choice import TreeChoice, adaptive_trees
+from jaxspec.engine.trees import TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import oracle_head, tiny_engine, tiny_target
 

@@ -1,8 +1,8 @@
 """Each token of a text has its own piece of it and its origin."""
 
 from jaxspec.config import SpecConfig
+from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
 from jaxspec.engine.request import GenerationOutput, Speculation, Timing, Update, Verification
-from jaxspec.engine.token_trace import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer
 

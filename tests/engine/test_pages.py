@@ -1,11 +1,13 @@
-"""Pages that requests share: found by their tokens, counted by their holders, evicted when nobody holds them."""
+"""Pages: handed out and taken back, shared by requests, found by their tokens, evicted when no request holds them."""
 
+import subprocess
+import sys
 import time
 
+import numpy as np
 import pytest
 
-from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.prefix_cache import HeldPages, PrefixCache
+from jaxspec.engine.pages import HeldPages, PageAllocator, PrefixCache
 
 
 def cache_of(num_pages: int, page_size: int = 2, enabled: bool = True) -> PrefixCache:
@@ -202,3 +204,35 @@ def test_publishing_and_evicting_take_time_for_the_new_pages_only():
         assert cache.grow(held, len(held.pages) + 1)
     assert time.perf_counter() - started < 5, "anything quadratic takes minutes"
     cache.check([held])
+
+
+def test_pages_are_conserved():
+    rng, pages, held = np.random.default_rng(0), PageAllocator(50, 16), []
+    for _ in range(2000):
+        if rng.random() < 0.5 and held:
+            pages.release(held.pop(int(rng.integers(len(held)))))
+        elif (taken := pages.allocate(int(rng.integers(0, 12)))) is not None:
+            held.append(taken)
+        everything = [page for taken in held for page in taken]
+        assert len(set(everything)) == len(everything) == 50 - pages.free
+    for taken in held:
+        pages.release(taken)
+    assert pages.free == 50
+
+
+def test_pages_refuse_to_be_released_twice():
+    pages = PageAllocator(4, 16)
+    taken = pages.allocate(3)
+    assert pages.allocate(2) is None and pages.pages_for(17) == 2 and pages.pages_for(16) == 1
+    assert [pages.is_free(page) for page in range(4)] == [page not in taken for page in range(4)]
+    pages.release(taken)
+    with pytest.raises(RuntimeError, match="is released twice"):
+        pages.release(taken)
+
+
+def test_configuration_requests_and_scheduler_load_no_jax():
+    engine = ", ".join(
+        f"jaxspec.engine.{name}" for name in ("pages", "request", "scheduler", "stats", "output", "trees", "detokenizer")
+    )
+    code = f"import sys, jaxspec, jaxspec.config, {engine}; sys.exit('jax' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
