@@ -22,7 +22,7 @@ from benchmarks.load import Load
 from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, prompts_of, sampling_params
 from benchmarks.speculative.grid import why_not
 from benchmarks.speculative.sweep import Sweep
-from jaxspec.commands.arguments import tree, whole
+from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, depth_acceptance, mean
 from jaxspec.config import PLAIN, SpecConfig
 

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from benchmarks import record
 from benchmarks.engines import exit_on_error
 from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
-from jaxspec.commands.arguments import tree
 from jaxspec.commands.check_lossless import compare_all, show, ways_of_sampling
+from jaxspec.commands.options import tree
 from jaxspec.commands.workbench import Workbench
 
 DEFAULT_TREES = ("5/4/8", "5/4/16", "3/1/4", "5/8/32")

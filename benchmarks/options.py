@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options, whole
-from jaxspec.commands.prompts import PromptSet, load_prompts
+from jaxspec.commands.common import PromptSet, load_prompts
+from jaxspec.commands.options import Parser, add_model_options, add_prompt_options, whole
 from jaxspec.sampling_params import SamplingParams
 
 RESULTS = Path(__file__).parent / "results"

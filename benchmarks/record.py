@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.options import all_shortened, shortened
 from benchmarks.options import show as show_path
 from jaxspec.commands.collect_env import cores, cpu_model
-from jaxspec.commands.prompts import PromptSet
-from jaxspec.commands.table import table as table
+from jaxspec.commands.common import PromptSet
+from jaxspec.commands.common import table as table
 from jaxspec.version import own_version
 
 NOT_FLAGS = ("out", "command", "load_average")

@@ -22,7 +22,7 @@ from benchmarks.options import BenchmarkParser
 from benchmarks.own_server import serving
 from benchmarks.serving.answers import Request
 from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
-from jaxspec.commands.arguments import whole
+from jaxspec.commands.options import whole
 from jaxspec.defaults import BUILT_IN_NAME
 
 PROMPT = "def main():"

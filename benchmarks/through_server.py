@@ -20,8 +20,8 @@ from benchmarks.own_server import serving
 from benchmarks.serving.answers import Request
 from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
 from jaxspec import LLM, SamplingParams
-from jaxspec.commands.arguments import tree, whole
-from jaxspec.commands.prompts import load_prompts
+from jaxspec.commands.common import load_prompts
+from jaxspec.commands.options import tree, whole
 from jaxspec.llm import Prompt
 
 WAYS = ("generate", "whole", "stream")

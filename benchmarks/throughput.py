@@ -28,7 +28,7 @@ from benchmarks.load import Load, parts_of, run, side_by_side
 from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, prompts_of, sampling_params
 from benchmarks.stages import Batch, time_parts
 from jaxspec import SamplingParams
-from jaxspec.commands.arguments import add_tree_options, chosen_tree, whole
+from jaxspec.commands.options import add_tree_options, chosen_tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.defaults import default_tree

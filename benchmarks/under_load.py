@@ -21,7 +21,7 @@ from benchmarks.load import Load, interrupt, run
 from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
 from benchmarks.replay import replay
 from jaxspec import SamplingParams
-from jaxspec.commands.arguments import tree, whole
+from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench
 from jaxspec.config import PLAIN, EngineConfig
 from jaxspec.engine.engine import Engine

@@ -11,6 +11,9 @@ from numbers import Integral
 
 from jaxspec.models.rope import RopeConfig
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""What weights and cache may be; "auto" chooses one of them."""
+
 # Attributes of a Hugging Face config that would change the computation, with the only value that is supported.
 _ONLY_SUPPORTED = {
     "hidden_act": "silu",
@@ -174,16 +177,6 @@ class SpecConfig:
             f"plain decoding; got {value!r:.80}"
         )
 
-    @classmethod
-    def default_for(cls, algorithm: str | None) -> "SpecConfig":
-        """The tree for a kind of head (HeadConfig.algorithm) when none is given; None: no head.
-
-        An MTP layer is trained for one step, and deeper trees would use it again and again.
-        """
-        if algorithm is None:
-            return PLAIN
-        return cls(1, 1, 2) if algorithm == "MTP" else cls()
-
 
 type TreeLike = SpecConfig | str | Sequence[int] | Mapping[str, int]
 """What SpecConfig.of takes."""
@@ -205,37 +198,37 @@ class EngineConfig:
     context_length: int | None = None
     """Longest sequence, prompt and output together, in tokens. None: the model's own."""
     page_size: int = 16
-    """Tokens per cache page."""
+    """Tokens per page of the cache."""
     num_pages: int | None = None
     """Pages of the cache. None: enough for every running request at full length, or as many as fit."""
     mem_fraction: float = 0.85
-    """Share of the GPU memory that JAX manages for weights and cache together; the rest is for temporaries."""
+    """Share of the GPU memory that JAX manages for weights and cache; the rest is for temporaries."""
     prefill_chunk: int = 256
-    """Prompt tokens computed per engine step, at most, over all requests: no cycle waits for more."""
+    """Prompt tokens computed per engine step, at most, over all requests."""
     prefix_cache: bool = True
-    """Keep the pages of finished requests, so that a prompt that begins alike need not be computed again."""
+    """Keep the pages of finished requests, so that later prompts with the same beginning reuse them."""
     max_waiting_requests: int | None = None
     """Requests that wait, at most; further ones are refused. None: any number."""
     adaptive: bool = False
-    """Choose the draft tree, or plain decoding, before every cycle, by what was measured: speculation never loses."""
+    """Choose the draft tree, or plain decoding, before every cycle from measured speeds, so that speculation never costs speed."""
     adaptive_trees: tuple[SpecConfig, ...] = ()
     """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps."""
     request_trees: tuple[SpecConfig, ...] = ()
     """Further trees, which single requests may ask for; SpecConfig(num_steps=0) lets them turn speculation off."""
     draft_window_size: int | None = None
-    """The head sees only so many of the newest tokens. None: all."""
+    """The draft head sees this many of the newest tokens only. None: all."""
     draft_sink_size: int = 0
-    """Beside the window, the head sees the pages with the first so many tokens."""
+    """Beside that window, the draft head sees the pages that hold this many first tokens."""
     accept_threshold_single: float = 1.0
     """Below 1 speculation is LOSSY, it changes what the model says: a draft is accepted if the target gives it this probability."""
     accept_threshold_acc: float = 1.0
-    """Below 1 speculation is LOSSY: the target's probabilities of drafts count as divided by this."""
+    """Below 1 speculation is LOSSY, it changes what the model says: the target's probabilities of drafts are divided by this."""
     attention_kernel: str | None = None
     """One of ATTENTION_KERNELS. None: the GPU's or, elsewhere, plain XLA."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: the plain loop, the same results in order."""
     random_seed: int = 0
-    """Where seeds come from for sampled requests that give none."""
+    """Seed of the seeds of sampled requests that have none."""
 
     def __post_init__(self):
         for name in ("max_running_requests", "page_size", "prefill_chunk"):
@@ -254,7 +247,7 @@ class EngineConfig:
             if not all(isinstance(tree, SpecConfig) for tree in getattr(self, name)):
                 raise ValueError(f"{name} must be SpecConfigs, got {getattr(self, name)!r:.200}")
         if self.adaptive_trees and not self.adaptive:
-            raise ValueError("adaptive_trees are for an engine that chooses: set adaptive too")
+            raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
         if self.attention_kernel not in (None, *ATTENTION_KERNELS):
             raise ValueError(f"attention_kernel must be one of {', '.join(ATTENTION_KERNELS)}, got {self.attention_kernel!r}")
         if self.draft_window_size is not None and self.draft_window_size < 1:
@@ -262,7 +255,7 @@ class EngineConfig:
         if self.draft_sink_size < 0:
             raise ValueError(f"draft_sink_size must be at least 0, got {self.draft_sink_size}")
         if self.draft_sink_size and self.draft_window_size is None:
-            raise ValueError(f"draft_sink_size ({self.draft_sink_size}) needs a draft_window_size: without a window all is seen")
+            raise ValueError(f"draft_sink_size ({self.draft_sink_size}) needs a draft_window_size: without one the head sees all")
 
     @property
     def head_options(self) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxspec.capacity.gpus import GPUS, Gpu
-from jaxspec.commands.arguments import DTYPES, Parser, run_guarded, tree, whole
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.commands.common import run_guarded
+from jaxspec.commands.options import Parser, tree, whole
+from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig
 from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
 from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
 from jaxspec.gpu_program.descriptions import DESCRIPTIONS
@@ -40,7 +41,7 @@ def make_parser() -> Parser:
     add("--model-path", "--model", type=Path, metavar="PATH", help="model directory or config.json (default: the built-in model)")
     add("--speculative-draft-model-path", "--draft", type=Path, metavar="PATH", help="its draft head's directory or config.json")
     add("--speculative-token-map", type=Path, metavar="FILE", help="FR-Spec's list of the tokens worth drafting")
-    add("--dtype", choices=DTYPES, default="auto", help="auto: float16 if the checkpoint is, else bfloat16")
+    add("--dtype", choices=("auto", *DTYPES), default="auto", help="auto: float16 if the checkpoint is, else bfloat16")
     group = parser.add_argument_group("GPU")
     add = group.add_argument
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")

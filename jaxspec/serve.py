@@ -12,8 +12,9 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from jaxspec.commands.options import in_flags
+from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
 from jaxspec.server.address import is_loopback, listen
-from jaxspec.server.arguments import ServerArguments, in_flags, parse_arguments, settings_in_use
 from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
 

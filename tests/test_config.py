@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec import EngineConfig, SamplingParams, SpecConfig
-from jaxspec.config import PLAIN, ModelConfig
+from jaxspec.config import ModelConfig
 
 LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
 
@@ -98,12 +98,6 @@ def test_what_is_not_a_tree_is_refused_with_an_example(given):
 def test_numbers_that_make_no_tree_are_named(given, message):
     with pytest.raises(ValueError, match=message):
         SpecConfig.of(given)
-
-
-def test_the_default_tree_depends_on_the_head():
-    assert SpecConfig.default_for(None) == PLAIN and PLAIN.name == "plain"
-    assert SpecConfig.default_for("MTP") == SpecConfig(1, 1, 2)
-    assert SpecConfig.default_for("EAGLE") == SpecConfig.default_for("EAGLE3") == SpecConfig()
 
 
 @pytest.mark.parametrize(

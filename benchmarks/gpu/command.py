@@ -38,7 +38,7 @@ from benchmarks.gpu.against import run_peer
 from benchmarks.gpu.supervisor import GRACE, NoDevice, Supervisor
 from benchmarks.gpu.tables import head, show, worth
 from benchmarks.options import RESULTS
-from jaxspec.commands.arguments import Parser
+from jaxspec.commands.options import Parser
 
 ORDER = ("check", "copy", "cycle", "attention", "stages", "peer", "compile", "kernels", "prefill", "grid")
 

@@ -15,7 +15,6 @@ from benchmarks.gpu.lab import Lab, Skip, Together
 from benchmarks.gpu.sizes import ASSUMED_ACCEPT_LENGTHS
 from benchmarks.gpu.state import Batch, batch_bytes, batch_shapes, make_batch
 from jaxspec.capacity import estimate
-from jaxspec.commands.arguments import tree_name
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
 from jaxspec.engine.program_cache import CacheHits
 from jaxspec.spec.cycle import cycle
@@ -54,7 +53,7 @@ def cells(lab: Lab, trees: Sequence[SpecConfig], sizes: Sequence[tuple[int, int]
     for batch, context in sizes:
         programs = Together({spec: partial(lower_cycle, lab, spec, batch, context, attention) for spec in trees})
         for spec in trees:
-            case = {"tree": tree_name(spec), "batch": batch, "context": context}
+            case = {"tree": spec.name, "batch": batch, "context": context}
             named = case if attention is None else {"attention": attention, **case}
             yield named, partial(time_cycle, lab, programs, spec, batch, context, attention)
 

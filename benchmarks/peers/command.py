@@ -30,8 +30,8 @@ from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
 from benchmarks.peers.measure import TRANSFORMERS, Contender, measure, ours, summarize, theirs
 from benchmarks.peers.process import KINDS, Kind, NotRun, Peer
 from benchmarks.peers.tables import gain, tables
-from jaxspec.commands.arguments import tree, whole
-from jaxspec.commands.table import listing
+from jaxspec.commands.common import listing
+from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN
 from jaxspec.defaults import BUILT_IN_TARGET

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.options import RESULTS, show
 from benchmarks.report.markers import replaced
 from benchmarks.report.results import Results
-from jaxspec.commands.arguments import Parser
+from jaxspec.commands.options import Parser
 
 ROOT = RESULTS.parents[1]
 MARKDOWN = (ROOT / "README.md", ROOT / "docs/performance.md")

@@ -52,7 +52,7 @@ def section(name: str, records: list[dict]) -> str:
 
 
 def html_table(markdown: str) -> str:
-    """A table of jaxspec.commands.table as HTML.
+    """A table of jaxspec.commands.common as HTML.
 
     In:  | a | b |      Out: <table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>
          |---|--:|

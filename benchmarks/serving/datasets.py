@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.engines import BenchmarkError
 from benchmarks.serving.answers import Request
-from jaxspec.commands.prompts import BUILT_IN, PromptSet, load_prompts
+from jaxspec.commands.common import BUILT_IN, PromptSet, load_prompts
 from jaxspec.demo.corpus import heldout_prompts
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxspec.commands.table import table
+from jaxspec.commands.common import table
 
 LATENCIES = {
     "time_to_first_token": "time to first token (TTFT)",

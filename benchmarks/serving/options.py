@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.options import BenchmarkParser
-from jaxspec.commands.arguments import whole
+from jaxspec.commands.options import whole
 
 KEY_VARIABLE = "JAXSPEC_API_KEY"
 BACKENDS = ("openai", "openai-chat", "sglang")

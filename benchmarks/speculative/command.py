@@ -33,7 +33,7 @@ from benchmarks.speculative.simulated import describe_simulated, random_head
 from benchmarks.speculative.sweep import Sweep
 from benchmarks.speculative.tables import tables, worth_knowing
 from benchmarks.speculative.tuning import acceptances, anew, confirm, cycle_times, describe, measure, shortlist, tournament, warm_up
-from jaxspec.commands.arguments import tree, whole
+from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench
 from jaxspec.config import PLAIN, SpecConfig
 

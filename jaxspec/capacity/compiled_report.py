@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxspec.commands.table import table
+from jaxspec.commands.common import table
 from jaxspec.gpu_program.compiled import CompiledCycle
 
 STAGES = {

@@ -6,8 +6,7 @@ from typing import Any
 from jaxspec.capacity.compiled_report import launches_as_json, launches_of, temporaries_as_json
 from jaxspec.capacity.estimate import Cycle, Memory, Pair
 from jaxspec.capacity.gpus import Gpu
-from jaxspec.commands.arguments import tree_name
-from jaxspec.commands.table import listing, table
+from jaxspec.commands.common import listing, table
 from jaxspec.config import SpecConfig
 from jaxspec.gpu_program.compiled import CompiledCycle
 
@@ -164,7 +163,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "dtype": models.dtype,
         "gpu": {**gpu._asdict(), "source": "the vendor's data sheet, unless given"},
         "tp": models.tp,
-        "tree": tree_name(plan.spec),
+        "tree": plan.spec.name,
         "batch": plan.batch,
         "context": plan.context,
         "parameters": {name: part.weights.parameters for name, part in parts.items()},

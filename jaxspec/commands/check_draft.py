@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from jaxspec.commands.arguments import (
-    Parser,
-    add_model_options,
-    add_prompt_options,
-    add_tree_options,
-    chosen_tree,
-    run_guarded,
-    tree_name,
-)
-from jaxspec.commands.table import listing, table
+from jaxspec.commands.common import listing, run_guarded, table
+from jaxspec.commands.options import Parser, add_model_options, add_prompt_options, add_tree_options, chosen_tree
 from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams, short
 
@@ -110,7 +102,7 @@ def check(options: argparse.Namespace) -> Report:
     if spec == PLAIN:
         raise ValueError("plain decoding leaves nothing to check: give a tree, or none for the default")
 
-    from jaxspec.commands.prompts import load_prompts
+    from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
@@ -129,7 +121,7 @@ def check(options: argparse.Namespace) -> Report:
         for each in (PLAIN, spec):
             engine = bench.engine(each, 1, context)
             for _ in range(2):
-                bar.set_postfix_str(tree_name(each))
+                bar.set_postfix_str(each.name)
                 passes.append(run(engine, encoded, params))
                 bar.update()
     _, plain, _, speculative = passes

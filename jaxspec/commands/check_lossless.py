@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from jaxspec.commands.arguments import Parser, add_model_options, add_prompt_options, run_guarded, tree, tree_name, whole
-from jaxspec.commands.table import table
+from jaxspec.commands.common import run_guarded, table
+from jaxspec.commands.options import Parser, add_model_options, add_prompt_options, tree, whole
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -115,14 +115,14 @@ def compare_all(
         for spec, batch in settings:
             engine = bench.engine(spec, batch, context_length)
             for sampling, params in ways.items():
-                bar.set_postfix_str(f"{tree_name(spec)}, batch {batch}, {sampling}")
+                bar.set_postfix_str(f"{spec.name}, batch {batch}, {sampling}")
                 found, right = run(engine, prompts, params), expected[sampling]
                 parted = [
                     explain(each, reference, right.outputs[each.prompt], greedy=params[0].temperature == 0)
                     for each in differences(right.tokens, found.tokens)[:SHOWN_DIFFERENCES]
                 ]
                 equal = count_equal(right.tokens, found.tokens)
-                comparisons.append(Comparison(tree_name(spec), batch, sampling, equal, len(prompts), found.accept_length, parted))
+                comparisons.append(Comparison(spec.name, batch, sampling, equal, len(prompts), found.accept_length, parted))
                 bar.update()
     return comparisons
 
@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> list[Comparison]:
     """Loads, and compares. Raises ValueError if there is no head, or head, model and prompts do not fit together."""
-    from jaxspec.commands.prompts import load_prompts
+    from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)

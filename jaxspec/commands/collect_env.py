@@ -11,8 +11,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from jaxspec.commands.arguments import Parser, run_guarded
-from jaxspec.commands.table import listing
+from jaxspec.commands.common import listing, run_guarded
+from jaxspec.commands.options import Parser
 from jaxspec.version import DISTRIBUTION, own_version
 
 ROOT = Path(__file__).parents[2]

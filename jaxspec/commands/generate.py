@@ -6,14 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxspec.commands.arguments import (
-    Parser,
-    add_model_options,
-    add_tree_options,
-    chosen_tree,
-    run_guarded,
-    whole,
-)
+from jaxspec.commands.common import run_guarded
+from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, whole
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.sampling_params import SamplingParams

@@ -44,8 +44,6 @@ class Workbench:
     def encode(self, prompts: Sequence[Prompt], *, chat: bool = False) -> list[list[int]]:
         """Token ids of the prompts; `chat`: of conversations that begin with them."""
         if chat:
-            from jaxspec.commands.chat import chat_tokens  # loads what the server needs too
-
             return chat_tokens(self.llm, prompts)
         return [self.llm.encode(prompt) for prompt in prompts]
 
@@ -59,6 +57,27 @@ class Workbench:
                 "lower --max-tokens or leave out long prompts"
             )
         return min(limit, max(ROUNDED_TO, 1 << (longest - 1).bit_length()))
+
+
+def chat_tokens(llm: LLM, messages: Sequence[Prompt]) -> list[list[int]]:
+    """Token ids of conversations, each of one user's message, in the model's chat template and up to where the reply begins.
+
+    Raises ValueError if the model has no template or it refuses a message, or a message is not text.
+    """
+    from jaxspec.server.chat_template import ChatTemplate  # loads what the server needs
+    from jaxspec.server.errors import ApiError
+
+    template = ChatTemplate.of_model(llm.tokenizer)
+    if template is None or llm.tokenizer is None:
+        raise ValueError("the model has no chat template: leave out --chat")
+    if not all(isinstance(message, str) for message in messages):
+        raise ValueError("--chat takes prompts of text, and one of them is token ids")
+    with template:
+        try:
+            texts = [template.render([{"role": "user", "content": str(message)}]) for message in messages]
+        except ApiError as error:
+            raise ValueError(str(error)) from None
+    return [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 @dataclass(frozen=True)

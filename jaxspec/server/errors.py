@@ -15,9 +15,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from jaxspec.commands.options import in_flags
 from jaxspec.engine.async_engine import EngineClosed, EngineError
 from jaxspec.engine.scheduler import QueueFull
-from jaxspec.server.arguments import in_flags
 
 MAX_ECHO = 200
 MAX_REPORTED = 10

@@ -9,12 +9,13 @@ from pathlib import Path
 import jax
 
 from jaxspec.checkpoints.loading import head_kind
+from jaxspec.commands.options import in_flags
+from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.defaults import BUILT_IN_TARGET, own_head
 from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, Compilation, CycleProgram, PrefillProgram, Program
 from jaxspec.llm import LLM
-from jaxspec.server.arguments import ALGORITHMS, ServerArguments, in_flags
 from jaxspec.server.chat_template import ChatTemplate
 
 MAX_TEMPLATE_BYTES = 2**20

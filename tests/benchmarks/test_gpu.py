@@ -20,7 +20,7 @@ from benchmarks.gpu.supervisor import GRACE, Supervisor
 from benchmarks.options import RESULTS
 from jaxspec.capacity import estimate
 from jaxspec.capacity.models import weights_of
-from jaxspec.commands.arguments import tree, tree_name
+from jaxspec.commands.options import tree
 from jaxspec.config import SpecConfig
 
 
@@ -60,7 +60,7 @@ def test_figures_of_a_cpu_say_so(run):
 def test_bytes_are_those_of_the_estimate(run):
     pair = estimate.pair(SMALL.target, SMALL.head, "bfloat16")
     measured = rows(run, "cycle") + rows(run, "grid")
-    assert {row["tree"] for row in measured} == {tree_name(spec) for spec in SMALL.trees}
+    assert {row["tree"] for row in measured} == {spec.name for spec in SMALL.trees}
     for row in measured:
         least = estimate.cycle(pair, tree(row["tree"]), row["batch"], row["context"])
         assert (row["bytes"], row["operations"]) == (sum(least.moved.values()), least.operations)

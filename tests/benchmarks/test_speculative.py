@@ -14,8 +14,8 @@ from benchmarks.speculative.picture import draw
 from benchmarks.speculative.simulated import simulated_speed_ups
 from benchmarks.speculative.tables import tables, worth_knowing
 from benchmarks.speculative.tuning import Timed, describe, shortlist
+from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import SpecConfig
-from jaxspec.server.arguments import parse_arguments
 
 CHAIN, WIDE, SHORT = SpecConfig(3, 1, 4), SpecConfig(3, 4, 8), SpecConfig(1, 1, 2)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.commands.serve_options import ServerArguments, parse_arguments
 from jaxspec.config import SpecConfig
-from jaxspec.server.arguments import ServerArguments, parse_arguments
 from jaxspec.server.loading import load
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
 

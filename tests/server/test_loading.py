@@ -6,11 +6,11 @@ from dataclasses import replace
 import jax
 import pytest
 
+from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import SpecConfig
 from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, Compilation, CycleProgram, PrefillProgram
 from jaxspec.llm import LLM
 from jaxspec.serve import known_settings
-from jaxspec.server.arguments import parse_arguments
 from jaxspec.server.loading import (
     MAX_TEMPLATE_BYTES,
     find_head,

@@ -1,8 +1,10 @@
-"""Prompt files, and the built-in prompts."""
+"""Prompts from files and built-in ones; errors, warnings and Ctrl-C in one line."""
+
+import warnings
 
 import pytest
 
-from jaxspec.commands.prompts import BUILT_IN, load_prompts
+from jaxspec.commands.common import BUILT_IN, load_prompts, run_guarded
 
 
 def test_prompts_come_from_lines_or_json_lines(tmp_path):
@@ -37,3 +39,35 @@ def test_without_a_file_there_are_built_in_ones():
     assert few.source == BUILT_IN and len(few.prompts) == 3
     assert load_prompts(None, None, default_count=4).prompts[:3] == few.prompts
     assert few.sha256 != load_prompts(None, 2).sha256
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ValueError("this is wrong"), 2, "jaxspec x: error: this is wrong\n"),
+        (FileNotFoundError("no file"), 2, "jaxspec x: error: no file\n"),
+        (KeyboardInterrupt(), 130, "jaxspec x: interrupted\n"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line(error, status, said, capsys):
+    def run() -> int:
+        raise error
+
+    assert run_guarded("jaxspec x", run) == status
+    assert capsys.readouterr().err == said
+
+
+def test_a_mistake_of_ours_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run_guarded("jaxspec x", lambda: 1 // 0)
+
+
+def test_warnings_are_lines_and_nothing_stays_changed(capsys):
+    def run() -> int:
+        warnings.warn("take care", UserWarning, stacklevel=1)
+        return 3
+
+    before = warnings.showwarning
+    assert run_guarded("jaxspec x", run) == 3
+    assert capsys.readouterr().err == "warning: take care\n"
+    assert warnings.showwarning is before

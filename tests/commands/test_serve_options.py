@@ -1,12 +1,16 @@
-"""The command line: what is taken and what is refused."""
+"""The command line of the server, its config file and its help: what is taken, what is refused and what is shown."""
 
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from jaxspec.commands.compat import IGNORED
+from jaxspec.commands.options import FLAG_OF, OPTIONS, in_flags
+from jaxspec.commands.serve_options import MAX_BYTES, ServerArguments, help_text, make_parser, parse_arguments
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.server.arguments import _FLAGS, _OTHER_FLAGS, in_flags, parse_arguments
 from jaxspec.server.settings import ServerSettings
 
 PLAIN = SpecConfig(num_steps=0)
@@ -80,6 +84,7 @@ VLLM = {
     "--no-enable-prefix-caching": "--disable-radix-cache",
     "--seed 7": "--random-seed 7",
     "--speculative-draft-model d": "--speculative-draft-model-path d",
+    "--draft d": "--speculative-draft-model-path d",
 }
 
 
@@ -161,9 +166,8 @@ def test_messages_of_the_engine_in_flags(message: str, flags: str):
 
 def test_every_setting_has_a_flag_or_a_reason():
     """A new field of EngineConfig must not be forgotten."""
-    without = {"prefix_cache", "adaptive"}  # --disable-radix-cache, --speculative-adaptive
-    without |= {"overlap"}  # only tests need the plain loop
-    assert {field.name for field in fields(EngineConfig)} == set(_FLAGS) | set(_OTHER_FLAGS) | without
+    without = {"overlap"}  # only tests need the plain loop
+    assert {field.name for field in fields(EngineConfig)} == set(FLAG_OF) | without
 
 
 @pytest.mark.parametrize(
@@ -176,6 +180,8 @@ def test_every_setting_has_a_flag_or_a_reason():
         ("--model m --speculative-draft-model-path d", None),
         ("--speculative-num-steps 0", SpecConfig(num_steps=0)),
         ("--speculative-num-steps 4 --speculative-eagle-topk 1", SpecConfig(4, 1, 5)),
+        ("--tree 5/4/8", SpecConfig(5, 4, 8)),
+        ("--tree plain", SpecConfig(num_steps=0)),
     ],
 )
 def test_the_draft_tree(command: str, spec: SpecConfig | None):
@@ -196,12 +202,12 @@ def test_a_changed_tree_is_told():
         ("--nope", "there is no option --nope (see"),
         ("--speculative-num-step 3", "--speculative-num-step: did you mean --speculative-num-steps?"),
         ("--cuda-graph-max-batch-size 8", "--cuda-graph-max-bs?"),
-        ("one two", "one model directory at most, got another: 'two'"),
+        ("one two", "unexpected argument: 'two'"),
         ("one --model-path two", "the model was given twice"),
         ("m --tokenizer-path other", "--tokenizer-path must be the model's own directory"),
         ("--tokenizer-path other", "--tokenizer-path must be the model's own directory"),
-        ("--chat-template /no/such/file", "--chat-template must be a file, and '/no/such/file' is none"),
-        ("--chat-template chatml", "'chatml' is none"),
+        ("--chat-template /no/such/file", "--chat-template must be a file, and '/no/such/file' is not one"),
+        ("--chat-template chatml", "'chatml' is not one"),
         ("--shutdown-timeout -1", "--shutdown-timeout"),
         ("--shutdown-timeout nan", "--shutdown-timeout"),
         ("--request-timeout soon", "--request-timeout"),
@@ -211,11 +217,15 @@ def test_a_changed_tree_is_told():
         ("--speculative-request-trees 2/2/99", "num_draft_tokens=99 must be"),
         ("--speculative-algorithm NONE --speculative-request-trees 0", "--speculative-request-trees has no use"),
         ("--model-pat x", "--model-pat"),  # no abbreviations: they would change meaning when flags are added
-        ("--speculative-algorithm ngram", "NGRAM is not there yet"),
+        ("--speculative-algorithm ngram", "NGRAM is not supported yet; supported: EAGLE,"),
         ("--speculative-algorithm banana", "'banana'"),
         ("--speculative-algorithm NONE --speculative-draft-model-path d", "--speculative-draft-model-path"),
         ("--speculative-algorithm NONE --speculative-num-steps 3", "--speculative-num-steps"),
         ("--speculative-algorithm NONE --speculative-token-map f.pt", "--speculative-token-map"),
+        ("--speculative-algorithm NONE --tree 5/4/8", "--tree has no use"),
+        ("--tree 3/1/4 --speculative-num-steps 3", "give --tree or SGLang's three numbers, not both"),
+        ("--tree 5/4", "argument --tree: a draft tree is num_steps/topk/num_draft_tokens"),
+        ("--speculative-num-steps -1", "argument --speculative-num-steps: must be a whole number >= 0, got '-1'"),
         ("--speculative-num-steps 3", "missing: topk, num_draft_tokens"),
         ("--speculative-num-steps 2 --speculative-eagle-topk 2 --speculative-num-draft-tokens 99", "num_draft_tokens=99"),
         ("--speculative-algorithm NONE --speculative-adaptive", "--speculative-adaptive has no use"),
@@ -247,3 +257,155 @@ def test_a_wrong_command_line_is_one_clear_line(command: str, said: str, capsys:
     assert end.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line and line.startswith("python -m jaxspec.serve: error: ")
+
+
+# --config: YAML on a par with the command line, which wins.
+
+EVERYTHING = """
+# names may be written either way
+model: some/model
+max_running_requests: 4
+mem-fraction-static: 0.5
+speculative_num_steps: 3
+speculative_eagle_topk: 1
+disable-radix-cache: true
+speculative-adaptive: false
+speculative-request-trees: [0, 2/1/3]
+cuda-graph-bs: [1, 2]
+served-model-name: "yes"
+api_key: 0123
+"""
+
+
+def from_file(tmp_path: Path, content: str | bytes, *argv: str) -> ServerArguments:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return parse_arguments([*argv, "--config", str(path)])
+
+
+def test_a_config_file_may_hold_every_kind_of_value(tmp_path: Path):
+    arguments = from_file(tmp_path, EVERYTHING)
+    assert (arguments.model, arguments.served_model_name) == ("some/model", "yes")
+    assert arguments.engine == {
+        "max_running_requests": 4, "mem_fraction": 0.5, "prefix_cache": False, "max_waiting_requests": 1024,
+    }  # fmt: skip
+    assert arguments.spec == SpecConfig(3, 1)
+    assert arguments.request_trees == (SpecConfig(num_steps=0), SpecConfig(2, 1, 3))
+    assert arguments.settings.api_key == "0123"  # not the number 83 that YAML takes it for
+    assert len(arguments.notes) == 1 and arguments.notes[0].startswith("--cuda-graph-bs has no effect")
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path):
+    arguments = from_file(tmp_path, EVERYTHING, "other/model", "--max-num-seqs", "9", "--speculative-num-steps=2")
+    assert (arguments.model, arguments.spec, arguments.engine["max_running_requests"]) == ("other/model", SpecConfig(2, 1), 9)
+    assert arguments.engine["mem_fraction"] == 0.5
+    assert from_file(tmp_path, EVERYTHING, "--model-path", "other/model").model == "other/model"
+
+
+def test_vllms_nested_speculation(tmp_path: Path):
+    content = "speculative_config:\n  method: eagle3\n  model: head\n  num_speculative_tokens: 3\n"
+    arguments = from_file(tmp_path, content)
+    assert (arguments.algorithm, arguments.draft, arguments.spec) == ("EAGLE3", "head", SpecConfig(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("max_runing_requests: 4", "max_runing_requests is not an option of a config file: did you mean --max-running-requests?"),
+        ("zebra: 4", "zebra is not an option of a config file (see"),
+        ("config: other.yaml", "config is not an option of a config file"),
+        ("help: cache", "help is not an option of a config file"),
+        ("disable-radix-cache: 1", "disable-radix-cache must be true or false, got '1'"),
+        ("port: []", "port must be a value, got []"),
+        ("port: {a: 1}", "port must be a value, got {'a': '1'}"),
+        ("port:", "port must be a value, got ''"),
+        ("port: 99999", "argument --port: must be a whole number from 0 to 65535"),
+        ("page_size: 0", "--page-size must be at least 1, got 0"),
+        ("[port, 1]", "must hold options, one per line"),
+        ("", "must hold options, one per line"),
+        ("port: 1\n  host: x", "is not valid YAML"),
+        ("served-model-name: !!python/object/apply:os.system [exit]\nzebra: 1", "zebra is not an option"),
+        ("a: &a [x, x]\nb: &b [*a, *a]", "aliases are not supported"),
+        (b"port: \xff", "is not YAML"),
+        ("[" * 5000, "is not YAML"),
+        ("# " + "x" * MAX_BYTES, f"is larger than {MAX_BYTES} bytes"),
+    ],
+    ids=range(18),
+)
+def test_what_a_config_file_can_not_say(tmp_path: Path, content: str | bytes, said: str, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as end:
+        from_file(tmp_path, content)
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line and line.startswith("python -m jaxspec.serve: error: ") and len(line) < 1000
+    assert "config.yaml" in line or said.startswith(("argument", "--page-size"))
+
+
+def test_a_config_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture):
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(SystemExit):
+            parse_arguments(["--config", str(path)])
+        assert f"--config {path}: " in capsys.readouterr().err
+
+
+# --help: instant, in sections, and searchable.
+
+
+def test_help_is_instant_and_loads_no_jax():
+    """Also with a config file and a search: nothing on the way to the model needs JAX."""
+    code = (
+        "import sys; import jaxspec.serve; from jaxspec.commands.serve_options import parse_arguments\n"
+        "try: parse_arguments(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print({'jax', 'transformers', 'fastapi', 'flax'} & set(sys.modules))"
+    )
+    for argv in (["--help"], ["--help=cache"], ["--port", "1"]):
+        done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_help_is_in_groups():
+    shown = help_text("")
+    places = [shown.index(f"\n{title}:\n") for title in ("model", "speculative decoding", "engine", "server")]
+    assert places == sorted(places)
+    assert shown.count("LOSSY") == 2  # no one shall set a threshold and not know
+    assert "--cuda-graph-max-bs" not in shown and "--help=ignored" in shown
+
+
+def test_help_comes_from_the_field_that_an_option_sets():
+    shown = help_text("page-size")
+    assert "tokens per page of the cache (default: 16)" in shown
+    assert OPTIONS["context_length"].text.endswith("in tokens (default: the model's own)")
+    assert OPTIONS["request_timeout"].text.endswith("(default: never)")
+
+
+def test_every_option_is_explained():
+    parser = make_parser()
+    for action in {id(action): action for action in parser.by_name.values()}.values():
+        assert action.help and all(name.startswith("-") for name in action.option_strings)
+
+
+def test_a_search_shows_what_contains_the_word_and_nothing_else():
+    shown = help_text("PAGE")
+    assert "--page-size" in shown and "engine:" in shown and "--speculative-draft-sink-size" in shown
+    assert "--port" not in shown and "server:" not in shown and "usage" not in shown
+    assert "--tokenizer-path" in help_text("tokenizer-path") and "--tokenizer-mode" in help_text("tokenizer")
+    assert help_text("max-model-len").count("--") == 2  # an option and its other spelling
+    assert help_text("zebra") == "no option contains 'zebra'"
+
+
+def test_ignored_options_are_listed_when_asked_for():
+    shown = help_text("ignored")
+    names = [name.partition("=")[0] for group in IGNORED for name in group.names.split()]
+    assert all(name in shown for name in names) and all(group.instead in shown for group in IGNORED)
+    assert "--cuda-graph-max-bs" in help_text("cuda-graph") and "engine:" not in help_text("cuda-graph")
+
+
+def test_the_command_prints_it():
+    done = subprocess.run([sys.executable, "-m", "jaxspec.serve", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "--speculative-num-draft-tokens" in done.stdout and not done.stderr
+
+
+def test_one_spelling_has_one_meaning():
+    parser = make_parser()
+    with pytest.raises(Exception, match="conflicting option"):
+        parser.add_argument("--model-path")

@@ -1,33 +1,35 @@
-"""Options of SGLang and vLLM that have nothing to do here: accepted, so that launch commands work, and told in the log."""
+"""What SGLang's and vLLM's launch commands have beside our options: flags without effect here, and vLLM's --speculative-config."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxspec.server.parser import Parser
+from jaxspec.commands.options import Parser
+from jaxspec.config import SpecConfig
 
 
 class Ignored(NamedTuple):
-    """Options that share one sentence."""
+    """Flags without effect that share one sentence. They are accepted and reported in the log."""
 
     names: str
     """Separated by spaces. Those with = take a value, those with =... several."""
     instead: str
     """What happens instead; it ends the sentence "--name has no effect: "."""
     only: tuple[str, ...] = ()
-    """The values that may be ignored: any other one would change something, and is refused. Empty: all."""
+    """The values that are accepted: any other one would change something, and is refused. Empty: all."""
 
 
-NO_GRAPHS = "programs for every batch size up to --max-running-requests are compiled before the server is ready"
+NO_GRAPHS = "programs for batches of up to --max-running-requests requests are compiled ahead"
 XLA = "XLA compiles every program"
 ATTENTION = "jaxspec has its own attention kernels (--attention-kernel)"
 ONE_DEVICE = "one process runs the model on one device"
-ACCESS_LOG = "the log has one line per answered request"
-LOADING = "the files say themselves what they are"
+ACCESS_LOG = "the log has one line per request"
+LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
-CHUNKS = "prompts are always computed in chunks, side by side with decoding"
+CHUNKS = "prompts are always computed in chunks, alongside decoding"
 GRAMMARS = "requests for constrained output are refused"
-TOKENIZER = "the model directory's tokenizer is used, without any code of that directory"
+TOKENIZER = "the model directory's tokenizer is used, and no code from that directory"
 
 IGNORED = (
     Ignored("--cuda-graph-max-bs= --cuda-graph-bs=... --disable-cuda-graph --disable-cuda-graph-padding", NO_GRAPHS),
@@ -45,7 +47,7 @@ IGNORED = (
     Ignored("--node-rank= --base-gpu-id=", ONE_DEVICE, ("0",)),
     Ignored("--dist-init-addr= --dist-timeout= --nccl-port= --distributed-executor-backend=", ONE_DEVICE),
     Ignored("--disable-custom-all-reduce --enable-p2p-check --disable-frontend-multiprocessing", ONE_DEVICE),
-    Ignored("--device=", "JAX takes the device that it finds (JAX_PLATFORMS=cpu makes it take the CPU)"),
+    Ignored("--device=", "JAX uses the device that it finds (JAX_PLATFORMS=cpu selects the CPU)"),
     Ignored("--load-format=", LOADING, ("auto", "safetensors", "pt")),
     Ignored("--speculative-draft-load-format=", LOADING, ("auto", "safetensors", "pt")),
     Ignored("--quantization= -q=", "weights are used as they are", ("none", "None")),
@@ -58,28 +60,28 @@ IGNORED = (
     Ignored("--preemption-mode=", SCHEDULING, ("recompute",)),
     Ignored("--cpu-offload-gb=", "weights stay on the device", ("0", "0.0")),
     Ignored("--enable-chunked-prefill --enable-mixed-chunk --max-prefill-tokens= --prefill-max-requests=", CHUNKS),
-    Ignored("--enable-prefix-caching", "prompts that begin alike share their pages unless --disable-radix-cache is given"),
-    Ignored("--disable-overlap-schedule --async-scheduling --no-async-scheduling", "the host always works one cycle ahead"),
-    Ignored("--num-continuous-decode-steps= --num-scheduler-steps=", "the host always works one cycle ahead"),
-    Ignored("--stream-interval=", "a stream gets its tokens after every cycle"),
-    Ignored("--skip-server-warmup --warmups=", "compiling is the warm-up, and it is done before the server is ready"),
-    Ignored("--enable-metrics", "/metrics is always there"),
-    Ignored("--enable-cache-report --enable-prompt-tokens-details", "every answer says how many prompt tokens were cached"),
+    Ignored("--enable-prefix-caching", "prompts with a common beginning share pages unless --disable-radix-cache is given"),
+    Ignored("--disable-overlap-schedule --async-scheduling --no-async-scheduling", "the host always runs one cycle ahead"),
+    Ignored("--num-continuous-decode-steps= --num-scheduler-steps=", "the host always runs one cycle ahead"),
+    Ignored("--stream-interval=", "streams receive their tokens after every cycle"),
+    Ignored("--skip-server-warmup --warmups=", "the warm-up is compilation, which is done before the server is ready"),
+    Ignored("--enable-metrics", "/metrics is always available"),
+    Ignored("--enable-cache-report --enable-prompt-tokens-details", "every response reports the cached prompt tokens"),
     Ignored("--log-requests --enable-log-requests --log-requests-level= --max-log-len=", "prompts and texts are never logged"),
     Ignored("--disable-log-requests --no-enable-log-requests", "prompts and texts are never logged"),
-    Ignored("--log-level-http= --uvicorn-log-level=", "--log-level is for all lines"),
+    Ignored("--log-level-http= --uvicorn-log-level=", "--log-level applies to all lines"),
     Ignored("--disable-uvicorn-access-log --disable-access-log", ACCESS_LOG),
     Ignored(
         "--show-time-cost --decode-log-interval= --disable-log-stats", "a line of statistics is logged every five seconds of work"
     ),
-    Ignored("--watchdog-timeout=", "there is no watchdog, but /health tells whether the engine works"),
-    Ignored("--generation-config=", "parameters that a request leaves out have OpenAI's defaults", ("vllm",)),
-    Ignored("--sampling-defaults=", "parameters that a request leaves out have OpenAI's defaults", ("openai",)),
+    Ignored("--watchdog-timeout=", "there is no watchdog; /health reports whether the engine works"),
+    Ignored("--generation-config=", "parameters that a request omits have OpenAI's defaults", ("vllm",)),
+    Ignored("--sampling-defaults=", "parameters that a request omits have OpenAI's defaults", ("openai",)),
 )
 
 
 class _Ignore(argparse.Action):
-    """Adds a sentence to the namespace's `ignored`; refuses a value that can't be ignored."""
+    """Adds a sentence to the namespace's `ignored`; refuses a value that would change something."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, group: Ignored, **settings: Any):
         super().__init__(option_strings, dest, **settings)
@@ -97,24 +99,23 @@ class _Ignore(argparse.Action):
 
 
 def add_ignored(parser: Parser) -> None:
-    """The options of the table. They don't show in the help."""
+    """The flags of the table. They don't show in the help."""
     parser.set_defaults(ignored=())
     for group in IGNORED:
         for spelling in group.names.split():
             name, takes, several = spelling.partition("=")
-            nargs = "+" if several else None if takes else 0
             settings: dict[str, Any] = {
                 "action": _Ignore,
                 "group": group,
-                "nargs": nargs,
+                "nargs": "+" if several else None if takes else 0,
                 "dest": "ignored",
                 "default": argparse.SUPPRESS,
             }
-            parser.by_name[name] = parser.add_argument(name, help=argparse.SUPPRESS, **settings)
+            parser.add_argument(name, help=argparse.SUPPRESS, **settings)
 
 
 def list_ignored(word: str = "") -> str:
-    """What happens instead of each, as text: all of them, or those that contain the word. Empty if none does."""
+    """What happens instead of each, as text: of all flags, or of those that contain the word. Empty if none does."""
     lines = []
     for group in IGNORED:
         names = group.names.replace("=...", "").replace("=", "")
@@ -122,3 +123,52 @@ def list_ignored(word: str = "") -> str:
         if word.lower() in f"{names} {group.instead}".lower():
             lines.append(f"  {', '.join(names.split())}{values}\n      {group.instead}")
     return "\n".join(lines)
+
+
+METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
+"""vLLM's names of heads, and SGLang's."""
+DRAFT_DEVICES = "draft_tensor_parallel_size"
+KEYS = ("method", "model", "num_speculative_tokens", DRAFT_DEVICES)
+FLAG = "--speculative-config"
+
+
+class SpeculativeConfig(NamedTuple):
+    """What the JSON says."""
+
+    algorithm: str | None
+    draft: str | None
+    spec: SpecConfig
+    """A chain: vLLM drafts no trees."""
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """The JSON, checked. Raises ValueError, naming the key.
+
+    In:  '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
+    Out: algorithm "EAGLE3", draft "head", spec 3/1/4
+    """
+    try:
+        given = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError(f"{FLAG} must be JSON, got {text[:80]!r}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{FLAG} must be a JSON object, got {text[:80]!r}")
+    unknown = [key for key in given if key not in KEYS]
+    if unknown:
+        raise ValueError(f"{FLAG} has {unknown[0][:80]!r}, which is not supported; supported: {', '.join(KEYS)}")
+    if given.get(DRAFT_DEVICES) not in (None, 1):
+        raise ValueError(f"{FLAG}: {DRAFT_DEVICES} must be 1, got {given[DRAFT_DEVICES]!r:.80}")
+    method, draft = (_text(given, key) for key in ("method", "model"))
+    if method is not None and method not in METHODS:
+        raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")
+    steps = given.get("num_speculative_tokens")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"{FLAG}: num_speculative_tokens must be a whole number >= 1, got {steps!r:.80}")
+    return SpeculativeConfig(None if method is None else METHODS[method], draft, SpecConfig(steps, 1))
+
+
+def _text(given: dict[str, Any], key: str) -> str | None:
+    value = given.get(key)
+    if not isinstance(value, str | None):
+        raise ValueError(f"{FLAG}: {key} must be a string, got {value!r:.80}")
+    return value

@@ -1,17 +1,58 @@
-"""Prompt sets: the built-in held-out code prompts, or a file."""
+"""What the commands share beside their options: errors in one line, tables, and prompts. Importing this loads no JAX."""
 
 import hashlib
 import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from jaxspec.demo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
     from jaxspec.llm import Prompt  # loads JAX
 
 BUILT_IN = "built-in held-out code"
+
+
+def run_guarded(prog: str, run: Callable[[], int]) -> int:
+    """The exit status of a command. Errors that the user can mend become one line and status 2, Ctrl-C 130; warnings are lines."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        try:
+            return run()
+        except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except (ValueError, OSError) as error:
+            print(f"{prog}: error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print(f"{prog}: interrupted", file=sys.stderr)
+            return 130
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return f"| {' | '.join(aligned)} |"
+
+    rule = f"|{'|'.join('-' * (width + 1) + (':' if column else '-') for column, width in enumerate(widths))}|"
+    return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def listing(lines: Mapping[str, str]) -> str:
+    """Names and their values, in two columns."""
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in lines.items())
 
 
 @dataclass(frozen=True)
@@ -23,7 +64,7 @@ class PromptSet:
 
     @property
     def sha256(self) -> str:
-        """Names the exact prompts, so that two results can be known to be about the same ones."""
+        """Identifies the exact prompts, so that results can be compared."""
         return hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
 
     def describe(self) -> dict:
@@ -41,6 +82,8 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
         ValueError: the file can't be read, has too few prompts, or a line of it has no prompt.
     """
     if path is None:
+        from jaxspec.demo.corpus import heldout_prompts  # loads the tokenizers library
+
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]

@@ -1,0 +1,388 @@
+"""The options of the commands: one table, from which parsers, the engine's and the server's settings, and docs/ are made.
+
+Names are SGLang's, with vLLM's and short ones beside them. Importing this loads no JAX, so that --help is instant.
+"""
+
+import argparse
+import ast
+import difflib
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from jaxspec.config import ATTENTION_KERNELS, DTYPES, EngineConfig, SpecConfig
+from jaxspec.server.settings import ServerSettings
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+MAX_QUEUED_REQUESTS = 1024
+"""Default of --max-queued-requests: a server's queue must be bounded."""
+
+
+CONFIGS = {"engine": EngineConfig, "server": ServerSettings}
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An option's type: a whole number from `least` to `most`."""
+
+    def number(text: str) -> int:
+        value = int(text) if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", text) else least - 1
+        if value < least or (most is not None and value > most):
+            limits = f">= {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be a whole number {limits}, got {text[:80]!r}")
+        return value
+
+    return number
+
+
+def tree(text: str) -> SpecConfig:
+    """An option's type: a draft tree such as 5/4/8, or plain."""
+    try:
+        return SpecConfig.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    """An option's type: a time from 0 to a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 24 * 3600:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 to 86400, got {text[:80]!r}")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """An option's type: a time above 0."""
+    if (value := seconds(text)) == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+class Option(NamedTuple):
+    """One option, whichever commands have it."""
+
+    names: str
+    """Its spellings, separated by spaces; the first one names it in messages. Without dashes: a positional argument."""
+    help: str = ""
+    """Empty: the docstring of the field that it sets."""
+    sets: str = ""
+    """The field whose value it is: engine.FIELD of EngineConfig, server.FIELD of ServerSettings."""
+    type: Callable[[str], Any] | None = None
+    """None: that of the field, else text."""
+    metavar: str | None = None
+    choices: Sequence[str] | None = None
+    default: Any = None
+    """None for fields: the field's own."""
+    switch: bool | None = None
+    """For options without a value: what they set the field to."""
+    needs_head: bool = False
+    """It means nothing without a draft head."""
+    secret: str = ""
+    """The variable that may hold the value instead. The value is never shown."""
+
+    @property
+    def flag(self) -> str:
+        return self.names.split()[0]
+
+    @property
+    def dest(self) -> str:
+        """Its name in a namespace of argparse."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+    @property
+    def field(self) -> Any:
+        """The declaration of the field that it sets; None: it sets none."""
+        owner, _, name = self.sets.partition(".")
+        return CONFIGS[owner].__dataclass_fields__[name] if self.sets else None
+
+    @property
+    def text(self) -> str:
+        """Its help, with the default if there is one."""
+        text, unset, default = self.help, "", self.default
+        if self.sets and not text:
+            text, _, unset = docstrings(CONFIGS[self.sets.partition(".")[0]])[self.field.name].partition(" None: ")
+            text = text[0].lower() + text[1:].rstrip(".")
+        if self.sets and default is None and self.switch is None:
+            default = self.field.default
+        shown = unset.rstrip(".") if default is None else default
+        return text if shown == "" or "(default: " in text else f"{text} (default: {shown})"
+
+    def add_to(self, group: Any, **changes: Any) -> argparse.Action:
+        """Makes a parser, or a section of one, take it."""
+        settings: dict[str, Any] = {"help": self.text.replace("%", "%%")}
+        if self.switch is not None:
+            settings["action"] = "store_true"
+        else:
+            number = next((kind for kind in (int, float) if self.sets and self.field.type in (kind, kind | None)), None)
+            metavar = self.metavar or {int: "N", float: "X"}.get(number)
+            settings |= {"type": self.type or number, "metavar": metavar, "choices": self.choices, "default": self.default}
+            if self.sets.startswith("server."):
+                settings["default"] = self.field.default
+        if not self.flag.startswith("-"):
+            settings["nargs"] = "?"
+        return group.add_argument(*self.names.split(), **(settings | changes))
+
+
+TABLE: dict[str, tuple[Option, ...]] = {
+    "model": (
+        Option("model_dir", "the same as --model-path", metavar="MODEL_DIR"),
+        Option(
+            "--model-path --model",
+            "model directory, Hugging Face's or a converted one (default: the built-in model)",
+            metavar="DIR",
+        ),
+        Option("--tokenizer-path --tokenizer", "accepted if it is the model's directory, whose tokenizer is used", metavar="DIR"),
+        Option("--served-model-name", "name of the model in the API (default: the directory's)", metavar="NAME"),
+        Option(
+            "--dtype",
+            "of weights and cache; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
+            choices=("auto", *DTYPES),
+            default="auto",
+        ),
+        Option("--context-length --max-model-len", sets="engine.context_length"),
+        Option("--chat-template", "a Jinja template for conversations (default: the model's)", metavar="FILE"),
+    ),
+    "speculative decoding": (
+        Option(
+            "--speculative-algorithm",
+            "EAGLE, EAGLE3, NEXTN, or NONE for plain decoding (default: the head's kind, NONE without a head)",
+            metavar="NAME",
+        ),
+        Option(
+            "--speculative-draft-model-path --speculative-draft-model --draft",
+            "the draft head's directory (default: the head that comes with the model, such as MiMo's)",
+            metavar="DIR",
+        ),
+        Option("--tree", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree, metavar="S/K/D"),
+        Option("--speculative-num-steps", "levels drafted; 0 is plain decoding (default: 5; MTP: 1)", type=whole(0), metavar="S"),
+        Option("--speculative-eagle-topk", "children kept per drafted token (default: 4; MTP: 1)", type=whole(0), metavar="K"),
+        Option(
+            "--speculative-num-draft-tokens",
+            "nodes verified at once, the root included (default: 8; MTP: 2)",
+            type=whole(0),
+            metavar="D",
+        ),
+        Option(
+            "--speculative-token-map",
+            "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",
+            metavar="FILE",
+        ),
+        Option(
+            "--speculative-config",
+            "vLLM's notation: method (eagle, eagle3, mtp), model, num_speculative_tokens (the steps of a chain)",
+            metavar="JSON",
+        ),
+    ),
+    "speculative decoding, advanced": (
+        Option("--speculative-adaptive", sets="engine.adaptive", switch=True, needs_head=True),
+        Option(
+            "--speculative-adaptive-trees",
+            'trees to choose from, as in "2/1/3 5/4/8"; `jaxspec bench speculative` finds them (default: a chain of three steps)',
+            "engine.adaptive_trees",
+            metavar="TREES",
+            needs_head=True,
+        ),
+        Option(
+            "--speculative-request-trees",
+            'trees that single requests may ask for, as in "0 3/1/4", where 0 is plain decoding; or none (default: 0)',
+            "engine.request_trees",
+            metavar="TREES",
+            needs_head=True,
+        ),
+        Option("--speculative-draft-window-size", sets="engine.draft_window_size", needs_head=True),
+        Option("--speculative-draft-sink-size", sets="engine.draft_sink_size", needs_head=True),
+        Option("--speculative-accept-threshold-single", sets="engine.accept_threshold_single", needs_head=True),
+        Option("--speculative-accept-threshold-acc", sets="engine.accept_threshold_acc", needs_head=True),
+    ),
+    "engine": (
+        Option("--max-running-requests --max-num-seqs", sets="engine.max_running_requests"),
+        Option(
+            "--max-queued-requests --max-num-queued-reqs",
+            "requests that wait, at most; further ones get status 503",
+            "engine.max_waiting_requests",
+            default=MAX_QUEUED_REQUESTS,
+        ),
+        Option("--chunked-prefill-size --max-num-batched-tokens", sets="engine.prefill_chunk"),
+        Option("--page-size --block-size", sets="engine.page_size"),
+        Option(
+            "--attention-kernel",
+            f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else reference)",
+            "engine.attention_kernel",
+            choices=ATTENTION_KERNELS,
+            metavar="NAME",
+        ),
+        Option(
+            "--max-total-tokens",
+            "size of the cache in tokens (default: all running requests at full length, or as many as fit)",
+            "engine.num_pages",
+        ),
+        Option(
+            "--disable-radix-cache --no-enable-prefix-caching",
+            "no prefix cache: compute every prompt in full, even if an earlier one began alike",
+            "engine.prefix_cache",
+            switch=False,
+        ),
+        Option(
+            "--mem-fraction-static --mem-fraction --gpu-memory-utilization", sets="engine.mem_fraction", type=float, metavar="X"
+        ),
+        Option("--random-seed --seed", sets="engine.random_seed"),
+    ),
+    "server": (
+        Option("--host", "address to listen on", metavar="HOST", default="127.0.0.1"),
+        Option("--port", "port to listen on; 0 is any free one", type=whole(0, 65535), metavar="N", default=30000),
+        Option(
+            "--api-key",
+            "what clients must send as a bearer token; safer in the variable JAXSPEC_API_KEY, which other users can't read",
+            "server.api_key",
+            metavar="KEY",
+            secret="JAXSPEC_API_KEY",
+        ),
+        Option(
+            "--admin-api-key",
+            "the key for what only the owner may do, such as /flush_cache; or JAXSPEC_ADMIN_API_KEY (default: --api-key)",
+            "server.admin_api_key",
+            metavar="KEY",
+            secret="JAXSPEC_ADMIN_API_KEY",
+        ),
+        Option("--no-tokenizer-info", "close /tokenizer_info, which evaluation tools read", "server.tokenizer_info", switch=False),
+        Option("--request-timeout", sets="server.request_timeout", type=positive_seconds, metavar="SECONDS"),
+        Option("--shutdown-timeout", sets="server.shutdown_timeout", type=seconds, metavar="SECONDS"),
+        Option("--log-level", ", ".join(LOG_LEVELS), type=str.lower, choices=LOG_LEVELS, metavar="LEVEL", default="info"),
+        Option("--config", "YAML file with any of these options, as in `port: 8000`; the command line wins", metavar="FILE"),
+    ),
+}
+"""The options of `jaxspec serve`, by their section in its help. Other commands take some of them."""
+OPTIONS = {option.dest: option for section in TABLE.values() for option in section}
+TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+FLAG_OF = {option.sets.removeprefix("engine."): option.flag for option in OPTIONS.values() if option.sets.startswith("engine.")}
+"""The flag that sets a field of EngineConfig."""
+
+
+class _Format(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the text around the options, and shows an option's value once, behind all its spellings."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends a wrong command line with one line and exit status 2."""
+
+    def __init__(self, prog: str, description: str | None = None, epilog: str | None = None, **settings: Any):
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False, **settings)
+
+    def add_options(self, section: str, *names: str, **changes: Any) -> None:
+        """A section with options of the table, by their `dest`."""
+        group = self.add_argument_group(section)
+        for name in names:
+            OPTIONS[name].add_to(group, **changes)
+
+    @property
+    def by_name(self) -> dict[str, argparse.Action]:
+        """Every option, by each of its spellings."""
+        return self._option_string_actions
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """As argparse's; an unknown option is reported without its value, and with the one that was perhaps meant."""
+        options, rest = self.parse_known_args(args, namespace)
+        unknown = next((argument for argument in rest if argument.startswith("-")), None)
+        if unknown is not None:
+            self.error(f"there is no option {self.with_suggestion(unknown.partition('=')[0])}")
+        if rest:
+            self.error(f"unexpected argument: {rest[0]!r:.200}")
+        return options
+
+    def with_suggestion(self, name: str) -> str:
+        """An unknown name, and what was perhaps meant.
+
+        In:  --speculative-num-step
+        Out: --speculative-num-step: did you mean --speculative-num-steps?
+        """
+        close = difflib.get_close_matches(name, self.by_name, 1, 0.75)
+        return f"{name[:80]}: did you mean {close[0]}?" if close else name[:80]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+
+def add_model_options(parser: Parser) -> None:
+    """Which model and head."""
+    parser.add_options("model", "model_path", "speculative_draft_model_path", "speculative_token_map", type=Path)
+    OPTIONS["dtype"].add_to(parser)
+
+
+def add_tree_options(parser: Parser) -> None:
+    """The draft tree, in one word or in SGLang's three numbers."""
+    parser.add_options("draft tree", "tree", *TREE)
+
+
+def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
+    """Which prompts are run, and how far."""
+    add = parser.add_argument_group("prompts").add_argument
+    formats = "one prompt per line, or .jsonl: strings, or objects with prompt, token_ids or turns"
+    add("--prompts", type=Path, metavar="FILE", help=f"{formats} (default: held-out Python code)")
+    add(
+        "--num-prompts",
+        type=whole(1),
+        metavar="N",
+        help=f"use the first N prompts (default: all of the file, or {num_prompts} built-in ones)",
+    )
+    add("--max-tokens", type=whole(2), default=max_tokens, metavar="N", help="tokens per prompt (default: %(default)s)")
+    add("--chat", action="store_true", help="put every prompt into the model's chat template, as a user's message")
+    parser.set_defaults(default_num_prompts=num_prompts)
+
+
+def chosen_tree(options: argparse.Namespace) -> SpecConfig | None:
+    """The tree of `add_tree_options`, or None if none was given. Raises ValueError if two were, or the numbers don't fit."""
+    parts = [vars(options)[name] for name in TREE]
+    if parts == [None, None, None]:
+        return options.tree
+    if options.tree is not None:
+        raise ValueError("give --tree or SGLang's three numbers, not both")
+    return SpecConfig(*parts)
+
+
+def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
+    """A message of the engine in the words of the command line; SpecConfig's words are the ends of its flags' names.
+
+    In:  "prefill_chunk must be at least 1, got 0"
+    Out: "--chunked-prefill-size must be at least 1, got 0"
+    """
+    return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF[word[0]] if word[0] in only else word[0], message)
+
+
+@cache
+def docstrings(config: type) -> Mapping[str, str]:
+    """The docstrings below the fields of a dataclass, each on one line."""
+    (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(config))).body if isinstance(node, ast.ClassDef))
+    found = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return found
+
+
+def as_markdown() -> Iterator[str]:
+    """The table of docs/command_line.md."""
+    yield "| option | also | meaning |"
+    yield "|---|---|---|"
+    for section, options in TABLE.items():
+        yield f"| **{section}** | | |"
+        for option in options:
+            flag, *others = option.names.split() if option.flag.startswith("-") else [option.metavar]
+            yield f"| `{flag}` | {', '.join(f'`{other}`' for other in others)} | {option.text} |".replace("|  |", "| |")
+
+
+if __name__ == "__main__":
+    print("\n".join(as_markdown()))

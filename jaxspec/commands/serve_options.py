@@ -1,0 +1,333 @@
+"""The command line of `jaxspec serve` and its --config file, checked. Importing this loads no JAX, so that --help is instant."""
+
+import argparse
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from jaxspec.commands.compat import FLAG as VLLM_FLAG
+from jaxspec.commands.compat import add_ignored, list_ignored, parse_speculative_config
+from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.server.settings import ServerSettings
+
+DESCRIPTION = "Serve a model with speculative decoding. Without a model directory: the built-in model and its draft head."
+EPILOG = """--help=WORD shows only the options that contain the word, such as --help=cache. Options of SGLang and vLLM that have
+no effect here, such as those of CUDA graphs, are accepted and reported in the log: --help=ignored lists them."""
+ALGORITHMS = {"EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",), "NONE": ()}
+"""SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
+NOT_YET = ("STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
+_OF_THE_HEAD = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map")
+"""Options that name the head and its tree. Loading the model finds out whether they have a use."""
+_NEEDING_HEAD = tuple(option.dest for option in OPTIONS.values() if option.needs_head)
+_CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
+_SAME_VALUE = {
+    option.dest: option.field.name
+    for option in OPTIONS.values()
+    if option.sets.startswith("engine.") and option.switch is None and option.dest not in _CONVERTED
+}
+"""Options whose value is that of a field of EngineConfig."""
+_UNSHOWN = (*(option.dest for option in OPTIONS.values() if option.secret), "config", "help", "model_dir")
+"""What clients don't see, even with the admin key."""
+MAX_BYTES = 64 * 1024
+"""Largest config file."""
+NOT_IN_FILES = ("config", "help", "h")
+
+
+@dataclass(frozen=True)
+class ServerArguments:
+    """A checked command line."""
+
+    model: str | None
+    """None: the built-in model."""
+    draft: str | None
+    """None: the head that comes with the model, if there is one."""
+    algorithm: str | None
+    """One of ALGORITHMS, which the head must be. None: any."""
+    token_map: str | None
+    spec: SpecConfig | None
+    """None: the default of the model and head."""
+    request_trees: tuple[SpecConfig, ...] | None
+    """None: plain decoding, if there is a head."""
+    dtype: str
+    engine: dict[str, Any]
+    """Fields of EngineConfig that were given, or whose default is another one in a server."""
+    host: str
+    port: int
+    served_model_name: str | None
+    chat_template: Path | None
+    """A file that existed when the command line was read. None: the model's own."""
+    settings: ServerSettings = field(repr=False)
+    """Holds secrets."""
+    log_level: str
+    given: dict[str, Any]
+    """Options that are not at their defaults, for the log; keys as ***."""
+    head_flags: tuple[str, ...]
+    """Flags that were given and mean nothing without a draft head."""
+    notes: tuple[str, ...]
+    """Flags without effect, and what happens instead, for the log."""
+    warnings: tuple[str, ...]
+    """What was changed, for the log."""
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the log level allows progress bars."""
+        return self.log_level in ("debug", "info")
+
+
+def make_parser(word: str = "") -> Parser:
+    """The parser; with a word, of the options that contain it."""
+    usage = "python -m jaxspec.serve [MODEL_DIR] [options]"
+    parser = Parser("python -m jaxspec.serve", None if word else DESCRIPTION, None if word else EPILOG, usage=usage, add_help=False)
+    for section, options in TABLE.items():
+        group = parser.add_argument_group(section)
+        for option in options:
+            if word.lower() in f"{option.names} {option.text}".lower():
+                option.add_to(group)
+    help_options = parser.add_argument_group("help")
+    if not word:
+        help_options.add_argument(
+            "-h", "--help", action=_Help, nargs="?", metavar="WORD", help="show this text, or the options that contain the word"
+        )
+    add_ignored(parser)
+    return parser
+
+
+def help_text(word: str) -> str:
+    """The help; with a word, the options that contain it, those without effect too. "ignored": all of the latter."""
+    if not word:
+        return make_parser().format_help()
+    ignored = list_ignored("" if word == "ignored" else word)
+    shown = "" if word == "ignored" else make_parser(word).format_help().partition("\n\n")[2]  # without the usage
+    parts = [shown.rstrip(), f"accepted without effect:\n{ignored}" if ignored else ""]
+    return "\n\n".join(part for part in parts if part) or f"no option contains {word[:80]!r}"
+
+
+class _Help(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, word: Any, _name: str | None = None) -> NoReturn:
+        print(help_text(word or ""), flush=True)
+        parser.exit()
+
+
+def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> ServerArguments:
+    """The command line, with the config file that it names and the keys in the environment, checked.
+
+    Ends the process with status 2 and one clear line if it is wrong.
+    """
+    parser = make_parser()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            options = _read(parser, list(sys.argv[1:] if argv is None else argv))
+            given = {name: value for name, value in vars(options).items() if value != parser.get_default(name)}
+            _check_paths(options)
+            request_trees = _trees("--speculative-request-trees", options.speculative_request_trees)
+            needing_head = [name for name in _NEEDING_HEAD if name in given]
+            if request_trees == ():  # "none" needs nothing
+                needing_head.remove("speculative_request_trees")
+            speculation = _speculation(options, given, needing_head)
+            engine = _engine_fields(options)
+            EngineConfig(**engine, request_trees=request_trees or ())
+            keys = {option.dest: _key(option.dest, options, environment) for option in OPTIONS.values() if option.secret}
+        except ValueError as error:
+            parser.error(in_flags(str(error)))
+    shown = {name: value for name, value in vars(options).items() if name != "ignored"}
+    shown |= {name: "***" for name, key in keys.items() if key is not None}
+    shown["tree"] = options.tree and options.tree.name
+    settings = ServerSettings(
+        **keys,
+        shutdown_timeout=options.shutdown_timeout,
+        request_timeout=options.request_timeout,
+        tokenizer_info=not options.no_tokenizer_info,
+        shown={name: value for name, value in shown.items() if name not in _UNSHOWN},
+    )
+    return ServerArguments(
+        model=options.model_path,
+        draft=speculation.draft,
+        algorithm=speculation.algorithm,
+        token_map=options.speculative_token_map,
+        spec=speculation.spec,
+        request_trees=request_trees,
+        dtype=options.dtype,
+        engine=engine,
+        host=options.host,
+        port=options.port,
+        served_model_name=options.served_model_name,
+        chat_template=None if options.chat_template is None else Path(options.chat_template),
+        settings=settings,
+        log_level=options.log_level,
+        given={name: value for name, value in shown.items() if value != parser.get_default(name)},
+        head_flags=tuple(OPTIONS[name].flag for name in needing_head),
+        notes=options.ignored,
+        warnings=tuple(str(warning.message) for warning in caught),
+    )
+
+
+def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
+    """The options of the command line and of the config file that it names; those of the command line win."""
+    options = parser.parse_args(argv)
+    model_dir = options.model_dir
+    if model_dir is not None and options.model_path is not None:
+        raise ValueError(f"the model was given twice: {model_dir!r:.200} and --model-path {options.model_path!r:.200}")
+    if options.config is not None:
+        options = parser.parse_args([*read_config(Path(options.config), parser), *argv])
+    options.model_path = model_dir or options.model_path
+    options.model_dir = None
+    return options
+
+
+class _Speculation(NamedTuple):
+    algorithm: str | None
+    draft: str | None
+    spec: SpecConfig | None
+
+
+def _speculation(options: argparse.Namespace, given: Collection[str], needing_head: Sequence[str]) -> _Speculation:
+    """Which head and tree, in our options, SGLang's or vLLM's."""
+    if options.speculative_config is not None:
+        for name in ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE):
+            if name in given:
+                raise ValueError(f"{VLLM_FLAG} and {OPTIONS[name].flag} say the same: leave one of them out")
+        return _Speculation(*parse_speculative_config(options.speculative_config))
+    algorithm = _algorithm(options.speculative_algorithm)
+    if algorithm != "NONE":
+        return _Speculation(algorithm, options.speculative_draft_model_path, chosen_tree(options))
+    for name in (*_OF_THE_HEAD, *needing_head):
+        if name in given:
+            raise ValueError(f"{OPTIONS[name].flag} has no use with --speculative-algorithm NONE: leave one of them out")
+    return _Speculation(algorithm, None, PLAIN)
+
+
+def _algorithm(name: str | None) -> str | None:
+    """One of ALGORITHMS, or None if not given."""
+    if name is None or name.upper() in ALGORITHMS:
+        return name and name.upper()
+    if name.upper() in NOT_YET:
+        raise ValueError(f"--speculative-algorithm {name.upper()} is not supported yet; supported: {', '.join(ALGORITHMS)}")
+    raise ValueError(f"--speculative-algorithm must be one of {', '.join(ALGORITHMS)}, got {name[:80]!r}")
+
+
+def _trees(flag: str, text: str | None) -> tuple[SpecConfig, ...] | None:
+    """The trees that a flag lists; None if it was not given.
+
+    In:  "0 3/1/4"
+    Out: (SpecConfig(num_steps=0), SpecConfig(3, 1, 4))
+    """
+    if text is None or text.strip().lower() == "none":
+        return None if text is None else ()
+    try:
+        return tuple(dict.fromkeys(map(SpecConfig.of, re.split(r"[\s,]+", text.strip()))))
+    except ValueError as error:
+        raise ValueError(f'{flag} must be none, or trees as in "0 3/1/4": {error}') from None
+
+
+def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of EngineConfig, as far as they were given or the server's default differs."""
+    fields = {name: value for flag, name in _SAME_VALUE.items() if (value := vars(options)[flag]) is not None}
+    if options.disable_radix_cache:
+        fields["prefix_cache"] = False
+    if options.speculative_adaptive:
+        fields["adaptive"] = True
+    if trees := _trees("--speculative-adaptive-trees", options.speculative_adaptive_trees):
+        fields["adaptive_trees"] = trees
+    if options.max_total_tokens is not None:
+        page_size = max(1, fields.get("page_size", EngineConfig.page_size))
+        if options.max_total_tokens < page_size:
+            raise ValueError(f"--max-total-tokens must be at least one page, {page_size} tokens, got {options.max_total_tokens}")
+        fields["num_pages"] = options.max_total_tokens // page_size
+    return fields
+
+
+def _check_paths(options: argparse.Namespace) -> None:
+    """Finds out now what would otherwise fail when the model is loaded."""
+    template, tokenizer = options.chat_template, options.tokenizer_path
+    if template is not None and not Path(template).is_file():
+        raise ValueError(f"--chat-template must be a file, and {template!r:.200} is not one")
+    if tokenizer is not None and (options.model_path is None or Path(tokenizer).resolve() != Path(options.model_path).resolve()):
+        raise ValueError("--tokenizer-path must be the model's own directory: another tokenizer is not supported")
+
+
+def _key(name: str, options: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
+    """A secret: the option's value, else that of its variable. Messages never show it."""
+    key, source = vars(options)[name], OPTIONS[name].flag
+    if key is None:
+        key, source = environment.get(OPTIONS[name].secret), OPTIONS[name].secret
+    if key is not None and not re.fullmatch(r"[!-~]{1,1000}", key):
+        raise ValueError(f"{source} must be 1 to 1000 letters, digits and other visible ASCII characters, without spaces")
+    return key
+
+
+def settings_in_use(config: EngineConfig) -> dict[str, Any]:
+    """The engine's settings by the names of their options, defaults too."""
+    return {flag: vars(config)[name] for flag, name in _SAME_VALUE.items()}
+
+
+class _Loader(yaml.BaseLoader):
+    """Keeps every value as text: a key like 0123 stays what it is. Aliases are refused."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
+def read_config(path: Path, parser: Parser) -> list[str]:
+    """The options of a config file, as arguments of a command line.
+
+    In:  max_running_requests: 4
+         speculative-adaptive: true
+    Out: ["--max-running-requests=4", "--speculative-adaptive"]
+
+    Raises:
+        ValueError: the file can't be read, is not a mapping, or has a key or value that no option takes; the message names it.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"--config {path} is larger than {MAX_BYTES} bytes")
+        options = yaml.load(content.decode(), _Loader)
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise ValueError(f"--config {path} is not YAML") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(options, dict):
+        raise ValueError(f"--config {path} must hold options, one per line, as in port: 8000")
+    return [argument for key, value in options.items() for argument in _arguments(path, str(key), value, parser)]
+
+
+def _arguments(path: Path, key: str, value: Any, parser: Parser) -> Iterator[str]:
+    """One option of a config file."""
+    name = f"--{key.replace('_', '-')}"
+    action = parser.by_name.get(name)
+    where = f"--config {path}: {key[:80]}"
+    if action is None or key in NOT_IN_FILES:
+        hint = "" if action else parser.with_suggestion(name).removeprefix(name[:80])
+        raise ValueError(f"{where} is not an option of a config file{hint}")
+    if action.nargs == 0:
+        if str(value).lower() not in ("true", "false"):
+            raise ValueError(f"{where} must be true or false, got {value!r:.80}")
+        if str(value).lower() == "true":
+            yield name
+    elif isinstance(value, dict) and name == VLLM_FLAG:
+        yield f"{name}={json.dumps({key: _number(entry) for key, entry in value.items()})}"
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
+    elif isinstance(value, str) and value:
+        yield f"{name}={value}"
+    else:
+        raise ValueError(f"{where} must be a value, got {value!r:.80}")
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -1,0 +1,65 @@
+"""What the command lines share: trees, numbers, and wrong options in one line."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from jaxspec import SpecConfig
+from jaxspec.commands.options import Parser, add_tree_options, as_markdown, chosen_tree, tree, whole
+
+
+def test_trees_are_named_as_in_sglang():
+    assert tree("5/4/16") == SpecConfig(5, 4, 16)
+    assert tree("plain") == tree("0/1/1") == SpecConfig(num_steps=0)
+    assert [tree(name).name for name in ("3/1/4", "plain")] == ["3/1/4", "plain"]
+    for wrong in ("5/4", "a/b/c", "1/2/9", ""):
+        with pytest.raises(argparse.ArgumentTypeError):
+            tree(wrong)
+
+
+def test_a_tree_is_given_in_one_word_or_in_three_numbers():
+    parser = Parser("test", "")
+    add_tree_options(parser)
+    numbers = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "5"]
+    assert chosen_tree(parser.parse_args([])) is None
+    assert chosen_tree(parser.parse_args(numbers)) == chosen_tree(parser.parse_args(["--tree", "3/2/5"])) == SpecConfig(3, 2, 5)
+    assert chosen_tree(parser.parse_args([numbers[0], "0"])) == SpecConfig(num_steps=0)
+    with pytest.raises(ValueError, match="not both"):
+        chosen_tree(parser.parse_args([*numbers, "--tree", "3/2/5"]))
+    with pytest.raises(ValueError, match="missing"):
+        chosen_tree(parser.parse_args(numbers[:2]))
+
+
+def test_whole_numbers_have_a_least():
+    assert whole(1)("3") == 3
+    for wrong in ("0", "-1", "1.5", "x"):
+        with pytest.raises(argparse.ArgumentTypeError, match="whole number >= 1"):
+            whole(1)(wrong)
+
+
+def test_a_wrong_option_is_one_line(capsys):
+    with pytest.raises(SystemExit) as exit:
+        Parser("jaxspec x", "").parse_args(["--wrong"])
+    assert exit.value.code == 2
+    assert capsys.readouterr().err == "jaxspec x: error: there is no option --wrong (see --help)\n"
+
+
+def test_numbers_may_have_a_most():
+    assert whole(0, 5)("5") == 5
+    for wrong in ("6", "-1", "1e0", "9" * 5000):
+        with pytest.raises(argparse.ArgumentTypeError, match="whole number from 0 to 5"):
+            whole(0, 5)(wrong)
+
+
+def test_a_wrong_option_is_answered_with_the_one_that_was_perhaps_meant(capsys):
+    parser = Parser("jaxspec x")
+    add_tree_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--tre=secret"])
+    assert capsys.readouterr().err == "jaxspec x: error: there is no option --tre: did you mean --tree? (see --help)\n"
+
+
+def test_the_table_of_the_documentation_is_this_one():
+    """`python -m jaxspec.commands.options` prints it."""
+    assert "\n".join(as_markdown()) in (Path(__file__).parents[2] / "docs/command_line.md").read_text()
