@@ -13,8 +13,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.spec.commit import commit
 from jaxspec.spec.cycle import draft_tree
 from jaxspec.spec.extend import extend
-from jaxspec.spec.state import State, take
-from jaxspec.spec.step import Models
+from jaxspec.spec.state import Models, State, take
 from jaxspec.spec.verify import accept, verify
 
 Timer = Callable[[Callable[[], Any]], list[float]]
@@ -43,7 +42,7 @@ def time_parts(
     @jax.jit
     def verify_part(params, state, rows, table, tree):
         seen = verify(merge(params), state, rows, table, take(state.sequences, rows), take(state.settings, rows), tree)
-        return seen.wanted, seen.features, seen.window
+        return seen.target_tokens, seen.features, seen.window
 
     def commit_part(cache, tree, wanted, window, now, settings, table):
         accepted = accept(tree, wanted, now, settings.stop_tokens, spec.num_steps)

@@ -12,8 +12,8 @@ from jaxspec.checkpoints.converted import stored_arrays
 from jaxspec.checkpoints.loading import head_kind, load_head, load_target, target_model_config
 from jaxspec.checkpoints.manifest import DRAFT, is_converted, manifest_digest, read_manifest
 from jaxspec.checkpoints.parameter_store import parameter_name
-from jaxspec.models.layers import causal_rows
-from jaxspec.models.loaded import LoadedHead, LoadedTarget
+from jaxspec.models.layers import causal_metadata
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 
 TOKENS = 64
 
@@ -57,12 +57,12 @@ def _tokens(vocab_size: int) -> np.ndarray:
 
 def _target_logits(target: LoadedTarget) -> np.ndarray:
     model, tokens = target.merge(target.params), jnp.asarray(_tokens(target.config.vocab_size))
-    return np.asarray(model.logits(model(tokens, causal_rows(1, TOKENS)).hidden))
+    return np.asarray(model.logits(model(tokens, causal_metadata(1, TOKENS)).hidden))
 
 
 def _head_logits(target: LoadedTarget, head: LoadedHead) -> np.ndarray:
     model, module, tokens = target.merge(target.params), head.merge(head.params), jnp.asarray(_tokens(target.config.vocab_size))
-    rows = causal_rows(1, TOKENS)
+    rows = causal_metadata(1, TOKENS)
     features = model(tokens, rows, capture=head.config.captured_layers).features
     out = module(module.embed(jnp.roll(tokens, -1, 1), model), module.project(features), rows)
     return np.asarray(module.logits(out.hidden, model))

@@ -18,11 +18,11 @@ from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
-from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput
-from jaxspec.models.layers import Rows
+from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.layers import AttentionInputs
 from jaxspec.models.llama import Llama
-from jaxspec.models.loaded import LoadedHead, LoadedModel, LoadedTarget, take_apart
 from jaxspec.models.mtp import MTP, MTPConfig
+from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, split_model
 from jaxspec.typing import Array, Float, KeysValues
 
 
@@ -35,7 +35,7 @@ def tiny_config(**changes) -> ModelConfig:
 def tiny_target(seed: int = 0, **changes) -> LoadedTarget:
     """A random target. Its weights are scaled up so that logits are far apart and text depends on the whole context."""
     config = tiny_config(**changes)
-    return scaled_up(take_apart(Llama(config, rngs=nnx.Rngs(seed)), config))
+    return scaled_up(split_model(Llama(config, rngs=nnx.Rngs(seed)), config))
 
 
 def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64, **switches) -> LoadedHead:
@@ -54,7 +54,7 @@ def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None
             **switches,
         }
     )
-    head = scaled_up(take_apart(Eagle3(config, rngs=nnx.Rngs(seed)), config))
+    head = scaled_up(split_model(Eagle3(config, rngs=nnx.Rngs(seed)), config))
     if draft_vocab_size is not None:
         stride = target.vocab_size // draft_vocab_size
         head.params["draft_to_target"] = jnp.arange(draft_vocab_size, dtype=jnp.int32) * stride
@@ -64,13 +64,13 @@ def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None
 def random_eagle(target: ModelConfig, seed: int = 1, fc_bias: bool = True, **layer) -> LoadedHead:
     """An EAGLE-1/2 head that knows nothing. `layer` are fields of ModelConfig."""
     config = EagleConfig(layer=head_layer(target, **layer), target_hidden_size=target.hidden_size, fc_bias=fc_bias)
-    return scaled_up(take_apart(Eagle(config, rngs=nnx.Rngs(seed)), config))
+    return scaled_up(split_model(Eagle(config, rngs=nnx.Rngs(seed)), config))
 
 
 def random_mtp(target: ModelConfig, seed: int = 1) -> LoadedHead:
     """An MTP layer that knows nothing."""
     config = MTPConfig(layer=head_layer(target, qkv_bias=target.qkv_bias), target_hidden_size=target.hidden_size)
-    return scaled_up(take_apart(MTP(config, rngs=nnx.Rngs(seed)), config))
+    return scaled_up(split_model(MTP(config, rngs=nnx.Rngs(seed)), config))
 
 
 def head_layer(target: ModelConfig, **changes) -> ModelConfig:
@@ -94,18 +94,13 @@ class OracleHead(DraftHead):
         self.config = config
         self.text = nnx.Variable(jnp.asarray(text, jnp.int32))
 
-    def __call__(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        rows: Rows,
-        cache: tuple[KeysValues, ...] | None = None,
-        window: tuple[KeysValues, ...] | None = None,
-    ) -> HeadOutput:
-        slots = (rows.positions + 1).astype(jnp.float32)  # a pair's position is its slot - 1
+    def first_layer(
+        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
+    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        slots = (inputs.metadata.positions + 1).astype(jnp.float32)  # a pair's position is its slot - 1
         layer = self.config.layer
-        empty = jnp.zeros((*rows.mask.shape[::2], layer.num_kv_heads, layer.head_dim), embeddings.dtype)
-        return HeadOutput(jnp.broadcast_to(slots[..., None], embeddings.shape), (KeysValues(empty, empty),))
+        empty = jnp.zeros((*inputs.metadata.mask.shape[::2], layer.num_kv_heads, layer.head_dim), embeddings.dtype)
+        return jnp.broadcast_to(slots[..., None], embeddings.shape), KeysValues(empty, empty)
 
     def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
         slots = jnp.minimum(hidden[..., 0].astype(jnp.int32) + 1, self.text.shape[0] - 1)
@@ -115,7 +110,7 @@ class OracleHead(DraftHead):
 def oracle_head(target: ModelConfig, text: list[int]) -> LoadedHead:
     """A perfect head for the one sequence `text` (prompt and continuation)."""
     config = EagleConfig(layer=tiny_config(vocab_size=target.vocab_size, num_layers=1), target_hidden_size=target.hidden_size)
-    return take_apart(OracleHead(config, text), config)
+    return split_model(OracleHead(config, text), config)
 
 
 class TinyTokenizer:

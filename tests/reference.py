@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.models.loaded import LoadedModel
+from jaxspec.models.registry import LoadedModel
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CHECKPOINTS = FIXTURES / "eagle_ref/ckpt"

@@ -15,8 +15,8 @@ from benchmarks.engines import Spread
 from benchmarks.gpu.sizes import MOST_CALLS, Size
 from jaxspec.capacity.estimate import Pair, pair
 from jaxspec.engine.device_state import merger
-from jaxspec.models.loaded import LoadedHead, LoadedTarget, abstract
-from jaxspec.spec.step import Models
+from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
+from jaxspec.spec.state import Models
 
 RESERVED = 0.03
 """Share of the memory that measurements leave free."""
@@ -82,7 +82,7 @@ class Lab:
     def _graphs(self) -> tuple[LoadedTarget, LoadedHead]:
         """Both models with shapes in place of arrays."""
         target, head = self.size.target, self.size.head
-        return LoadedTarget(target, *abstract(target, self.dtype)), LoadedHead(head, *abstract(head, self.dtype))
+        return LoadedTarget(target, *abstract_model(target, self.dtype)), LoadedHead(head, *abstract_model(head, self.dtype))
 
     @property
     def parameter_shapes(self) -> dict:

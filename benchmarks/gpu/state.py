@@ -32,7 +32,7 @@ class Batch:
             length=jnp.full(batch, self.context, jnp.int32),
             remaining=jnp.full(batch, self._room, jnp.int32),
             done=jnp.zeros(batch, bool),
-            postponed=jnp.zeros(batch, jnp.int32),
+            lag=jnp.zeros(batch, jnp.int32),
         )
         self.state = self.state._replace(sequences=sequences)
 
@@ -81,7 +81,7 @@ def batch_shapes(lab: Lab, batch: int, context: int) -> tuple[Any, Any, Any]:
 
 
 def sizes_of(lab: Lab, context: int) -> Sizes:
-    return state_sizes(lab.size.target, lab.size.head, max_length=pages_per_sequence(lab, context) * PAGE, postpone=1)
+    return state_sizes(lab.size.target, lab.size.head, max_length=pages_per_sequence(lab, context) * PAGE, max_lag=1)
 
 
 def fill(lab: Lab, state: State) -> State:

@@ -13,7 +13,7 @@ from flax import nnx
 from benchmarks.gpu.sizes import head_of
 from benchmarks.speculative.tuning import Timed, describe
 from jaxspec.models.eagle3 import Eagle3, default_captured_layers
-from jaxspec.models.loaded import LoadedHead, LoadedTarget, take_apart
+from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 
 USUAL_DRAFT_VOCABULARY = 32_000
 
@@ -34,6 +34,6 @@ def random_head(target: LoadedTarget) -> LoadedHead:
     vocabulary = target.config.vocab_size
     drafts = min(USUAL_DRAFT_VOCABULARY, vocabulary)
     config = head_of(target.config, default_captured_layers(target.config.num_layers), drafts)
-    head = take_apart(Eagle3(config, dtype=target.params["embed_tokens"].dtype, rngs=nnx.Rngs(0)), config)
+    head = split_model(Eagle3(config, dtype=target.params["embed_tokens"].dtype, rngs=nnx.Rngs(0)), config)
     head.params["draft_to_target"] = jnp.arange(drafts, dtype=jnp.int32) * (vocabulary // drafts)
     return head

@@ -17,8 +17,7 @@ from jaxspec.checkpoints.mtp_layout import PREFIX as MTP_PREFIX
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.loaded import abstract
-from jaxspec.models.registry import target_config
+from jaxspec.models.registry import abstract_model, target_config
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Weights:
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
     """Counted from the module that the config describes, as it would lie on the device."""
-    _, tree = abstract(config, jnp.dtype(dtype))
+    _, tree = abstract_model(config, jnp.dtype(dtype))
     fusion = "fc" if isinstance(config, Eagle3Config) else None
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
     groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "lm_head": "output", fusion: "fusion"}

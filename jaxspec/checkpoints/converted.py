@@ -13,12 +13,12 @@ from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_convert
 from jaxspec.checkpoints.parameter_store import check_stored, load_parameters, parameter_name
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.loaded import LoadedModel, abstract
+from jaxspec.models.registry import LoadedModel, abstract_model
 
 
 def load_converted(path: Path, config: ModelConfig | HeadConfig, dtype: DTypeLike, *, progress: bool) -> LoadedModel:
     """The model in this dtype. Raises ValueError naming parameters that are missing, misshapen or can't be read."""
-    graph, expected = abstract(config, dtype)
+    graph, expected = abstract_model(config, dtype)
     return LoadedModel(config, graph, load_parameters(path / PARAMETERS, expected, progress=progress))
 
 
@@ -55,7 +55,7 @@ def mapped_ids(manifest: Manifest) -> np.ndarray | None:
 
 def check_parameters(path: Path, config: ModelConfig | HeadConfig) -> None:
     """Raises ValueError unless the parameters of a checkpoint are those of the model, name by name and shape by shape."""
-    check_stored(path / PARAMETERS, abstract(config, jnp.float32)[1])
+    check_stored(path / PARAMETERS, abstract_model(config, jnp.float32)[1])
 
 
 def stored_arrays(
@@ -65,7 +65,7 @@ def stored_arrays(
 
     `doing` is what the progress bar calls it.
     """
-    expected = abstract(config, jnp.float32)[1]
+    expected = abstract_model(config, jnp.float32)[1]
     stored = check_stored(path / PARAMETERS, expected)
     total = sum(array.size for array in stored.values())
     with tqdm(total=total, desc=f"{doing} {path.name}", unit="B", unit_scale=True, disable=not progress) as bar:

@@ -18,7 +18,7 @@ from jaxspec.checkpoints.targets import is_target
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
+from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
 
 PACKAGE = str(Path(__file__).parents[1])
 """Warnings point at the line outside of it."""
@@ -79,7 +79,7 @@ def settle(config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: n
     if hot_tokens is not None:
         params |= {"lm_head": {"kernel": output_rows(target, hot_tokens)}, "draft_to_target": jnp.asarray(hot_tokens)}
         config = replace(config, draft_vocab_size=len(hot_tokens))
-    return assemble(config, params)
+    return build_model(config, params)
 
 
 def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None:

@@ -21,7 +21,7 @@ from jaxspec.checkpoints.plan import Plan
 from jaxspec.checkpoints.targets import is_target, target_plan
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
-from jaxspec.models.loaded import LoadedHead, LoadedTarget, assemble
+from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
 
 
 def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedTarget:
@@ -33,7 +33,7 @@ def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> Load
     with Checkpoint(path) as checkpoint, naming(path):
         plan = planned_target(path, checkpoint)
         plan.check(checkpoint)
-        return assemble(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress))
+        return build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress))
 
 
 def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None, progress: bool = False) -> LoadedHead:

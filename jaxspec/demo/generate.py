@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from jaxspec.models.layers import Rows, causal_rows
+from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
-from jaxspec.models.loaded import LoadedModel
+from jaxspec.models.registry import LoadedModel
 from jaxspec.typing import Array, Int, KeysValues
 
 GROWTH = 64
@@ -37,12 +37,12 @@ def continue_prompts(
         cache, token = carry
         length, key = inputs
         mask = jnp.ones((batch, 1, 1), bool)
-        out = model(token[:, None], Rows(zeros[:, None] + length, pages, zeros, zeros + length, mask), cache)
+        out = model(token[:, None], AttentionMetadata(zeros[:, None] + length, pages, zeros, zeros + length, mask), cache)
         put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=length, axis=1)
         cache = tuple(KeysValues(put(old.k, new.k), put(old.v, new.v)) for old, new in zip(cache, out.window, strict=True))
         return (cache, choose(out.hidden[:, 0], key)), token
 
-    out = model(prompts, causal_rows(batch, width))
+    out = model(prompts, causal_metadata(batch, width))
     cache, token, parts = out.window, choose(out.hidden[:, -1], key), [prompts]
     for first in range(0, new_tokens, GROWTH):
         count = min(GROWTH, new_tokens - first)

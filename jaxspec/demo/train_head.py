@@ -34,7 +34,7 @@ from jaxspec.demo.ttt import accuracies, lesson, unroll
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
-from jaxspec.models.loaded import take_apart
+from jaxspec.models.registry import split_model
 
 DRAFT_VOCAB_SIZE = 1536
 INTERMEDIATE_SIZE = 448
@@ -122,7 +122,7 @@ def main() -> None:
     if arguments.resume:
         loaded = load_head(arguments.resume, target)
     else:
-        loaded = take_apart(new_head(config, target.merge(target.params), target_ids), config)
+        loaded = split_model(new_head(config, target.merge(target.params), target_ids), config)
     parameters = dict(loaded.params)
     token_map = parameters.pop("draft_to_target")
     print(f"{sum(array.size for array in jax.tree.leaves(parameters)):,} parameters in the head", flush=True)

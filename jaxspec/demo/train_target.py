@@ -21,10 +21,9 @@ from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.demo import corpus
 from jaxspec.demo.optimizer import Schedule, batches, muon
 from jaxspec.demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from jaxspec.models.layers import causal_rows
+from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
-from jaxspec.models.loaded import take_apart
-from jaxspec.models.registry import target_config
+from jaxspec.models.registry import split_model, target_config
 
 HF_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,7 +57,7 @@ SAVE_SECONDS = 300
 def next_token_loss(model: Llama, tokens):
     """Mean cross-entropy in nats; tokens [b, w + 1] int32."""
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
-    hidden = model(inputs, causal_rows(*inputs.shape)).hidden
+    hidden = model(inputs, causal_metadata(*inputs.shape)).hidden
     return optax.softmax_cross_entropy_with_integer_labels(model.logits(hidden), labels).mean()
 
 
@@ -88,7 +87,7 @@ def main() -> None:
         loaded = load_target(arguments.resume, jnp.float32)
     else:
         config = target_config(HF_CONFIG)
-        loaded = take_apart(Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), config)
+        loaded = split_model(Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), config)
     parameters = loaded.params
     print(f"{len(stream):,} tokens, {sum(array.size for array in jax.tree.leaves(parameters)):,} parameters", flush=True)
     optimizer = muon(arguments.matrix_rate, arguments.other_rate)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.head import DraftHead
-from jaxspec.models.layers import Rows
+from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -45,7 +45,7 @@ def lesson(target: Llama, target_ids: Int[Array, " v"], tokens: Int[Array, "b n"
     return Lesson(target.embed(tokens), out.features, choice, jax.nn.softmax(logits[..., target_ids]), members[choice])
 
 
-def unrolled_rows(batch: int, width: int, step: int) -> Rows:
+def unrolled_rows(batch: int, width: int, step: int) -> AttentionMetadata:
     """The rows of one unroll step: pair t stands `step` tokens further and sees the true pairs 0..t and its own drafts.
 
     The window holds the keys of all steps so far, so the mask is [tril | eye | ... | eye]: the very shape drafting has, with
@@ -57,7 +57,7 @@ def unrolled_rows(batch: int, width: int, step: int) -> Rows:
     eye = jnp.eye(width, dtype=bool)
     mask = jnp.concatenate([jnp.tril(jnp.ones((width, width), bool))] + [eye] * step, 1)
     zeros = jnp.zeros(batch, jnp.int32)
-    return Rows(
+    return AttentionMetadata(
         positions=jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32) + step, (batch, width)),
         page_table=jnp.zeros((batch, 0), jnp.int32),
         start=zeros,

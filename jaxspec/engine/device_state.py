@@ -13,15 +13,12 @@ from jaxspec.config import EngineConfig, ModelConfig
 from jaxspec.engine.request import Request
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import Attention
-from jaxspec.models.loaded import LoadedHead, LoadedTarget
-from jaxspec.sampling import SamplingKind, Settings
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.admit import Admission
 from jaxspec.spec.cycle import CycleOptions
-from jaxspec.spec.draft_window import DraftWindow
-from jaxspec.spec.lossy import Thresholds
-from jaxspec.spec.state import MAX_STOP_TOKENS, Caches, Sizes, State, empty_state
-from jaxspec.spec.step import Models
+from jaxspec.spec.draft import DraftWindow
+from jaxspec.spec.sampling import SamplingKind, Settings, Thresholds, settings_row
+from jaxspec.spec.state import Admission, Caches, Models, Sizes, State, empty_state
 from jaxspec.typing import KeysValues
 
 CPU_CACHE_BYTES = 4 << 30
@@ -58,14 +55,14 @@ def use_kernel(model: nnx.Module | None, attention_kernel: str) -> None:
             module.kernel = attention_kernel
 
 
-def state_sizes(target: ModelConfig, head: HeadConfig | None, *, max_length: int, postpone: int) -> Sizes:
+def state_sizes(target: ModelConfig, head: HeadConfig | None, *, max_length: int, max_lag: int) -> Sizes:
     """What the shapes of the state depend on."""
     return Sizes(
         hidden=head.layer.hidden_size if head else target.hidden_size,
         feature=head.feature_size if head else target.hidden_size,
         vocab=target.vocab_size,
         max_length=max_length,
-        postpone=postpone,
+        max_lag=max_lag,
     )
 
 
@@ -131,10 +128,10 @@ def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int
 
 
 def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admission:
-    """What spec.admit.admit takes. `bias` is an array of zeros to save a copy where the request has none of its own."""
+    """What spec.state.admit takes. `bias` is an array of zeros to save a copy where the request has none of its own."""
     return Admission(
         row=row(request.row, np.int32),
-        tokens=padded(request.tokens, sizes.max_length, 0),
+        tokens=padded(request.tokens, sizes.max_length),
         remaining=row(request.params.max_tokens - request.generated, np.int32),
         settings=settings(request, sizes.vocab),
         bias=bias_row(request.params, sizes.vocab) if bias is None else bias,
@@ -142,29 +139,19 @@ def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admissi
 
 
 def settings(request: Request, vocab_size: int) -> Settings:
-    """One row of Settings."""
+    """One row of Settings: fields of SamplingParams by name, and those that have another form on the device."""
     params = request.params
-    return Settings(
-        kind=row(SamplingKind.of(params), np.int32),
-        temperature=row(params.temperature, np.float32),
-        seed=seed_words(request.seed),
-        top_k=row(min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size, np.int32),
-        top_p=row(params.top_p, np.float32),
-        min_p=row(params.min_p, np.float32),
-        repetition_penalty=row(params.repetition_penalty, np.float32),
-        frequency_penalty=row(params.frequency_penalty, np.float32),
-        presence_penalty=row(params.presence_penalty, np.float32),
-        prompt_length=row(len(request.prompt), np.int32),
-        min_length=row(len(request.prompt) + params.min_tokens, np.int32),
-        stop_tokens=padded(request.stop_token_ids, MAX_STOP_TOKENS, -1),
-        wants_logprobs=row(params.logprobs is not None, np.bool_),
-        wants_prompt_logprobs=row(params.prompt_logprobs is not None, np.bool_),
-    )
-
-
-def seed_words(seed: int) -> Any:
-    """[1, 2] uint32: the high word, then the low one."""
-    return np.array([[seed >> 32, seed & 0xFFFFFFFF]], np.uint32)
+    values = {name: value for name, value in vars(params).items() if name in Settings._fields} | {
+        "kind": SamplingKind.of(params),
+        "seed": (request.seed >> 32, request.seed & 0xFFFFFFFF),
+        "top_k": min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
+        "prompt_length": len(request.prompt),
+        "min_length": len(request.prompt) + params.min_tokens,
+        "stop_tokens": request.stop_token_ids,
+        "wants_logprobs": params.logprobs is not None,
+        "wants_prompt_logprobs": params.prompt_logprobs is not None,
+    }
+    return settings_row(**values)
 
 
 def bias_row(params: SamplingParams, vocab_size: int) -> Any:
@@ -189,12 +176,12 @@ def row(value: float | int, dtype: type[np.generic]) -> Any:
     return np.array([value], dtype)
 
 
-def padded(values: tuple[int, ...] | list[int], width: int, filler: int) -> Any:
+def padded(values: tuple[int, ...] | list[int], width: int) -> Any:
     """One row [1, width] int32 that begins with the values.
 
-    In:  (5, 6), 4, -1
-    Out: [[5, 6, -1, -1]]
+    In:  (5, 6), 4
+    Out: [[5, 6, 0, 0]]
     """
-    line = np.full((1, width), filler, np.int32)
+    line = np.zeros((1, width), np.int32)
     line[0, : len(values)] = values
     return line

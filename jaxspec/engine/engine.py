@@ -11,13 +11,13 @@ from jaxspec.engine.detokenizer import Decoder
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import IntegrityError, PageAllocator, PrefixCache
 from jaxspec.engine.request import Intake, Limits, Request, TokenLogprob, Update
-from jaxspec.engine.runner import POSTPONE, Launched, Runner
+from jaxspec.engine.runner import MAX_LAG, Launched, Runner
 from jaxspec.engine.scheduler import PrefillChunk, Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.engine.trees import TreeChoice
-from jaxspec.models.loaded import LoadedHead, LoadedTarget
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.state import MAX_STOP_TOKENS
+from jaxspec.spec.sampling import MAX_STOP_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ class Engine:
     def _catch_up(self, cycle: list[Request], spec: SpecConfig) -> bool:
         """Before a tree the head must have seen everything; plain cycles postpone that, as long as there is room to remember it."""
         behind = [request for request in cycle if request.postponed]
-        needed = bool(behind) and (spec.num_steps > 0 or max(request.postponed for request in behind) == POSTPONE)
+        needed = bool(behind) and (spec.num_steps > 0 or max(request.postponed for request in behind) == MAX_LAG)
         if needed:
             self.runner.launch_catch_up(behind)
             for request in behind:

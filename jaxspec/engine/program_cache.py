@@ -21,14 +21,12 @@ from typing import Any, Self
 import jax
 from jax import export
 
-from jaxspec.sampling import Logprobs, Settings
-from jaxspec.spec.admit import Admission
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.state import Caches, Sequences, State
-from jaxspec.spec.step import Drafted, Step
+from jaxspec.spec.sampling import Logprobs, Settings
+from jaxspec.spec.state import Admission, Caches, Drafted, Sequences, State, StepOutput
 from jaxspec.typing import KeysValues
 
-for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, State, Step):
+for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, State, StepOutput):
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 
 PACKAGES = ("jaxspec", "pallas_kernels")

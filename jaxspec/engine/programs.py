@@ -15,12 +15,10 @@ from tqdm import tqdm
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.program_cache import CacheHits, StoredTraces
-from jaxspec.spec.admit import Admission, admit
 from jaxspec.spec.cycle import CycleOptions, cycle
 from jaxspec.spec.extend import catch_up
 from jaxspec.spec.prefill import Chunk, prefill
-from jaxspec.spec.state import State, greedy_settings
-from jaxspec.spec.step import Models
+from jaxspec.spec.state import Admission, Models, State, admit, neutral_settings
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ class PrefillProgram:
 
 @dataclass(frozen=True)
 class CatchUpProgram:
-    """Extends the head by what plain cycles postponed."""
+    """Extends the head by the slots that it lags behind after plain cycles."""
 
     batch: int
     pages: int
@@ -227,7 +225,7 @@ class Programs:
 
     def _admission(self) -> Admission:
         """The shapes of one request's Admission."""
-        settings = jax.eval_shape(lambda: greedy_settings(1))
+        settings = jax.eval_shape(lambda: neutral_settings(1))
         bias: Any = jax.ShapeDtypeStruct((1, self._state.bias.shape[1]), jnp.float32)
         return Admission(int32(1), int32(1, self._state.history.shape[1]), int32(1), settings, bias)
 

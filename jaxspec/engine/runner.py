@@ -35,13 +35,13 @@ from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import TreeChoice
-from jaxspec.models.loaded import LoadedHead, LoadedTarget
-from jaxspec.sampling import Logprobs
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.step import Drafted
+from jaxspec.spec.sampling import Logprobs
+from jaxspec.spec.state import Drafted
 from jaxspec.spec.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
 
-POSTPONE = 16
+MAX_LAG = 16
 """Plain cycles after which the head must catch up."""
 
 
@@ -87,8 +87,8 @@ class Runner:
         models = [target.config, *([head.config.layer] if head else [])]
         page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in models)
         self.num_pages = config.num_pages or default_pages(config, pages_per_sequence, page_bytes, self.params)
-        head_config, postpone = head.config if head else None, POSTPONE if self.catches_up else 1
-        self._sizes = state_sizes(target.config, head_config, max_length=context_length, postpone=postpone)
+        head_config, max_lag = head.config if head else None, MAX_LAG if self.catches_up else 1
+        self._sizes = state_sizes(target.config, head_config, max_length=context_length, max_lag=max_lag)
         # One row more than requests: the padding of a batch lives there, for ever done.
         self._padding_row = config.max_running_requests
         self._no_bias = jnp.zeros((1, target.config.vocab_size), jnp.float32)
@@ -168,7 +168,7 @@ class Runner:
         return self._batch(requests, lengths, self.buckets.pages, self._batches(spec))
 
     def launch_catch_up(self, requests: list[Request]) -> None:
-        """Extends the head by what plain cycles of these requests postponed."""
+        """Extends the head by the slots that it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
         rows, page_table = self._batch(requests, lengths, self.buckets.pages[-1:], self._batches(PLAIN))
         self._launch_quietly(CatchUpProgram(len(rows), page_table.shape[1]), rows, page_table)

@@ -27,7 +27,7 @@ from jaxspec.gpu_program.compiled import ANSWERS
 from jaxspec.gpu_program.descriptions import DESCRIPTIONS
 from jaxspec.gpu_program.launches import read_launches, touches_host
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.loaded import LoadedModel, abstract
+from jaxspec.models.registry import LoadedModel, abstract_model
 from jaxspec.spec.cycle import LOSSLESS
 
 
@@ -76,9 +76,10 @@ def compile_cycle(
     def placed(shapes):
         return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), shapes)
 
-    models: list[Any] = [None if config is None else LoadedModel(config, *abstract(config, dtype)) for config in (target, head)]
+    configs = (target, head)
+    models: list[Any] = [None if config is None else LoadedModel(config, *abstract_model(config, dtype)) for config in configs]
     params = {"target": models[0].params, "head": models[1].params if models[1] else {}}
-    sizes = state_sizes(target, head, max_length=pages * page_size, postpone=1)
+    sizes = state_sizes(target, head, max_length=pages * page_size, max_lag=1)
     state = jax.eval_shape(
         lambda: new_state(target, head, sizes, rows=batch + 1, num_pages=batch * pages, page_size=page_size, dtype=dtype)
     )

@@ -1,4 +1,4 @@
-"""The EAGLE draft head (EAGLE paper, section 3.2); EAGLE-2 uses the same weights and only drafts another tree."""
+"""The EAGLE draft head (EAGLE paper, section 3.2); EAGLE-2 uses the same weights and drafts a different tree."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput, layer_of, run_later_layers
-from jaxspec.models.layers import MLP, Attention, DecoderLayer, RMSNorm, Rows, linear, rotation
+from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, RMSNorm, linear
 from jaxspec.typing import Array, Float, KeysValues
 
 
@@ -33,18 +33,10 @@ class Eagle(DraftHead):
         self.mlp = MLP(layer, dtype, rngs)
         self.later_layers = nnx.List([DecoderLayer(layer, dtype, rngs) for _ in range(layer.num_layers - 1)])
 
-    def __call__(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        rows: Rows,
-        cache: tuple[KeysValues, ...] | None = None,
-        window: tuple[KeysValues, ...] | None = None,
-    ) -> HeadOutput:
-        by = rotation(self.config.layer.rope, self.config.layer.head_dim, rows.positions)
+    def first_layer(
+        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
+    ) -> tuple[Float[Array, "b w h"], KeysValues]:
         x = self.fc(jnp.concatenate([embeddings, hidden], -1))
-        attended, keys_values = self.self_attn(x, by, rows, layer_of(cache, 0), layer_of(window, 0))
+        attended, keys_values = self.self_attn(x, inputs)
         x = x + attended
-        x = x + self.mlp(self.post_attention_layernorm(x))
-        x, later = run_later_layers(self.later_layers, x, by, rows, cache, window)
-        return HeadOutput(x, (keys_values, *later))
+        return x + self.mlp(self.post_attention_layernorm(x)), keys_values

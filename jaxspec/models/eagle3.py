@@ -1,4 +1,4 @@
-"""The EAGLE-3 draft head (EAGLE-3 paper, section 3.1) and the switches that later trainers added to it."""
+"""The EAGLE-3 draft head (EAGLE-3 paper, section 3.1), with the variants that later trainers added."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput, layer_of, run_later_layers
-from jaxspec.models.layers import MLP, Attention, DecoderLayer, RMSNorm, Rows, linear, rotation
+from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, RMSNorm, linear
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, KeysValues
 
@@ -21,13 +21,13 @@ class Eagle3Config(HeadConfig):
     fc_bias: bool = False
     """The projection of the features has a bias."""
     fc_norm: bool = False
-    """Each residual stream is normed by itself before the projection (EAGLE-3.1)."""
+    """Each residual stream has its own norm before the projection (EAGLE-3.1)."""
     norm_before_fc: bool = False
-    """The concatenated streams are normed as one before the projection."""
+    """The concatenated streams have one norm before the projection."""
     norm_before_residual: bool = False
     """The first layer's residual is the normed hidden instead of the hidden itself."""
     norm_output: bool = False
-    """What is fed back is the output after the final norm instead of before it (SGLang's and speculators' meaning)."""
+    """The output is fed back after the final norm instead of before it (as SGLang and speculators define it)."""
 
     def __post_init__(self):
         if not self.captured_layers or list(self.captured_layers) != sorted(set(self.captured_layers)):
@@ -37,7 +37,7 @@ class Eagle3Config(HeadConfig):
 
 
 def default_captured_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers whose input EAGLE-3 reads unless the head names others: a low, a middle and a high one.
+    """The layers whose input EAGLE-3 reads by default: a low, a middle and a high one. Raises ValueError below 7 layers.
 
     In: 32  Out: (2, 16, 29)
     """
@@ -76,22 +76,17 @@ class Eagle3(DraftHead):
             features = self.input_norm(features)
         return self.fc(features)
 
-    def __call__(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        rows: Rows,
-        cache: tuple[KeysValues, ...] | None = None,
-        window: tuple[KeysValues, ...] | None = None,
-    ) -> HeadOutput:
-        by = rotation(self.config.layer.rope, self.config.layer.head_dim, rows.positions)
+    def first_layer(
+        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
+    ) -> tuple[Float[Array, "b w h"], KeysValues]:
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_layernorm(embeddings), normed], -1)
-        attended, keys_values = self.self_attn(x, by, rows, layer_of(cache, 0), layer_of(window, 0))
+        attended, keys_values = self.self_attn(x, inputs)
         x = attended + (normed if self.config.norm_before_residual else hidden)
-        x = x + self.mlp(self.post_attention_layernorm(x))
-        x, later = run_later_layers(self.later_layers, x, by, rows, cache, window)
-        return HeadOutput(self.norm(x) if self.config.norm_output else x, (keys_values, *later))
+        return x + self.mlp(self.post_attention_layernorm(x)), keys_values
+
+    def output(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
+        return self.norm(x) if self.config.norm_output else x
 
     def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
         return super().logits(hidden if self.config.norm_output else self.norm(hidden), target)

@@ -1,6 +1,6 @@
-"""What every draft head does: reads a token and the feature of the position before it, and proposes the next token."""
+"""What all draft heads share: they read a token and the feature of the position before it, and propose the next token."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -10,27 +10,27 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import DecoderLayer, Rotation, Rows, linear
+from jaxspec.models.layers import AttentionInputs, AttentionMetadata, DecoderLayer, attention_inputs, linear
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What any draft head is; each kind adds its own switches."""
+    """The fields that all kinds of heads have; each kind adds its own."""
 
     algorithm: ClassVar[str]
     """The name of the kind: EAGLE, EAGLE3 or MTP."""
 
     layer: ModelConfig
-    """Sizes of the head's own layers, `num_layers` of them. The rope is the head's own too and never the target's."""
+    """Sizes of the head's own `num_layers` layers. The head has its own RoPE too; it never uses the target's."""
     target_hidden_size: int
     captured_layers: tuple[int, ...] = ()
     """The feature is the residual stream entering these layers of the target, concatenated; (): the hidden after its final norm."""
     draft_vocab_size: int | None = None
     """Size of the head's own output vocabulary; None: the target's lm_head and vocabulary."""
     own_embedding: bool = False
-    """The head embeds tokens itself. False: it takes the target's embedding."""
+    """The head has its own token embedding. False: it uses the target's."""
 
     @property
     def feature_size(self) -> int:
@@ -39,19 +39,23 @@ class HeadConfig:
 
 
 class HeadOutput(NamedTuple):
-    """What one forward of a draft head returns; nothing is written to the cache."""
+    """The result of one forward pass of a draft head; nothing is written to the cache."""
 
     hidden: Float[Array, "b w h"]
     """The head's output: fed back as the next row's hidden, and read by `logits`."""
     window: tuple[KeysValues, ...]
-    """Each head layer's keys and values of all window rows so far, the earlier ones first."""
+    """Each head layer's keys and values of all window rows so far, earlier rows first."""
 
 
 class DraftHead(nnx.Module):
-    """A row is a pair: the embedding of token i with what is known of position i - 1.
+    """A row is a pair: the embedding of token i, and a hidden of position i - 1.
 
-    That is the target's feature there (through `project`), or, while drafting, the head's own output at the row's parent.
+    That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the row's parent.
+    A kind of head defines `first_layer`, and `project`, `output` and `logits` where they differ.
     """
+
+    later_layers: Sequence[DecoderLayer] = ()
+    """Ordinary decoder layers after the first."""
 
     def __init__(self, config: HeadConfig, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
@@ -67,19 +71,35 @@ class DraftHead(nnx.Module):
         return self.embed_tokens[...][tokens] if self.config.own_embedding else target.embed(tokens)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
-        """The target's features in the width that `__call__` takes as `hidden`; a fed-back hidden needs no projection."""
+        """The target's features in the width that `__call__` takes as `hidden`. The head's own output needs no projection."""
         return features
 
     def __call__(
         self,
         embeddings: Float[Array, "b w h"],
         hidden: Float[Array, "b w h"],
-        rows: Rows,
+        metadata: AttentionMetadata,
         cache: tuple[KeysValues, ...] | None = None,
         window: tuple[KeysValues, ...] | None = None,
     ) -> HeadOutput:
-        """Runs the rows; the keys and values of earlier window rows come in `window`."""
+        """Runs the rows; `window` holds the keys and values of earlier window rows."""
+        first, *later = attention_inputs(self.config.layer, metadata, cache, window)
+        x, keys_values = self.first_layer(embeddings, hidden, first)
+        grown = [keys_values]
+        for layer, inputs in zip(self.later_layers, later, strict=True):
+            x, keys_values = layer(x, inputs)
+            grown.append(keys_values)
+        return HeadOutput(self.output(x), tuple(grown))
+
+    def first_layer(
+        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
+    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        """Joins embeddings and hidden and runs the first layer; returns the residual stream, and its keys and values."""
         raise NotImplementedError
+
+    def output(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
+        """The hidden that is fed back, from the residual stream after the last layer."""
+        return x
 
     def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
         """Logits over the draft vocabulary, in float32."""
@@ -90,24 +110,3 @@ class DraftHead(nnx.Module):
     def target_ids(self, draft_ids: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
         """Target vocabulary ids of draft vocabulary ids."""
         return draft_ids if self.config.draft_vocab_size is None else self.draft_to_target[...][draft_ids]
-
-
-def layer_of(caches: tuple[KeysValues, ...] | None, index: int) -> KeysValues | None:
-    """One layer's keys and values, if there are any."""
-    return None if caches is None else caches[index]
-
-
-def run_later_layers(
-    layers: Iterable[DecoderLayer],
-    x: Float[Array, "b w h"],
-    by: Rotation,
-    rows: Rows,
-    cache: tuple[KeysValues, ...] | None,
-    window: tuple[KeysValues, ...] | None,
-) -> tuple[Float[Array, "b w h"], tuple[KeysValues, ...]]:
-    """Layers 1, 2, ... of a head, behind its own kind of first layer; each reads its own cache and window."""
-    grown = []
-    for index, layer in enumerate(layers, 1):
-        x, keys_values = layer(x, by, rows, layer_of(cache, index), layer_of(window, index))
-        grown.append(keys_values)
-    return x, tuple(grown)

@@ -15,28 +15,28 @@ from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.tree_attention import tree_attention
 
 
-class Rows(NamedTuple):
-    """Where the rows being computed stand, and what each of them sees: a stretch of the cache and part of the window."""
+class AttentionMetadata(NamedTuple):
+    """Positions of the w rows being computed, and what each of them sees: a range of cache slots and part of the window."""
 
     positions: Int[Array, "b w"]
-    """Position for RoPE."""
+    """Positions for RoPE."""
     page_table: Int[Array, "b p"]
-    """Pages of each sequence, in order."""
+    """The pages of each sequence, in order."""
     start: Int[Array, " b"]
     length: Int[Array, " b"]
-    """Every row sees the cache slots start <= i < length."""
+    """All rows see the cache slots start <= i < length."""
     mask: Bool[Array, "b w s"]
-    """Which window keys a row sees: its ancestors and itself."""
+    """The window keys that each row sees: its ancestors and itself."""
 
 
-def causal_rows(batch: int, width: int) -> Rows:
-    """Rows of whole sequences without a cache, as in training.
+def causal_metadata(batch: int, width: int) -> AttentionMetadata:
+    """Whole sequences without a cache, as in training.
 
     In:  batch=1, width=3
     Out: positions [[0, 1, 2]], no pages, mask [[1,0,0], [1,1,0], [1,1,1]]
     """
     zeros = jnp.zeros(batch, jnp.int32)
-    return Rows(
+    return AttentionMetadata(
         positions=jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width)),
         page_table=jnp.zeros((batch, 0), jnp.int32),
         start=zeros,
@@ -57,28 +57,52 @@ class RMSNorm(nnx.Module):
 
 
 def linear(inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias: bool = False) -> nnx.Linear:
-    """A projection; its kernel is [inputs, outputs], the transpose of the checkpoint's."""
+    """A linear layer; its kernel is [inputs, outputs], the transpose of the checkpoint's weight."""
     init = nnx.initializers.normal(0.02)
     return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, kernel_init=init, rngs=rngs)
 
 
-class Rotation(NamedTuple):
-    """cos and sin of each row's angles, computed once per forward."""
+class RopeAngles(NamedTuple):
+    """Cosine and sine of each row's rotary angles, computed once per forward pass."""
 
     cos: Float[Array, "b w half"]
     sin: Float[Array, "b w half"]
 
 
-def rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "b w"]) -> Rotation:
-    angle = positions[..., None].astype(jnp.float32) * inverse_frequencies(rope, head_dim)
-    return Rotation(jnp.cos(angle), jnp.sin(angle))
+def rope_angles(config: RopeConfig, head_dim: int, positions: Int[Array, "b w"]) -> RopeAngles:
+    """The angles of these positions, in float32."""
+    angle = positions[..., None].astype(jnp.float32) * inverse_frequencies(config, head_dim)
+    return RopeAngles(jnp.cos(angle), jnp.sin(angle))
+
+
+class AttentionInputs(NamedTuple):
+    """What the attention of one layer reads besides the residual stream."""
+
+    rope: RopeAngles
+    metadata: AttentionMetadata
+    cache: KeysValues | None
+    """The layer's pages; None: no cache."""
+    window: KeysValues | None
+    """Keys and values of earlier window rows; None: there are none."""
+
+
+def attention_inputs(
+    config: ModelConfig,
+    metadata: AttentionMetadata,
+    cache: tuple[KeysValues, ...] | None,
+    window: tuple[KeysValues, ...] | None = None,
+) -> list[AttentionInputs]:
+    """The inputs of each of the model's layers; `cache` and `window` have one entry per layer."""
+    rope = rope_angles(config.rope, config.head_dim, metadata.positions)
+    none = (None,) * config.num_layers
+    return [AttentionInputs(rope, metadata, *both) for both in zip(cache or none, window or none, strict=True)]
 
 
 class Attention(nnx.Module):
     """Grouped-query attention over the cache and the window; queries, keys and values come from one fused projection."""
 
     kernel: str | None = None
-    """The implementation of tree_attention; None: the platform's."""
+    """The implementation of tree_attention; None: the platform's default."""
 
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
@@ -90,20 +114,19 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
 
-    def __call__(
-        self, x: Float[Array, "b w _"], by: Rotation, rows: Rows, cache: KeysValues | None, window: KeysValues | None
-    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+    def __call__(self, x: Float[Array, "b w _"], inputs: AttentionInputs) -> tuple[Float[Array, "b w h"], KeysValues]:
+        """The attended rows, and keys and values of all window rows so far."""
+        rope, metadata, cache, window = inputs
         batch, width = x.shape[:2]
         norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
-        q, k, v = rotate_qkv(self.qkv_proj(x), by.cos, by.sin, norms, self.layout)
+        q, k, v = rotate_qkv(self.qkv_proj(x), rope.cos, rope.sin, norms, self.layout)
         if window is not None:
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
         if cache is None:
             cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), x.dtype),) * 2)
-        out = tree_attention(
-            q, cache.k, cache.v, rows.page_table, rows.start, rows.length, k, v, rows.mask, implementation=self.kernel
-        )
-        # Whoever writes the window to the cache waits for this read: else XLA copies the cache to keep the old one.
+        _, pages, start, length, mask = metadata
+        out = tree_attention(q, cache.k, cache.v, pages, start, length, k, v, mask, implementation=self.kernel)
+        # Writing the window to the cache must wait for this read; otherwise XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))
         return self.o_proj(out.reshape(batch, width, -1)), KeysValues(k, v)
 
@@ -129,9 +152,7 @@ class DecoderLayer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
-    def __call__(
-        self, x: Float[Array, "b w h"], by: Rotation, rows: Rows, cache: KeysValues | None, window: KeysValues | None = None
-    ) -> tuple[Float[Array, "b w h"], KeysValues]:
-        attended, keys_values = self.self_attn(self.input_layernorm(x), by, rows, cache, window)
+    def __call__(self, x: Float[Array, "b w h"], inputs: AttentionInputs) -> tuple[Float[Array, "b w h"], KeysValues]:
+        attended, keys_values = self.self_attn(self.input_layernorm(x), inputs)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), keys_values

@@ -1,4 +1,4 @@
-"""The target, Llama's decoder and its relatives (registry.py): rows over a paged cache, returning what draft heads read."""
+"""The target model: Llama's decoder and its relatives (registry.py), over a paged cache."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import DecoderLayer, RMSNorm, Rows, linear, rotation
+from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, attention_inputs, linear
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 
 class TargetOutput(NamedTuple):
-    """What one forward of the target returns; nothing is written to the cache."""
+    """The result of one forward pass of the target; nothing is written to the cache."""
 
     hidden: Float[Array, "b w h"]
-    """After the final norm: what the output projection reads."""
+    """After the final norm; the output projection reads it."""
     features: Float[Array, "b w f"]
     """The captured residual streams, concatenated in layer order; `hidden` itself when none are captured."""
     window: tuple[KeysValues, ...]
@@ -40,22 +40,21 @@ class Llama(nnx.Module):
     def __call__(
         self,
         tokens: Int[Array, "b w"],
-        rows: Rows,
+        metadata: AttentionMetadata,
         cache: tuple[KeysValues, ...] | None = None,
         capture: tuple[int, ...] = (),
     ) -> TargetOutput:
         """Runs the rows; `capture` lists the layers whose input residual stream becomes the feature.
 
-        Layer number num_layers, one past the last, stands for the stream that leaves the last layer.
+        Layer number num_layers, one past the last, means the output of the last layer.
         """
         x = self.embed(tokens)
-        by = rotation(self.config.rope, self.config.head_dim, rows.positions)
         features, window = [], []
-        for index, layer in enumerate(self.layers):
+        for index, (layer, inputs) in enumerate(zip(self.layers, attention_inputs(self.config, metadata, cache), strict=True)):
             if index in capture:
                 features.append(x)
             with jax.named_scope(f"layer_{index}"):
-                x, keys_values = layer(x, by, rows, None if cache is None else cache[index])
+                x, keys_values = layer(x, inputs)
             window.append(keys_values)
         if len(self.layers) in capture:
             features.append(x)

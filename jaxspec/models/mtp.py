@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.models.head import DraftHead, HeadConfig, HeadOutput, layer_of
-from jaxspec.models.layers import DecoderLayer, RMSNorm, Rows, linear, rotation
+from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.layers import AttentionInputs, DecoderLayer, RMSNorm, linear
 from jaxspec.typing import Array, Float, KeysValues
 
 
@@ -30,17 +30,13 @@ class MTP(DraftHead):
         self.layer = DecoderLayer(config.layer, dtype, rngs)
         self.final_layernorm = RMSNorm(size, eps, dtype)
 
-    def __call__(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        rows: Rows,
-        cache: tuple[KeysValues, ...] | None = None,
-        window: tuple[KeysValues, ...] | None = None,
-    ) -> HeadOutput:
-        by = rotation(self.config.layer.rope, self.config.layer.head_dim, rows.positions)
+    def first_layer(
+        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
+    ) -> tuple[Float[Array, "b w h"], KeysValues]:
         # MiMo was trained with the embedding of the first pair masked out.
-        embeddings = jnp.where(rows.positions[..., None] == 0, 0, embeddings)
+        embeddings = jnp.where(inputs.metadata.positions[..., None] == 0, 0, embeddings)
         x = self.input_proj(jnp.concatenate([self.hidden_layernorm(hidden), self.token_layernorm(embeddings)], -1))
-        x, keys_values = self.layer(x, by, rows, layer_of(cache, 0), layer_of(window, 0))
-        return HeadOutput(self.final_layernorm(x), (keys_values,))
+        return self.layer(x, inputs)
+
+    def output(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
+        return self.final_layernorm(x)

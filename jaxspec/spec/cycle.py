@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
-from jaxspec.sampling import Logprobs, logprobs_if, logprobs_of
 from jaxspec.spec.commit import commit
-from jaxspec.spec.draft import draft
-from jaxspec.spec.draft_window import DraftWindow
+from jaxspec.spec.draft import DraftWindow, draft
 from jaxspec.spec.extend import extend
-from jaxspec.spec.lossy import Thresholds
-from jaxspec.spec.state import Sequences, State, put, take
-from jaxspec.spec.step import Drafted, Models, Step, last, write_history
+from jaxspec.spec.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
+from jaxspec.spec.state import Drafted, Models, Sequences, State, StepOutput, last, put, take, write_history
 from jaxspec.spec.tree import Tree, build_tree, root_only
 from jaxspec.spec.verify import RUNNING, Accepted, Verified, accept, report, verify
 from jaxspec.typing import Array, Bool, Int, KeysValues
@@ -44,15 +41,15 @@ def cycle(
     *,
     spec: SpecConfig,
     options: CycleOptions = LOSSLESS,
-) -> Step:
+) -> StepOutput:
     """Advances the sequences in the given state rows by 1 .. num_steps + 1 tokens each.
 
-    Before a cycle with a tree nothing may be postponed (extend.catch_up).
+    Before a cycle with a tree the head must not lag behind (extend.catch_up).
     """
     now, settings = take(state.sequences, rows), take(state.settings, rows)
     tree = draft_tree(models, state.caches.draft, now, page_table, spec, options.window)
     verified = verify(models, state, rows, page_table, now, settings, tree, options.thresholds)
-    accepted = accept(tree, verified.wanted, now, settings.stop_tokens, spec.num_steps)
+    accepted = accept(tree, verified.target_tokens, now, settings.stop_tokens, spec.num_steps)
 
     steps = jnp.arange(spec.num_steps + 1, dtype=jnp.int32)
     write = steps < accepted.emitted[:, None]
@@ -69,7 +66,7 @@ def cycle(
         history=write_history(state.history, rows, now.length + 1, accepted.tokens, accepted.emitted),
     )
     if models.head is not None and spec.num_steps == 0:
-        state, after = postpone(state, rows, verified, now, after)
+        state, after = lag_behind(state, rows, verified, now, after)
     elif models.head is not None:
         features = jnp.take_along_axis(verified.features, accepted.path[:, :, None], 1)
         begin = now.length + 1
@@ -80,7 +77,7 @@ def cycle(
         after = after._replace(draft_hidden=jnp.where(write[:, :1], last(hidden, accepted.emitted), now.draft_hidden))
         state = state._replace(caches=state.caches._replace(draft=draft_cache))
     wants_logprobs = settings.wants_logprobs & ~now.done
-    return Step(
+    return StepOutput(
         state=state._replace(sequences=put(state.sequences, rows, after)),
         report=report(accepted),
         logprobs=logprobs(verified, accepted, wants_logprobs),
@@ -104,12 +101,14 @@ def draft_tree(
     return build_tree(now.root, candidates, spec.num_draft_tokens, spec.num_steps)
 
 
-def postpone(state: State, rows: Int[Array, " b"], verified: Verified, now: Sequences, after: Sequences) -> tuple[State, Sequences]:
-    """A plain cycle only keeps what the head will need (extend.catch_up), so that it costs no more than without a head."""
+def lag_behind(
+    state: State, rows: Int[Array, " b"], verified: Verified, now: Sequences, after: Sequences
+) -> tuple[State, Sequences]:
+    """A plain cycle only keeps the feature that the head will need (extend.catch_up), so it costs no more than without a head."""
     emitted = after.length - now.length  # 0 or 1
-    place = jnp.where(emitted > 0, now.postponed, state.postponed.shape[1])
-    features = state.postponed.at[rows, place].set(verified.features[:, 0], mode="drop")
-    return state._replace(postponed=features), after._replace(postponed=now.postponed + emitted)
+    place = jnp.where(emitted > 0, now.lag, state.lag_features.shape[1])
+    features = state.lag_features.at[rows, place].set(verified.features[:, 0], mode="drop")
+    return state._replace(lag_features=features), after._replace(lag=now.lag + emitted)
 
 
 @jax.named_scope("logprobs")

@@ -1,5 +1,6 @@
 """Drafting: the head grows candidates level by level, keeping the best rows as the next beam (EAGLE-2, section 4.1)."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -7,11 +8,23 @@ import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
 from jaxspec.models.head import DraftHead
-from jaxspec.models.layers import Rows
+from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
-from jaxspec.spec.draft_window import DraftWindow, visible
 from jaxspec.spec.tree import Candidates
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+
+
+@dataclass(frozen=True)
+class DraftWindow:
+    """The part of its cache that a head sees: the first slots (the sink) and the last ones (the window), in tokens.
+
+    SGLang's --speculative-draft-window-size and --speculative-draft-sink-size. Heads are trained on short texts and find little
+    far back; a window keeps them within that range and reads less. Keys are stored rotated, so a window is just a shorter page
+    table.
+    """
+
+    size: int
+    sink: int = 0
 
 
 class Beam(NamedTuple):
@@ -54,13 +67,13 @@ def draft(
         jnp.zeros((batch, k, 0), bool),
     )
     earlier = None
-    seen = visible(page_table, length + 1, cache[0].k.shape[1], window)
+    seen = visible_slots(page_table, length + 1, cache[0].k.shape[1], window)
     for level in range(1, spec.num_steps):
         # A row sees the head's cache, its ancestors in the window, and itself.
         mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch, k, k))], 2)
         # A pair's position is its slot - 1: the row at depth `level` stands for slot length + level.
         positions = jnp.broadcast_to((length + level - 1)[:, None], (batch, k))
-        rows = Rows(positions, *seen, mask)
+        rows = AttentionMetadata(positions, *seen, mask)
         out = head(head.embed(beam.tokens, target), beam.hidden, rows, cache, earlier)
         earlier = out.window
         children, beam = grow(head, target, beam, out.hidden, mask, first_flat=k + (level - 1) * k * k)
@@ -98,3 +111,37 @@ def grow(
         jnp.take_along_axis(hidden, parent[:, :, None], 1),
         jnp.take_along_axis(mask, parent[:, :, None], 1),
     )
+
+
+class VisibleSlots(NamedTuple):
+    """A range of cache slots, as AttentionMetadata takes it."""
+
+    page_table: Int[Array, "b p"]
+    start: Int[Array, " b"]
+    length: Int[Array, " b"]
+
+
+def visible_slots(
+    page_table: Int[Array, "b p"], length: Int[Array, " b"], page_size: int, window: DraftWindow | None
+) -> VisibleSlots:
+    """The slots 1 <= i < length of a head's cache, or the part of them inside the window.
+
+    Without a sink exactly the last `size` slots; with one, the pages that hold the sink and the last `size` slots.
+
+    In:  pages [3, 8, 5, 9, 4], length 18, page_size 4, size 5, sink 2
+    Out: pages [3, 9, 4, ...], start 1, length 10: slots 1-3, 12-15 and 16-17
+    """
+    start = jnp.ones_like(length)
+    if window is None:
+        return VisibleSlots(page_table, start, length)
+    sink = -(-window.sink // page_size)
+    tail = -(-window.size // page_size) + 1  # it may begin and end inside a page
+    first = jnp.maximum(length - window.size, 0)
+    if sink + tail >= page_table.shape[1]:  # the table has no pages to leave out
+        return VisibleSlots(page_table, jnp.maximum(start, first) if sink == 0 else start, length)
+    first_page = jnp.maximum(first // page_size, sink)
+    pages = first_page[:, None] + jnp.arange(tail)
+    tail_pages = jnp.take_along_axis(page_table, jnp.minimum(pages, page_table.shape[1] - 1), 1)
+    skipped = (first_page - sink) * page_size
+    start = jnp.maximum(start, first) - skipped if sink == 0 else start
+    return VisibleSlots(jnp.concatenate([page_table[:, :sink], tail_pages], 1), start, length - skipped)

@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.head import DraftHead
-from jaxspec.models.layers import Rows
+from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
 from jaxspec.spec.commit import commit
-from jaxspec.spec.draft_window import DraftWindow, visible
-from jaxspec.spec.state import State, put, take
-from jaxspec.spec.step import Models, last
+from jaxspec.spec.draft import DraftWindow, visible_slots
+from jaxspec.spec.state import Models, State, last, put, take
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
@@ -37,7 +36,7 @@ def extend(
     new = slots >= begin[:, None]
     mask = jnp.broadcast_to(steps[:, None] >= steps, (tokens.shape[0], width, width))
     mask = mask & (new[:, None, :] | jnp.eye(width, dtype=bool))
-    rows = Rows(slots - 1, *visible(page_table, begin, cache[0].k.shape[1], window), mask)
+    rows = AttentionMetadata(slots - 1, *visible_slots(page_table, begin, cache[0].k.shape[1], window), mask)
     out = head(head.embed(tokens, target), head.project(features), rows, cache)
     path = jnp.broadcast_to(steps, tokens.shape)
     return commit(cache, out.window, page_table, path, slots, write & new), out.hidden
@@ -46,21 +45,21 @@ def extend(
 def catch_up(
     models: Models, state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"], *, window: DraftWindow | None = None
 ) -> State:
-    """Extends the head by all that plain cycles postponed; a draft may follow.
+    """Extends the head by the slots that it lags behind after plain cycles; a draft may follow.
 
-    In:  length 9, postponed 3
-    Out: head slots 7, 8 and 9 are written; postponed 0
+    In:  length 9, lag 3
+    Out: head slots 7, 8 and 9 are written; lag 0
     """
-    assert models.head is not None, "without a head nothing is postponed"
-    now, features, history = take(state.sequences, rows), state.postponed[rows], state.history[rows]
+    assert models.head is not None, "without a head nothing lags behind"
+    now, features, history = take(state.sequences, rows), state.lag_features[rows], state.history[rows]
     steps = jnp.arange(features.shape[1], dtype=jnp.int32)
-    first_slot = now.length + 1 - now.postponed
+    first_slot = now.length + 1 - now.lag
     slots = first_slot[:, None] + steps
     tokens = jnp.take_along_axis(history, jnp.minimum(slots, history.shape[1] - 1), 1)
     draft_cache, hidden = extend(
         models.head, models.target, state.caches.draft, page_table, features, tokens, first_slot, first_slot,
-        steps < now.postponed[:, None], window,
+        steps < now.lag[:, None], window,
     )  # fmt: skip
-    newest = jnp.where((now.postponed > 0)[:, None], last(hidden, now.postponed), now.draft_hidden)
-    after = now._replace(draft_hidden=newest, postponed=jnp.zeros_like(now.postponed))
+    newest = jnp.where((now.lag > 0)[:, None], last(hidden, now.lag), now.draft_hidden)
+    after = now._replace(draft_hidden=newest, lag=jnp.zeros_like(now.lag))
     return state._replace(caches=state.caches._replace(draft=draft_cache), sequences=put(state.sequences, rows, after))

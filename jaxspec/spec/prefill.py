@@ -5,16 +5,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.layers import Rows
+from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
-from jaxspec.sampling import Logprobs, choose, logprobs_if, logprobs_of
-from jaxspec.spec.adjust import adjusted, prompt_context
 from jaxspec.spec.commit import commit
 from jaxspec.spec.cycle import LOSSLESS, CycleOptions
 from jaxspec.spec.extend import extend
-from jaxspec.spec.state import State, put, take
-from jaxspec.spec.step import Models, Step, last, write_history
-from jaxspec.spec.verify import RUNNING, Accepted, cut, report
+from jaxspec.spec.penalties import adjust_logits, prompt_context
+from jaxspec.spec.sampling import Logprobs, choose, logprobs_if, logprobs_of
+from jaxspec.spec.state import Models, State, StepOutput, last, put, take, write_history
+from jaxspec.spec.verify import RUNNING, Accepted, report, truncate
 from jaxspec.typing import Array, Bool, Float, Int
 
 LOGPROB_BLOCK = 16
@@ -38,13 +37,13 @@ class Chunk(NamedTuple):
 
 
 @jax.named_scope("prefill")
-def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions = LOSSLESS) -> Step:
+def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions = LOSSLESS) -> StepOutput:
     """Commits the chunk to both caches. After the last chunk the target holds slots 0 .. L-1 and the head 1 .. L."""
     batch, width = chunk.tokens.shape
     steps = jnp.arange(width, dtype=jnp.int32)
     positions = chunk.first_slot[:, None] + steps
     causal = jnp.broadcast_to(steps[:, None] >= steps, (batch, width, width))
-    rows = Rows(positions, chunk.page_table, jnp.zeros_like(chunk.first_slot), chunk.first_slot, causal)
+    rows = AttentionMetadata(positions, chunk.page_table, jnp.zeros_like(chunk.first_slot), chunk.first_slot, causal)
     out = models.target(chunk.tokens, rows, state.caches.target, models.capture)
     path = jnp.broadcast_to(steps, (batch, width))
     in_prompt = steps < chunk.size[:, None]
@@ -58,11 +57,11 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
 
     def adjust(logits: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
         context = prompt_context(state.history[chunk.row], length)
-        return adjusted(logits, length[:, None], context, settings, state.bias[chunk.row])
+        return adjust_logits(logits, length[:, None], context, settings, state.bias[chunk.row])
 
     root = choose(logits, length[:, None], settings, chunk.is_last, adjust)
     starting = before._replace(done=~chunk.is_last)
-    emitted, finish = cut(root, jnp.ones_like(chunk.size), starting, settings.stop_tokens)
+    emitted, finish = truncate(root, jnp.ones_like(chunk.size), starting, settings.stop_tokens)
 
     draft_cache, draft_hidden = state.caches.draft, before.draft_hidden
     if models.head is not None:
@@ -98,7 +97,7 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
     of_root = logprobs_if(settings.wants_logprobs, lambda: logprobs_of(logits, root))
     following = jnp.take_along_axis(state.history[chunk.row], jnp.minimum(positions + 1, state.history.shape[1] - 1), 1)
     of_prompt = logprobs_if(settings.wants_prompt_logprobs, lambda: prompt_logprobs(models.target, out.hidden, following))
-    return Step(state, report(sampled), of_root, of_prompt)
+    return StepOutput(state, report(sampled), of_root, of_prompt)
 
 
 def prompt_logprobs(target: Llama, hidden: Float[Array, "b w h"], following: Int[Array, "b w"]) -> Logprobs:

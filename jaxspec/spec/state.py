@@ -6,11 +6,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxspec.sampling import SamplingKind, Settings
+from jaxspec.models.head import DraftHead
+from jaxspec.models.llama import Llama
+from jaxspec.spec.sampling import Logprobs, Settings, neutral_settings
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
-MAX_STOP_TOKENS = 16
-"""Stop tokens per request that the device checks, end-of-sequence tokens included."""
+
+class Models(NamedTuple):
+    """The target, its draft head (None: plain decoding only) and which residual streams of the target the head reads."""
+
+    target: Llama
+    head: DraftHead | None
+    capture: tuple[int, ...]
 
 
 class Caches(NamedTuple):
@@ -26,15 +33,15 @@ class Sequences(NamedTuple):
     """What changes from cycle to cycle, of r sequences. It does not depend on the tree, so the next cycle may use another one."""
 
     length: Int[Array, " r"]
-    """Committed target slots: tokens 0 .. length - 1 are in the target's pages, 1 .. length - postponed in the head's."""
+    """Committed target slots: tokens 0 .. length - 1 are in the target's pages, 1 .. length - lag in the head's."""
     root: Int[Array, " r"]
     """The newest token, at position `length`; not yet in the target's pages."""
     draft_hidden: Float[Array, "r h"]
-    """The head's output at its last slot; with nothing postponed, that is slot `length`, where the next draft starts."""
+    """The head's output at its last slot; without a lag, that is slot `length`, where the next draft starts."""
     feature: Float[Array, "r f"]
     """The target's feature of the last prefilled position, carried from chunk to chunk."""
-    postponed: Int[Array, " r"]
-    """Newest slots that the head was not extended by yet: plain cycles leave that for later (extend.py)."""
+    lag: Int[Array, " r"]
+    """Slots by which the head's cache lags behind the target's, because plain cycles do not extend it (extend.catch_up)."""
     remaining: Int[Array, " r"]
     """Tokens that may still be emitted."""
     done: Bool[Array, " r"]
@@ -50,8 +57,8 @@ class Sizes(NamedTuple):
     vocab: int
     max_length: int
     """Tokens of the longest sequence."""
-    postpone: int
-    """Slots by which a head may lag behind."""
+    max_lag: int
+    """Most slots by which the head may lag behind."""
 
 
 class State(NamedTuple):
@@ -65,8 +72,8 @@ class State(NamedTuple):
     """Tokens by position, prompt and output, up to and with the root."""
     bias: Float[Array, "r v"]
     """Added to the logits: logit_bias, and -inf for tokens that must not be drawn. Zeros for who asked for neither."""
-    postponed: Float[Array, "r steps f"]
-    """The target's features of the newest positions, as many as Sequences.postponed says."""
+    lag_features: Float[Array, "r steps f"]
+    """The target's features of the newest positions, as many as Sequences.lag says."""
 
 
 def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DTypeLike) -> Sequences:
@@ -76,36 +83,9 @@ def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DType
         root=jnp.zeros(rows, jnp.int32),
         draft_hidden=jnp.zeros((rows, hidden_size), dtype),
         feature=jnp.zeros((rows, feature_size), dtype),
-        postponed=jnp.zeros(rows, jnp.int32),
+        lag=jnp.zeros(rows, jnp.int32),
         remaining=jnp.zeros(rows, jnp.int32),
         done=jnp.ones(rows, bool),
-    )
-
-
-def greedy_settings(rows: int) -> Settings:
-    """Greedy decoding without stop tokens."""
-
-    def number(value: int) -> Array:  # a new array each time: donated arrays must differ
-        return jnp.full(rows, value, jnp.float32)
-
-    def whole(value: int) -> Array:
-        return jnp.full(rows, value, jnp.int32)
-
-    return Settings(
-        kind=whole(SamplingKind.GREEDY),
-        temperature=number(0),
-        seed=jnp.zeros((rows, 2), jnp.uint32),
-        top_k=whole(jnp.iinfo(jnp.int32).max),
-        top_p=number(1),
-        min_p=number(0),
-        repetition_penalty=number(1),
-        frequency_penalty=number(0),
-        presence_penalty=number(0),
-        prompt_length=whole(0),
-        min_length=whole(0),
-        stop_tokens=jnp.full((rows, MAX_STOP_TOKENS), -1, jnp.int32),
-        wants_logprobs=jnp.zeros(rows, bool),
-        wants_prompt_logprobs=jnp.zeros(rows, bool),
     )
 
 
@@ -114,10 +94,10 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
     return State(
         caches=caches,
         sequences=empty_sequences(rows, sizes.hidden, sizes.feature, dtype),
-        settings=greedy_settings(rows),
+        settings=neutral_settings(rows),
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, sizes.vocab), jnp.float32),
-        postponed=jnp.zeros((rows, sizes.postpone, sizes.feature), dtype),
+        lag_features=jnp.zeros((rows, sizes.max_lag, sizes.feature), dtype),
     )
 
 
@@ -129,3 +109,68 @@ def take[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"]) -> 
 def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], batch: Table) -> Table:
     """The table with the batch's rows replaced."""
     return jax.tree.map(lambda field, new: field.at[rows].set(new), table, batch)
+
+
+class Drafted(NamedTuple):
+    """The trees of a cycle and what became of them, for whoever wants to look."""
+
+    tokens: Int[Array, "b n"]
+    parents: Int[Array, "b n"]
+    """As in spec.tree.Tree."""
+    path: Int[Array, "b j"]
+    """The accepted nodes, root first; entries beyond the accepted drafts mean nothing."""
+
+
+class StepOutput(NamedTuple):
+    """What a program returns: the new device state, and the small arrays that the host reads."""
+
+    state: State
+    report: Int[Array, "b columns"]
+    logprobs: Logprobs
+    """Of the emitted tokens; zeros if no request of the batch asked for them."""
+    prompt_logprobs: Logprobs | None = None
+    """Of the prompt: entry j is about the token behind the chunk's token j; zeros if nobody asked. Prefill only."""
+    drafted: Drafted | None = None
+    """Cycles only."""
+
+
+def last(values: Array, count: Int[Array, " b"]) -> Array:
+    """values[b, count[b] - 1] of every sequence; entry 0 where count is 0."""
+    index = jnp.maximum(count - 1, 0).reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.take_along_axis(values, index, 1)[:, 0]
+
+
+def write_history(
+    history: Int[Array, "r t"], rows: Int[Array, " b"], first: Int[Array, " b"], tokens: Int[Array, "b j"], count: Int[Array, " b"]
+) -> Int[Array, "r t"]:
+    """Puts the first `count` tokens at positions first, first + 1, ..."""
+    steps = jnp.arange(tokens.shape[1])
+    places = jnp.where(steps < count[:, None], first[:, None] + steps, history.shape[1])
+    return history.at[rows[:, None], places].set(tokens, mode="drop")
+
+
+class Admission(NamedTuple):
+    """One request, or several."""
+
+    row: Int[Array, " b"]
+    tokens: Int[Array, "b t"]
+    """All that is known of the sequence, by position, padded. Penalties look at it, also where no prefill chunk brings it."""
+    remaining: Int[Array, " b"]
+    """Tokens that may be emitted: less than max_tokens if a preempted request comes back."""
+    settings: Settings
+    bias: Float[Array, "b v"]
+
+
+def admit(state: State, admission: Admission) -> State:
+    """The row belongs to the request from now on; it takes part in cycles once its last chunk is prefilled."""
+    rows = admission.row
+    before = take(state.sequences, rows)
+    fresh = before._replace(
+        length=jnp.zeros_like(rows), lag=jnp.zeros_like(rows), remaining=admission.remaining, done=jnp.ones_like(before.done)
+    )
+    return state._replace(
+        sequences=put(state.sequences, rows, fresh),
+        settings=put(state.settings, rows, admission.settings),
+        history=state.history.at[rows].set(admission.tokens),
+        bias=state.bias.at[rows].set(admission.bias),
+    )

@@ -5,12 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.layers import Rows
-from jaxspec.sampling import SamplingKind, Settings, choose
-from jaxspec.spec.adjust import adjusted, tree_context
-from jaxspec.spec.lossy import Thresholds, leaning
-from jaxspec.spec.state import Sequences, State
-from jaxspec.spec.step import Models
+from jaxspec.models.layers import AttentionMetadata
+from jaxspec.spec.penalties import adjust_logits, tree_context
+from jaxspec.spec.sampling import SamplingKind, Settings, Thresholds, choose, choose_by_threshold
+from jaxspec.spec.state import Models, Sequences, State
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -22,7 +20,7 @@ REPORT_HEADER = 3
 class Verified(NamedTuple):
     """The target's view of every node."""
 
-    wanted: Int[Array, "b n"]
+    target_tokens: Int[Array, "b n"]
     """The target's own token after each node."""
     logits: Float[Array, "b n v"]
     """Unchanged: before penalties, bias and temperature."""
@@ -31,7 +29,7 @@ class Verified(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a cycle emits: `emitted` tokens, of which all but the last are drafts and the last is the bonus, unless cut."""
+    """What a cycle emits: `emitted` tokens, of which all but the last are drafts and the last is the bonus, unless truncated."""
 
     path: Int[Array, "b j"]
     """The accepted nodes, root first; entries from accepted + 1 on mean nothing."""
@@ -58,43 +56,45 @@ def verify(
 ) -> Verified:
     """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each."""
     positions = now.length[:, None] + tree.depth
-    window = Rows(positions, page_table, jnp.zeros_like(now.length), now.length, tree.mask)
+    window = AttentionMetadata(positions, page_table, jnp.zeros_like(now.length), now.length, tree.mask)
     out = models.target(tree.tokens, window, state.caches.target, models.capture)
     logits = models.target.logits(out.hidden)
 
     def adjust(logits: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
         context = tree_context(state.history[rows], now.length, tree)
-        return adjusted(logits, positions + 1, context, settings, state.bias[rows])
+        return adjust_logits(logits, positions + 1, context, settings, state.bias[rows])
 
     if thresholds is None:
-        wanted = choose(logits, positions + 1, settings, ~now.done, adjust)
+        target_tokens = choose(logits, positions + 1, settings, ~now.done, adjust)
     else:
         needs = jnp.any(~now.done & (settings.kind == SamplingKind.ADJUSTED))
-        wanted = leaning(jax.lax.cond(needs, adjust, lambda same: same, logits), positions + 1, settings, tree, thresholds)
-    return Verified(wanted, logits, out.features, out.window)
+        target_tokens = choose_by_threshold(
+            jax.lax.cond(needs, adjust, lambda same: same, logits), positions + 1, settings, tree, thresholds
+        )
+    return Verified(target_tokens, logits, out.features, out.window)
 
 
 @jax.named_scope("accept")
 def accept(
-    tree: Tree, wanted: Int[Array, "b n"], sequences: Sequences, stop_tokens: Int[Array, "b stops"], num_steps: int
+    tree: Tree, target_tokens: Int[Array, "b n"], sequences: Sequences, stop_tokens: Int[Array, "b stops"], num_steps: int
 ) -> Accepted:
     """Walks from the root while the target's token is a child; cuts at stop tokens and at the token budget.
 
-    A node is on the walk if it and all its ancestors are what the target wanted after their parents. Siblings hold
+    A node is on the walk if it and all its ancestors are what the target target_tokens after their parents. Siblings hold
     different tokens, so the walk is a chain.
     """
     parent = jnp.maximum(tree.parents, 0)
-    matches = (tree.tokens == jnp.take_along_axis(wanted, parent, 1)) | (tree.parents < 0)
+    matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)
     on_walk = jnp.all(matches[:, None, :] | ~tree.mask, -1)
     accepted = jnp.max(jnp.where(on_walk, tree.depth, 0), -1)
     steps = jnp.arange(num_steps + 1)
     path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
-    tokens = jnp.take_along_axis(wanted, path, 1)
-    emitted, finish = cut(tokens, accepted + 1, sequences, stop_tokens)
+    tokens = jnp.take_along_axis(target_tokens, path, 1)
+    emitted, finish = truncate(tokens, accepted + 1, sequences, stop_tokens)
     return Accepted(path, tokens, accepted, emitted, finish)
 
 
-def cut(
+def truncate(
     tokens: Int[Array, "b j"], available: Int[Array, " b"], sequences: Sequences, stop_tokens: Int[Array, "b stops"]
 ) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
     """How many of the first `available` tokens are emitted, and why the sequence ends, if it does. A stop token is emitted.

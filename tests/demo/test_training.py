@@ -18,9 +18,9 @@ from jaxspec.demo.optimizer import Schedule, batches, muon
 from jaxspec.demo.train_head import draft_vocabulary
 from jaxspec.demo.ttt import DECAY, accuracies, lesson, unroll, unrolled_rows
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
-from jaxspec.models.layers import Rows, causal_rows
+from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
-from jaxspec.models.loaded import take_apart
+from jaxspec.models.registry import split_model
 
 TARGET = {
     "model_type": "llama",
@@ -58,13 +58,13 @@ def models():
 def one_chain(head, target, tokens, features, first, steps):
     """What drafting computes from position `first`: a causal pass over the true pairs, then one row per step."""
     width = first + 1
-    rows = causal_rows(1, width)
+    rows = causal_metadata(1, width)
     out = head(target.embed(tokens[:, 1 : width + 1]), head.project(features[:, :width]), rows)
     hidden, logits = out.hidden[:, -1:], [head.logits(out.hidden[:, -1:], target)]
     for step in range(1, steps):
         token = tokens[:, width + step : width + step + 1]
         seen = jnp.ones((1, 1, width + step), bool)
-        row = Rows(jnp.array([[first + step]]), rows.page_table, rows.start, rows.length, seen)
+        row = AttentionMetadata(jnp.array([[first + step]]), rows.page_table, rows.start, rows.length, seen)
         out = head(target.embed(token), hidden, row, None, out.window)
         hidden = out.hidden
         logits.append(head.logits(hidden, target))
@@ -107,13 +107,13 @@ def test_accuracies_count_leading_right_drafts():
 def test_checkpoints_load_again(models, tmp_path):
     target, head = models
     for _ in range(2):  # the second replaces the first
-        tensors = tensors_of(target_layout(target.config), take_apart(target, target.config).params)
+        tensors = tensors_of(target_layout(target.config), split_model(target, target.config).params)
         write_checkpoint(tmp_path / "target", TARGET, tensors, dtype=jnp.float32)
     layout = eagle3_layout(HEAD_CONFIG, SAFEAILAB, has_token_map=True, has_members=True)
-    write_checkpoint(tmp_path / "head", HEAD, tensors_of(layout, take_apart(head, HEAD_CONFIG).params), dtype=jnp.float32)
+    write_checkpoint(tmp_path / "head", HEAD, tensors_of(layout, split_model(head, HEAD_CONFIG).params), dtype=jnp.float32)
     loaded_target = load_target(tmp_path / "target", jnp.float32)
     for model, loaded in ((target, loaded_target), (head, load_head(tmp_path / "head", loaded_target))):
-        jax.tree.map(np.testing.assert_array_equal, take_apart(model, loaded.config).params, loaded.params)
+        jax.tree.map(np.testing.assert_array_equal, split_model(model, loaded.config).params, loaded.params)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
 
 
@@ -121,8 +121,8 @@ def test_continuation_is_the_argmax_of_the_whole_text(models, monkeypatch):
     target, _ = models
     monkeypatch.setattr("jaxspec.demo.generate.GROWTH", 3)
     prompts = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
-    text = regenerate(take_apart(target, target.config), prompts, 7, batch=2)
-    choice = jax.jit(lambda text: jnp.argmax(target.logits(target(text, causal_rows(2, 10)).hidden), -1))(text)
+    text = regenerate(split_model(target, target.config), prompts, 7, batch=2)
+    choice = jax.jit(lambda text: jnp.argmax(target.logits(target(text, causal_metadata(2, 10)).hidden), -1))(text)
     np.testing.assert_array_equal(text[:, :3], prompts)
     np.testing.assert_array_equal(text[:, 3:], choice[:, 2:-1])
 

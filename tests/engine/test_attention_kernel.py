@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
 from jaxspec.engine.device_state import check_kernel, merger, use_kernel
-from jaxspec.models.layers import Attention, causal_rows
+from jaxspec.models.layers import Attention, causal_metadata
 from jaxspec.testing import random_head, tiny_engine, tiny_target
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
 
@@ -45,7 +45,7 @@ def test_attention_runs_what_was_chosen():
     """On a CPU, JAX refuses a kernel that is meant for GPUs, as soon as it is asked for."""
     target = tiny_target()
     model = target.merge(target.params)
-    tokens, rows = jax.numpy.zeros((1, 2), int), causal_rows(1, 2)
+    tokens, rows = jax.numpy.zeros((1, 2), int), causal_metadata(1, 2)
     expected = model(tokens, rows).hidden
     use_kernel(model, "reference")
     assert (model(tokens, rows).hidden == expected).all()

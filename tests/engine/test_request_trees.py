@@ -5,14 +5,14 @@ import pytest
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Timing, Update
-from jaxspec.engine.runner import POSTPONE
+from jaxspec.engine.runner import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import oracle_head, tiny_engine, tiny_target
 
 WIDE, CHAIN = SpecConfig(3, 2, 6), SpecConfig(4, 1)
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2], [9, 9, 9]]
 TREES = [None, PLAIN, CHAIN, PLAIN]
-PARAMS = [SamplingParams(max_tokens=3 * POSTPONE, temperature=temperature, seed=4) for temperature in (0.0, 0.8, 0.0, 1.2)]
+PARAMS = [SamplingParams(max_tokens=3 * MAX_LAG, temperature=temperature, seed=4) for temperature in (0.0, 0.8, 0.0, 1.2)]
 
 
 def run(engine: Engine, trees, wants_trees: bool = False) -> tuple[list[list[int]], list, list[Update]]:
@@ -54,10 +54,10 @@ def test_pages_of_a_plain_request_are_as_good_as_any(expected):
     engine.add(PROMPTS[0], PARAMS[0], tree=PLAIN)
     while engine.has_work:
         engine.step()
-    again = engine.add([*PROMPTS[0], *text[: 2 * POSTPONE]], SamplingParams(max_tokens=POSTPONE, temperature=0))
+    again = engine.add([*PROMPTS[0], *text[: 2 * MAX_LAG]], SamplingParams(max_tokens=MAX_LAG, temperature=0))
     while engine.has_work:
         engine.step()
-    assert again.cached_tokens > POSTPONE and again.output == text[2 * POSTPONE :]
+    assert again.cached_tokens > MAX_LAG and again.output == text[2 * MAX_LAG :]
     assert again.speculation.accept_length > 4
 
 

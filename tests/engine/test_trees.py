@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.runner import POSTPONE
+from jaxspec.engine.runner import MAX_LAG
 from jaxspec.engine.trees import TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import oracle_head, tiny_engine, tiny_target
@@ -47,7 +47,7 @@ def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
     assert len(set(taken)) == 3
 
 
-@pytest.mark.parametrize("plain_cycles", [1, POSTPONE - 1, POSTPONE, POSTPONE + 1, 3 * POSTPONE + 5])
+@pytest.mark.parametrize("plain_cycles", [1, MAX_LAG - 1, MAX_LAG, MAX_LAG + 1, 3 * MAX_LAG + 5])
 def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     """Of the head's cache tests/spec has the rest: an oracle attends to nothing, but it knows where it is."""
     target, prompt = tiny_target(), PROMPTS[0]

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.models.head import HeadOutput
-from jaxspec.models.layers import Rows, causal_rows
+from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_target
 from jaxspec.typing import KeysValues
 from tests.checkpoints.real_heads import (
@@ -98,7 +98,7 @@ def compare(tmp_path, head: Head, reference: Callable[..., Output], captured: tu
     assert loaded.config.captured_layers == captured
     model, module = target.merge(target.params), loaded.merge(loaded.params)
     ids = jnp.asarray(np.random.default_rng(1).integers(VOCAB, size=(1, ROWS)), jnp.int32)
-    rows = causal_rows(1, ROWS)
+    rows = causal_metadata(1, ROWS)
     features = model(ids, rows, capture=captured).features
     following = jnp.roll(ids, -1, 1)
     out = module(module.embed(following, model), module.project(features), rows)
@@ -141,7 +141,7 @@ def test_mtp(tmp_path):
     both = Head(read_config(directory) | config, load_file(directory / "model.safetensors") | tensors).write(tmp_path / "both")
     loaded = load_head(both, target)
     model, module = target.merge(target.params), loaded.merge(loaded.params)
-    ids, rows = jnp.arange(ROWS)[None] * 7 % VOCAB, causal_rows(1, ROWS)
+    ids, rows = jnp.arange(ROWS)[None] * 7 % VOCAB, causal_metadata(1, ROWS)
     hidden = model(ids, rows).hidden
     out = module(module.embed(ids, model), module.project(hidden), rows)
     embeddings, lm_head = np.asarray(model.embed(ids)[0]), np.asarray(model.lm_head.kernel[...]).T
@@ -157,11 +157,11 @@ def test_mimo_equals_its_reference():
     head = load_head(MIMO, target)
     model, module = target.merge(target.params), head.merge(head.params)
     width = golden["prompt"].shape[1]
-    out = model(jnp.asarray(golden["prompt"], jnp.int32), causal_rows(1, width))
+    out = model(jnp.asarray(golden["prompt"], jnp.int32), causal_metadata(1, width))
     np.testing.assert_allclose(out.hidden, golden["target_hidden"], atol=2e-5)
     np.testing.assert_allclose(model.logits(out.hidden), golden["target_logits"], atol=2e-4)
     pairs = np.concatenate([golden["prompt"][:, 1:], golden["root"]], 1)
-    drafted = module(module.embed(jnp.asarray(pairs, jnp.int32), model), module.project(out.hidden), causal_rows(1, width))
+    drafted = module(module.embed(jnp.asarray(pairs, jnp.int32), model), module.project(out.hidden), causal_metadata(1, width))
     np.testing.assert_allclose(drafted.hidden, golden["mtp_hidden"], atol=2e-5)
     np.testing.assert_allclose(module.logits(drafted.hidden, model), golden["mtp_logits"], atol=2e-4)
     hidden, chain = jnp.concatenate([out.hidden, drafted.hidden[:, -1:]], 1), []
@@ -169,7 +169,7 @@ def test_mimo_equals_its_reference():
         chain.append(int(jnp.argmax(module.logits(hidden[:, -1:], model))))
         pairs = np.append(pairs, [[chain[-1]]], 1)
         width += 1
-        again = module(module.embed(jnp.asarray(pairs, jnp.int32), model), hidden, causal_rows(1, width))
+        again = module(module.embed(jnp.asarray(pairs, jnp.int32), model), hidden, causal_metadata(1, width))
         hidden = jnp.concatenate([hidden, again.hidden[:, -1:]], 1)
     assert chain == golden["chain3"].tolist()
 
@@ -183,13 +183,13 @@ def test_every_layer_reads_its_own_cache_and_window(head):
     """Rows 0-4 from the cache and 5-8 from the window are to rows 9-11 what they are in one pass over all."""
     module = head.merge(head.params)
     embeddings, hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, ROWS, HIDDEN)), jnp.float32)
-    causal = causal_rows(1, ROWS)
+    causal = causal_metadata(1, ROWS)
     whole = module(embeddings, hidden, causal)
     cache = tuple(KeysValues(*(array[0, :5, None] for array in layer)) for layer in whole.window)  # one slot a page
     table, start, length = jnp.arange(5)[None], jnp.zeros(1, jnp.int32), jnp.full(1, 5)
 
     def part(first: int, last: int, window: tuple[KeysValues, ...] | None) -> HeadOutput:
-        rows = Rows(causal.positions[:, first:last], table, start, length, causal.mask[:, first:last, 5:last])
+        rows = AttentionMetadata(causal.positions[:, first:last], table, start, length, causal.mask[:, first:last, 5:last])
         return module(embeddings[:, first:last], hidden[:, first:last], rows, cache, window)
 
     second = part(5, 9, None)

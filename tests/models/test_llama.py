@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.models.eagle3 import default_captured_layers
-from jaxspec.models.layers import Rows, causal_rows, rotation
+from jaxspec.models.layers import causal_metadata, rope_angles
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.spec.draft import draft
 from jaxspec.testing import tiny_target
@@ -19,7 +19,7 @@ def test_target_forward_equals_the_reference():
     golden = np.load(FIXTURES / "eagle_ref/out/target_forward.npz")
     ids = golden["ids"].reshape(1, -1)
     module = target().merge(target().params)
-    out = module(jnp.asarray(ids, jnp.int32), causal_rows(*ids.shape), capture=default_captured_layers(8))
+    out = module(jnp.asarray(ids, jnp.int32), causal_metadata(*ids.shape), capture=default_captured_layers(8))
     streams = np.split(np.asarray(out.features), 3, -1)
     for layer, stream in zip(default_captured_layers(8), streams, strict=True):
         np.testing.assert_allclose(stream.ravel(), golden[f"aux{layer}"].ravel(), atol=2e-5)
@@ -33,12 +33,12 @@ def test_features_and_candidate_scores_equal_the_reference():
     run = trace()["runs"][1]
     prompt, width = run["prompt"], len(run["prompt"])
     module, draft_head = target().merge(target().params), head().merge(head().params)
-    features = module(jnp.array([prompt]), causal_rows(1, width), capture=default_captured_layers(8)).features
+    features = module(jnp.array([prompt]), causal_metadata(1, width), capture=default_captured_layers(8)).features
     np.testing.assert_allclose(features[0], golden["p1_s0_hidden_in"], atol=5e-5)
 
     pairs = jnp.array([[*prompt[1:], run["steps"][0]["draft_tokens"][0]]])
     none = KeysValues(*(jnp.zeros((1, 1, 2, 16)),) * 2)
-    rows = causal_rows(1, width)
+    rows = causal_metadata(1, width)
     out = draft_head(module.embed(pairs), draft_head.project(features), rows)
     table = jnp.arange(width + 1)[None]  # the pairs' own keys become the cache, one slot a page, slot 0 unused
     (window,) = out.window
@@ -51,10 +51,10 @@ def test_a_window_over_no_cache_equals_token_by_token_windows():
     """One forward of a whole sequence and one with another mask and positions that mean the same."""
     model = tiny_target()
     module, tokens = model.merge(model.params), jnp.array([[5, 9, 2, 77, 31]])
-    whole = module(tokens, causal_rows(1, 5)).hidden
+    whole = module(tokens, causal_metadata(1, 5)).hidden
     order = jnp.array([3, 0, 4, 1, 2])  # rows may come in any order: positions and mask say what they are
-    causal = causal_rows(1, 5)
-    shuffled = Rows(causal.positions[:, order], causal.page_table, causal.start, causal.length, causal.mask[:, order][:, :, order])
+    causal = causal_metadata(1, 5)
+    shuffled = causal._replace(positions=causal.positions[:, order], mask=causal.mask[:, order][:, :, order])
     np.testing.assert_allclose(module(tokens[:, order], shuffled).hidden, whole[:, order], atol=2e-4, rtol=1e-4)
 
 
@@ -66,11 +66,11 @@ def test_default_captured_layers():
 
 
 def test_rotation_depends_on_distance_only():
-    by = [rotation(RopeConfig(), 8, jnp.array([[position]])) for position in (3, 11, 103, 111)]
+    angles = [rope_angles(RopeConfig(), 8, jnp.array([[position]])) for position in (3, 11, 103, 111)]
     q, k = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)), jnp.float32)
-    near, far = (float(jnp.sum(rotate(q, *by[i]) * rotate(k, *by[i + 1]))) for i in (0, 2))
+    near, far = (float(jnp.sum(rotate(q, *angles[i]) * rotate(k, *angles[i + 1]))) for i in (0, 2))
     assert near == pytest.approx(far, abs=1e-4)
-    assert near != pytest.approx(float(jnp.sum(rotate(q, *by[0]) * rotate(k, *by[0]))), abs=1e-2)
+    assert near != pytest.approx(float(jnp.sum(rotate(q, *angles[0]) * rotate(k, *angles[0]))), abs=1e-2)
 
 
 def test_linear_and_llama3_scaling():

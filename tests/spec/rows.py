@@ -10,12 +10,11 @@ from jaxspec.config import ModelConfig
 from jaxspec.engine import device_state as engine
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.request import Request
-from jaxspec.models.loaded import LoadedHead, LoadedTarget
-from jaxspec.sampling import Settings
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.admit import Admission
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.state import Caches, Sizes, State, empty_state
+from jaxspec.spec.sampling import Settings
+from jaxspec.spec.state import Admission, Caches, Sizes, State, empty_state
 from jaxspec.testing import TinyTokenizer
 from jaxspec.typing import KeysValues
 
@@ -27,11 +26,11 @@ def poisoned_cache(config: ModelConfig, pages: int, page_size: int) -> tuple[Key
 
 
 def poisoned_state(
-    target: LoadedTarget, head: LoadedHead, *, rows: int, pages: int, page_size: int, max_length: int, postpone: int = 1
+    target: LoadedTarget, head: LoadedHead, *, rows: int, pages: int, page_size: int, max_length: int, max_lag: int = 1
 ) -> State:
     """Free rows whose last users left nothing but NaN."""
     caches = Caches(poisoned_cache(target.config, pages, page_size), poisoned_cache(head.config.layer, pages, page_size))
-    sizes = Sizes(head.config.layer.hidden_size, head.config.feature_size, target.config.vocab_size, max_length, postpone)
+    sizes = Sizes(head.config.layer.hidden_size, head.config.feature_size, target.config.vocab_size, max_length, max_lag)
     state = empty_state(caches, rows, sizes, jnp.float32)
     nan = {name: jnp.full_like(getattr(state.sequences, name), jnp.nan) for name in ("draft_hidden", "feature")}
     return state._replace(sequences=state.sequences._replace(**nan), bias=jnp.full_like(state.bias, jnp.nan))

@@ -9,23 +9,21 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.models.layers import causal_rows
-from jaxspec.models.loaded import LoadedHead, LoadedTarget
+from jaxspec.models.layers import causal_metadata
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
-from jaxspec.spec.admit import admit
 from jaxspec.spec.cycle import CycleOptions, cycle
-from jaxspec.spec.draft_window import DraftWindow
+from jaxspec.spec.draft import DraftWindow
 from jaxspec.spec.extend import catch_up
 from jaxspec.spec.prefill import prefill
-from jaxspec.spec.state import State
-from jaxspec.spec.step import Models, Step
+from jaxspec.spec.state import Models, State, StepOutput, admit
 from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.testing import oracle_head, random_eagle, random_head, tiny_target
 from jaxspec.typing import KeysValues
-from tests.spec import law_in_numpy
+from tests.spec import distribution_in_numpy
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
-PAGE, PAGES, LENGTH, POSTPONE = 4, 12, 48, 16
+PAGE, PAGES, LENGTH, MAX_LAG = 4, 12, 48, 16
 TABLE = jnp.array([[5, 2, 9, 0, 7, 11, 3, 1, 10, 4, 8, 6]])
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 18)]
 GREEDY = SamplingParams(temperature=0)
@@ -38,7 +36,7 @@ HEADS = ("EAGLE3", "EAGLE")
 def models(algorithm: str) -> tuple[LoadedTarget, LoadedHead]:
     target = tiny_target()
     if algorithm == "ORACLE":  # knows what SAMPLED is going to say
-        text = plain_states("EAGLE3", SAMPLED)[-1].history[0, : len(PROMPT) + POSTPONE + 1].tolist()
+        text = plain_states("EAGLE3", SAMPLED)[-1].history[0, : len(PROMPT) + MAX_LAG + 1].tolist()
         return target, oracle_head(target.config, text)
     return target, random_head(target.config) if algorithm == "EAGLE3" else random_eagle(target.config, num_layers=2)
 
@@ -58,13 +56,13 @@ def compiled(program: Any, algorithm: str, **static):
 def fresh(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY, rows: int = 1) -> State:
     """Admitted, with nothing in the caches but NaN. Features that would wrongly be taken for postponed ones are huge."""
     target, head = models(algorithm)
-    size = {"pages": rows * PAGES, "page_size": PAGE, "max_length": LENGTH, "postpone": POSTPONE}
+    size = {"pages": rows * PAGES, "page_size": PAGE, "max_length": LENGTH, "max_lag": MAX_LAG}
     state = poisoned_state(target, head, rows=rows, **size)
-    state = state._replace(postponed=jnp.full_like(state.postponed, 1e6))
+    state = state._replace(lag_features=jnp.full_like(state.lag_features, 1e6))
     return admit(state, admission_of(params, tokens, rows=rows, max_length=LENGTH, vocab_size=target.config.vocab_size))
 
 
-def prefilled(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY) -> Step:
+def prefilled(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY) -> StepOutput:
     """The whole text in one chunk."""
     return compiled(prefill, algorithm)(fresh(algorithm, tokens, params), chunk_of(tokens, TABLE, width=40))
 
@@ -94,7 +92,7 @@ def assert_same(found: State, expected: State) -> None:
     length = int(expected.sequences.length[0])
     assert (int(found.sequences.length[0]), int(found.sequences.root[0])) == (length, int(expected.sequences.root[0]))
     assert found.history[0, : length + 1].tolist() == expected.history[0, : length + 1].tolist()
-    assert found.sequences.postponed.tolist() == expected.sequences.postponed.tolist() == [0]
+    assert found.sequences.lag.tolist() == expected.sequences.lag.tolist() == [0]
     assert_close(found.sequences.draft_hidden, expected.sequences.draft_hidden, "draft_hidden")
     assert_same_caches(found, expected, length)
 
@@ -146,19 +144,19 @@ def test_chunks_of_any_size_leave_the_same(size, cached):
 
 @cache
 def plain_states(algorithm: str, params: SamplingParams = GREEDY) -> list[State]:
-    """After 0 .. POSTPONE plain cycles."""
+    """After 0 .. MAX_LAG plain cycles."""
     states = [prefilled(algorithm, PROMPT, params).state]
-    for _ in range(POSTPONE):
+    for _ in range(MAX_LAG):
         states.append(compiled(cycle, algorithm, spec=PLAIN)(states[-1], jnp.array([0]), TABLE).state)
     return states
 
 
 @pytest.mark.parametrize("algorithm", HEADS)
-@pytest.mark.parametrize("cycles", range(POSTPONE + 1))
+@pytest.mark.parametrize("cycles", range(MAX_LAG + 1))
 def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves(algorithm, cycles):
     state = plain_states(algorithm)[cycles]
     text = state.history[0, : len(PROMPT) + cycles].tolist()
-    assert state.sequences.postponed.tolist() == [cycles]
+    assert state.sequences.lag.tolist() == [cycles]
     caught_up = compiled(catch_up, algorithm)(state, jnp.array([0]), TABLE)
     assert_same(caught_up, prefilled(algorithm, text).state)
 
@@ -195,7 +193,7 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
     state = state._replace(sequences=state.sequences._replace(remaining=jnp.array([3, 100])))
     for _ in range(7):
         state = compiled(cycle, "EAGLE3", spec=PLAIN)(state, jnp.arange(2), table).state
-    assert state.sequences.postponed.tolist() == [3, 7] and state.sequences.done.tolist() == [True, False]
+    assert state.sequences.lag.tolist() == [3, 7] and state.sequences.done.tolist() == [True, False]
     state = compiled(catch_up, "EAGLE3")(state, jnp.arange(2), table)
     for row, cycles in enumerate((3, 7)):
         pages = slice(row * PAGES, (row + 1) * PAGES)
@@ -229,7 +227,7 @@ def whole_forward(text: list[int]) -> np.ndarray:
     """Logits of the token behind each token of the text, from one pass over all of it."""
     target = tiny_target()
     module = target.merge(target.params)
-    hidden = module(jnp.array([text]), causal_rows(1, len(text))).hidden
+    hidden = module(jnp.array([text]), causal_metadata(1, len(text))).hidden
     return np.asarray(module.logits(hidden)[0])
 
 
@@ -241,7 +239,7 @@ def test_the_first_token_is_penalized_for_the_whole_prompt():
     """The prompt's last token would be the likeliest one, and with its penalty just isn't."""
     newest, logits = PROMPT[-1], whole_forward(PROMPT)[-1]
     assert newest not in PROMPT[:-1]
-    penalized = law_in_numpy.adjusted(logits, PROMPT, len(PROMPT), SamplingParams(repetition_penalty=5.0))
+    penalized = distribution_in_numpy.adjust_logits(logits, PROMPT, len(PROMPT), SamplingParams(repetition_penalty=5.0))
     others = np.delete(penalized, newest).max()
     bias = others - (logits[newest] + penalized[newest]) / 2
     params = SamplingParams(temperature=0, repetition_penalty=5.0, logit_bias={newest: float(bias)})

@@ -7,11 +7,9 @@ import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.admit import admit
 from jaxspec.spec.cycle import cycle, draft_tree
 from jaxspec.spec.prefill import prefill
-from jaxspec.spec.state import take
-from jaxspec.spec.step import Models
+from jaxspec.spec.state import Models, admit, take
 from tests.reference import head, target, trace
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
 

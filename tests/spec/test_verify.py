@@ -1,12 +1,13 @@
-"""The walk and the cut, against plain Python that does the same one step at a time."""
+"""The walk and the truncation, against plain Python that does the same one step at a time."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.state import MAX_STOP_TOKENS, Sequences, empty_sequences
+from jaxspec.spec.sampling import MAX_STOP_TOKENS
+from jaxspec.spec.state import Sequences, empty_sequences
 from jaxspec.spec.tree import Tree, ancestor_mask
-from jaxspec.spec.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, cut
+from jaxspec.spec.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncate
 
 
 def sequence(*, remaining: int = 100, done: bool = False) -> Sequences:
@@ -19,12 +20,13 @@ def stops(*tokens: int) -> jnp.ndarray:
     return jnp.array([[*tokens, *[-1] * (MAX_STOP_TOKENS - len(tokens))]], jnp.int32)
 
 
-def walk(tokens, parents, wanted) -> list[int]:
-    """Accepted nodes, root first, found by looking for the child that holds the wanted token."""
+def walk(tokens, parents, target_tokens) -> list[int]:
+    """Accepted nodes, root first, found by looking for the child with the target token."""
     path = [0]
-    while child := [node for node in range(1, len(tokens)) if parents[node] == path[-1] and tokens[node] == wanted[path[-1]]]:
+    while child := [
+        node for node in range(1, len(tokens)) if parents[node] == path[-1] and tokens[node] == target_tokens[path[-1]]
+    ]:
         path.append(child[0])
-    return path
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -39,17 +41,17 @@ def test_accept_is_the_walk(seed):
         parents.append(parent)
         depth.append(depth[parent] + 1)
         max_depth = max(max_depth, depth[-1])
-    wanted = rng.integers(0, 3, nodes)
+    target_tokens = rng.integers(0, 3, nodes)
     steps = max_depth + int(rng.integers(0, 2))
 
     array = jnp.array([parents], jnp.int32)
     tree = Tree(jnp.array([tokens]), array, jnp.array([depth]), ancestor_mask(array, steps))
-    result = accept(tree, jnp.asarray(wanted[None]), sequence(), stops(), steps)
-    path = walk(tokens, parents, wanted)
+    result = accept(tree, jnp.asarray(target_tokens[None]), sequence(), stops(), steps)
+    path = walk(tokens, parents, target_tokens)
     assert int(result.accepted[0]) == len(path) - 1
     assert int(result.emitted[0]) == len(path)
     assert result.path[0, : len(path)].tolist() == path
-    assert result.tokens[0, : len(path)].tolist() == wanted[path].tolist()
+    assert result.tokens[0, : len(path)].tolist() == target_tokens[path].tolist()
     assert int(result.finish[0]) == RUNNING
 
 
@@ -66,11 +68,11 @@ def test_accept_is_the_walk(seed):
         ([5, 2, 9], 3, (2,), 2, (2, STOPPED)),
     ],
 )
-def test_cut(tokens, count, stop, remaining, expected):
-    got = cut(jnp.array([tokens]), jnp.array([count]), sequence(remaining=remaining), stops(*stop))
+def test_truncate(tokens, count, stop, remaining, expected):
+    got = truncate(jnp.array([tokens]), jnp.array([count]), sequence(remaining=remaining), stops(*stop))
     assert (int(got[0][0]), int(got[1][0])) == expected
 
 
 def test_a_finished_sequence_emits_nothing():
-    emitted, finish = cut(jnp.array([[5, 2, 9]]), jnp.array([3]), sequence(done=True), stops(2))
+    emitted, finish = truncate(jnp.array([[5, 2, 9]]), jnp.array([3]), sequence(done=True), stops(2))
     assert (emitted.tolist(), finish.tolist()) == ([0], [RUNNING])

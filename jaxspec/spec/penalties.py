@@ -1,35 +1,35 @@
-"""Penalties, bias and bans: what changes the target's logits at a node, given the text before it.
+"""Penalties, bias and bans: the adjustments of the target's logits at a node, given the text before it.
 
-A node's text is the committed tokens, the root, and the node's own ancestors in the tree: a rejected sibling never counts. So
-every node gets the logits that plain decoding would compute with the same tokens before it.
+A node's text is the committed tokens, the root, and the node's own ancestors in the tree; siblings do not count. So every node
+gets the logits that plain decoding computes after the same text.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxspec.sampling import Settings
+from jaxspec.spec.sampling import Settings
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Bool, Float, Int
 
 MIN_TOKENS_BAN = -1e30
-"""Not -inf: where only stop tokens are allowed, the text ends nevertheless, with the lowest of their ids."""
+"""Not -inf: if only stop tokens are allowed, generation still ends, with the lowest stop id."""
 
 
 class Context(NamedTuple):
-    """The tokens before each of n nodes: a stretch that all share, and some of m more."""
+    """The tokens before each of n nodes: a shared prefix, and some of m more tokens."""
 
     history: Int[Array, "b t"]
     """Tokens by position."""
     known: Int[Array, " b"]
-    """All nodes have the first `known` tokens of the history before them (or as themselves)."""
+    """Length of the shared prefix; the root is part of it."""
     extra: Int[Array, "b m"]
     seen: Bool[Array, "b n m"]
-    """Which of the extra tokens are the node's ancestors or itself."""
+    """Which of the extra tokens are the node or its ancestors."""
 
 
 def tree_context(history: Int[Array, "b t"], length: Int[Array, " b"], tree: Tree) -> Context:
-    """The context of every node; the root, at position `length`, is in the history already."""
+    """The context of every node; the history holds the root already, at position `length`."""
     return Context(history, length + 1, tree.tokens[:, 1:], tree.mask[:, :, 1:])
 
 
@@ -39,10 +39,10 @@ def prompt_context(history: Int[Array, "b t"], known: Int[Array, " b"]) -> Conte
     return Context(history, known, jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 1, 0), bool))
 
 
-def adjusted(
+def adjust_logits(
     logits: Float[Array, "b n v"], positions: Int[Array, "b n"], context: Context, settings: Settings, bias: Float[Array, "b v"]
 ) -> Float[Array, "b n v"]:
-    """Logits for the tokens at `positions` with penalties, then bias, then min_tokens applied, as SamplingParams says."""
+    """Applies penalties, then bias, then min_tokens to the logits of the tokens at `positions` (see SamplingParams)."""
     occurs, generated = count_tokens(context, settings.prompt_length, logits.shape[-1])
     repetition, frequency, presence = (
         field[:, None, None] for field in (settings.repetition_penalty, settings.frequency_penalty, settings.presence_penalty)
@@ -57,7 +57,7 @@ def adjusted(
 def count_tokens(
     context: Context, prompt_length: Int[Array, " b"], vocab_size: int
 ) -> tuple[Bool[Array, "b n v"], Float[Array, "b n v"]]:
-    """Per node: which tokens occur in its text, and how often each was generated.
+    """Per node: the tokens that occur in its text, and how often each was generated.
 
     In:  history [7, 8, 8], known 3, prompt_length 1, extra [8], seen [[False], [True]]
     Out: 7 and 8 occur at both nodes; 8 was generated 2 and 3 times, 7 never
@@ -77,7 +77,7 @@ def count_tokens(
 
 
 def banned_stops(positions: Int[Array, "b n"], settings: Settings, vocab_size: int) -> Bool[Array, "b n v"]:
-    """Stop tokens, at positions where the text must not end yet."""
+    """The stop tokens at positions where min_tokens is not reached yet."""
     batch = positions.shape[0]
     stops = jnp.zeros((batch, vocab_size + 1), bool)  # the last column takes the unused entries, which are -1
     stops = stops.at[jnp.arange(batch)[:, None], settings.stop_tokens].set(True)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.sampling import SamplingKind, choose, gumbel_noise, logprobs_if, logprobs_of, sorted_and_kept
 from jaxspec.sampling_params import SamplingParams
-from tests.spec.law_in_numpy import kept, softmax
+from jaxspec.spec.sampling import SamplingKind, choose, gumbel_noise, logprobs_if, logprobs_of, sort_and_filter
+from tests.spec.distribution_in_numpy import kept, softmax
 from tests.spec.rows import settings_of
 
 VOCAB = 50
@@ -74,7 +74,7 @@ def test_choice_is_the_same_in_any_batch_and_for_any_number_of_nodes(kind):
 
 @pytest.mark.parametrize(("kind", "above"), [(kind, above) for above in SamplingKind for kind in SamplingKind if kind <= above])
 def test_no_kind_changes_the_tokens_of_the_kinds_before_it(kind, above):
-    """Adjusting is the identity for requests that ask for none, as spec.adjust is."""
+    """Adjusting is the identity for requests that ask for none, as spec.penalties does it."""
     logits, positions = random_logits(1, 40, 1), jnp.arange(40)[:, None]
     params = [dataclasses.replace(PARAMS[kind], seed=seed) for seed in range(40)]
     assert (chosen(logits, positions, params, company=[PARAMS[above]]) == chosen(logits, positions, params)).all()
@@ -127,7 +127,7 @@ def test_filters_keep_what_numpy_keeps(seed):
     ]
     logits = random_logits(seed, 6, 3)
     scaled = logits / jnp.array([each.temperature for each in params])[:, None, None]
-    ordered, ids, found = map(np.asarray, sorted_and_kept(scaled, settings_of(params, VOCAB)))
+    ordered, ids, found = map(np.asarray, sort_and_filter(scaled, settings_of(params, VOCAB)))
     assert (np.diff(ordered, axis=-1) <= 0).all()
     assert (np.take_along_axis(np.asarray(scaled), ids, -1) == ordered).all() and (np.sort(ids, -1) == np.arange(VOCAB)).all()
     for row, each in enumerate(params):
@@ -137,7 +137,7 @@ def test_filters_keep_what_numpy_keeps(seed):
 
 
 def test_equally_likely_tokens_come_in_order_of_their_ids():
-    _, ids, found = sorted_and_kept(jnp.zeros((1, 1, VOCAB)), settings_of([SamplingParams(top_k=3)], VOCAB))
+    _, ids, found = sort_and_filter(jnp.zeros((1, 1, VOCAB)), settings_of([SamplingParams(top_k=3)], VOCAB))
     assert ids[0, 0][found[0, 0]].tolist() == [0, 1, 2]
 
 
@@ -156,13 +156,13 @@ def test_the_docstrings_example_of_filters():
         ({"min_p": 0.4}, [1, 3]),
         ({"top_k": 3, "top_p": 0.9, "min_p": 0.4}, [1, 3]),
     ):
-        _, ids, found = sorted_and_kept(logits, settings_of([SamplingParams(**filters)], 4))
+        _, ids, found = sort_and_filter(logits, settings_of([SamplingParams(**filters)], 4))
         assert ids[0, 0][found[0, 0]].tolist() == kept_ids
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.TEMPERATURE, SamplingKind.FILTERED])
 def test_banned_tokens_are_never_drawn(kind):
-    """-inf is what spec.admit adds for them."""
+    """Banned tokens have a bias of -inf."""
     allowed = [4, 11, 30]
     logits, positions = random_logits(6, 100, 1), jnp.full((100, 1), 4)
     banned = jnp.full(VOCAB, -jnp.inf).at[jnp.array(allowed)].set(0.0)

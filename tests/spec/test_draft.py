@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.draft_window import DraftWindow, Visible, visible
+from jaxspec.spec.draft import DraftWindow, visible_slots
 
 
-def slots_seen(seen: Visible, row: int, pages: np.ndarray, page_size: int) -> list[int]:
+def slots_seen(seen: VisibleSlotsSlots, row: int, pages: np.ndarray, page_size: int) -> list[int]:
     """The sequence's own slots in the order in which attention finds them."""
     number = {int(page): index for index, page in enumerate(pages[row])}
     table = np.asarray(seen.page_table)[row]
@@ -27,12 +27,12 @@ def slots_left(length: int, page_size: int, window: DraftWindow | None) -> list[
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 7])
 @pytest.mark.parametrize("seed", range(10))
-def test_without_a_sink_exactly_the_window_is_visible(seed, page_size):
+def test_without_a_sink_exactly_the_window_is_visible_slots(seed, page_size):
     rng = np.random.default_rng(seed)
     table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
     window = DraftWindow(int(rng.integers(1, 9 * page_size + 3)))
     length = rng.integers(1, 9 * page_size + 1, 3)
-    seen = visible(jnp.asarray(table), jnp.asarray(length), page_size, window)
+    seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, window)
     for row in range(3):
         assert slots_seen(seen, row, table, page_size) == slots_left(int(length[row]), page_size, window)
 
@@ -45,7 +45,7 @@ def test_with_a_sink_its_pages_and_the_window_are_visible_and_at_most_one_page_m
     table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
     window = DraftWindow(int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)))
     length = rng.integers(1, 9 * page_size + 1, 3)
-    seen = visible(jnp.asarray(table), jnp.asarray(length), page_size, window)
+    seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, window)
     wide = seen.page_table.shape[1] == table.shape[1]
     for row in range(3):
         found, left = slots_seen(seen, row, table, page_size), slots_left(int(length[row]), page_size, window)
@@ -56,20 +56,20 @@ def test_with_a_sink_its_pages_and_the_window_are_visible_and_at_most_one_page_m
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_without_a_window_all_slots_but_the_first_are_visible(page_size):
+def test_without_a_window_all_slots_but_the_first_are_visible_slots(page_size):
     table, length = np.arange(12).reshape(2, 6), np.array([1, 5])
-    seen = visible(jnp.asarray(table), jnp.asarray(length), page_size, None)
+    seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, None)
     assert [slots_seen(seen, row, table, page_size) for row in (0, 1)] == [[], [1, 2, 3, 4]]
 
 
 def test_the_docstrings_example():
     table = np.array([[3, 8, 5, 9, 4]])
-    seen = visible(jnp.asarray(table), jnp.array([18]), 4, DraftWindow(5, 2))
+    seen = visible_slots(jnp.asarray(table), jnp.array([18]), 4, DraftWindow(5, 2))
     assert seen.page_table[0, :3].tolist() == [3, 9, 4]
     assert (seen.start.tolist(), seen.length.tolist()) == ([1], [10])
     assert slots_seen(seen, 0, table, 4) == [1, 2, 3, 12, 13, 14, 15, 16, 17]
 
 
 def test_a_window_reads_fewer_pages():
-    seen = visible(jnp.arange(20)[None], jnp.array([70]), 4, DraftWindow(8, 4))
+    seen = visible_slots(jnp.arange(20)[None], jnp.array([70]), 4, DraftWindow(8, 4))
     assert seen.page_table.shape[1] == 4

@@ -1,4 +1,4 @@
-"""Sampled speculation has exactly the law that SamplingParams describes: chi-square over a tiny vocabulary."""
+"""Sampled speculation has exactly the distribution that SamplingParams describes: chi-square over a tiny vocabulary."""
 
 import dataclasses
 from functools import cache
@@ -11,20 +11,17 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import SpecConfig
-from jaxspec.models.layers import causal_rows
+from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
-from jaxspec.models.loaded import LoadedHead, LoadedTarget, take_apart
-from jaxspec.sampling import SamplingKind
+from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.admit import admit
 from jaxspec.spec.cycle import LOSSLESS, CycleOptions, cycle, draft_tree
-from jaxspec.spec.lossy import Thresholds
 from jaxspec.spec.prefill import prefill
-from jaxspec.spec.state import take
-from jaxspec.spec.step import Models
+from jaxspec.spec.sampling import SamplingKind, Thresholds
+from jaxspec.spec.state import Models, admit, take
 from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.testing import random_eagle, tiny_config
-from tests.spec.law_in_numpy import law, leaning_law
+from tests.spec.distribution_in_numpy import distribution, threshold_distribution
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
 VOCAB, PROMPT = 8, [1, 4, 2, 4, 5]
@@ -70,7 +67,7 @@ class Draws(NamedTuple):
 def models() -> tuple[LoadedTarget, LoadedHead]:
     """Logits within a few units, so that every token has a chance and counts are large enough to test."""
     config = tiny_config(vocab_size=VOCAB, num_layers=3)
-    target = take_apart(Llama(config, rngs=nnx.Rngs(3)), config)
+    target = split_model(Llama(config, rngs=nnx.Rngs(3)), config)
     target = dataclasses.replace(target, params=jax.tree.map(lambda array: array * 6 if array.ndim == 2 else array, target.params))
     return target, random_eagle(config)
 
@@ -116,24 +113,24 @@ def logits_after_prompt() -> np.ndarray:
     target, _ = models()
     module = target.merge(target.params)
     texts = [[*PROMPT, a, b] for a in range(VOCAB) for b in range(VOCAB)]
-    hidden = module(jnp.array(texts), causal_rows(len(texts), len(texts[0]))).hidden
+    hidden = module(jnp.array(texts), causal_metadata(len(texts), len(texts[0]))).hidden
     return np.asarray(module.logits(hidden)[:, -3:]).reshape(VOCAB, VOCAB, 3, VOCAB)
 
 
-def laws(params: SamplingParams) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def distributions(params: SamplingParams) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of the first token [v], of the second given the first [v, v], of the third given both [v, v, v]."""
     logits, tokens = logits_after_prompt(), range(VOCAB)
-    first = law(logits[0, 0, 0], PROMPT, len(PROMPT), params)
-    second = [law(logits[a, 0, 1], [*PROMPT, a], len(PROMPT), params) for a in tokens]
-    third = [[law(logits[a, b, 2], [*PROMPT, a, b], len(PROMPT), params) for b in tokens] for a in tokens]
+    first = distribution(logits[0, 0, 0], PROMPT, len(PROMPT), params)
+    second = [distribution(logits[a, 0, 1], [*PROMPT, a], len(PROMPT), params) for a in tokens]
+    third = [[distribution(logits[a, b, 2], [*PROMPT, a, b], len(PROMPT), params) for b in tokens] for a in tokens]
     return first, np.array(second), np.array(third)
 
 
-def chi_square_is_plausible(counts: np.ndarray, law: np.ndarray) -> bool:
+def chi_square_is_plausible(counts: np.ndarray, probabilities: np.ndarray) -> bool:
     """Below the 1 - 1e-4 quantile (Wilson-Hilferty); cells that expect fewer than 5 are one cell, impossible ones are empty."""
-    if counts[law == 0].any():
+    if counts[probabilities == 0].any():
         return False
-    expected = law * counts.sum()
+    expected = probabilities * counts.sum()
     rare = expected < 5
     counts, expected = (np.append(values[~rare], values[rare].sum()) for values in (counts, expected))
     counts, expected = counts[expected > 0], expected[expected > 0]
@@ -143,9 +140,9 @@ def chi_square_is_plausible(counts: np.ndarray, law: np.ndarray) -> bool:
     return statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
-def assert_law(tokens: np.ndarray, params: SamplingParams) -> None:
+def assert_distribution(tokens: np.ndarray, params: SamplingParams) -> None:
     """First tokens, pairs and triples are plausible draws."""
-    first, second, third = laws(params)
+    first, second, third = distributions(params)
     pairs = first[:, None] * second
     triples = pairs[:, :, None] * third
     for depth, expected in enumerate((first, pairs, triples), 1):
@@ -155,10 +152,10 @@ def assert_law(tokens: np.ndarray, params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_speculation_has_the_targets_law(name):
+def test_speculation_has_the_targets_distribution(name):
     got = draws(SETTINGS[name])
     assert got.mean_emitted > 1.2, "drafts are hardly ever accepted: this would test plain sampling only"
-    assert_law(got.tokens, SETTINGS[name])
+    assert_distribution(got.tokens, SETTINGS[name])
 
 
 @pytest.mark.parametrize(
@@ -170,45 +167,45 @@ def test_speculation_has_the_targets_law(name):
     ],
 )
 def test_every_setting_matters(name, field, off):
-    """Without any one of them the law would be another, which these draws are not from."""
+    """Without any one of them the distribution would be another, which these draws are not from."""
     others = {"min_tokens": 0} if field == "stop_token_ids" else {}
     without = dataclasses.replace(SETTINGS[name], **{field: off, **others})
     with pytest.raises(AssertionError):
-        assert_law(draws(SETTINGS[name]).tokens, without)
+        assert_distribution(draws(SETTINGS[name]).tokens, without)
 
 
 def test_the_test_can_fail():
-    """A law that is off by five percent of one token is told apart with this many draws."""
-    law = np.array([0.3, 0.25, 0.2, 0.15, 0.06, 0.04])
-    skewed = law * [1.05, 1, 1, 1, 1, 1] / (law * [1.05, 1, 1, 1, 1, 1]).sum()
+    """A distribution that is off by five percent of one token is told apart with this many draws."""
+    probabilities = np.array([0.3, 0.25, 0.2, 0.15, 0.06, 0.04])
+    skewed = probabilities * [1.05, 1, 1, 1, 1, 1] / (probabilities * [1.05, 1, 1, 1, 1, 1]).sum()
     counts = np.random.default_rng(0).multinomial(BATCH * ROUNDS * 4, skewed)
-    assert not chi_square_is_plausible(counts, law)
+    assert not chi_square_is_plausible(counts, probabilities)
 
 
 @pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
-def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_law(name):
+def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_distribution(name):
     got = draws(SETTINGS[name], options=CycleOptions(thresholds=Thresholds(1.0, 1.0)))
     assert got.mean_emitted > 1.2
-    assert_law(got.tokens, SETTINGS[name])
+    assert_distribution(got.tokens, SETTINGS[name])
 
 
-def test_lossy_acceptance_accepts_more_and_changes_the_law():
+def test_lossy_acceptance_accepts_more_and_changes_the_distribution():
     params = SETTINGS["temperature"]
     lossless, lossy = draws(params), draws(params, options=CycleOptions(thresholds=Thresholds(single=0.12)))
     assert lossy.mean_emitted > lossless.mean_emitted + 0.2
     with pytest.raises(AssertionError, match="2 tokens"):  # the first comes from the prefill, which knows no drafts
-        assert_law(lossy.tokens, params)
+        assert_distribution(lossy.tokens, params)
 
 
 @pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
-def test_lossy_acceptance_has_the_documented_law(name):
-    """Of a tree of one level the second token's law is known exactly."""
+def test_lossy_acceptance_has_the_documented_distribution(name):
+    """Of a tree of one level the second token's distribution is known exactly."""
     single, acc = 0.35, 0.8
     got = draws(SETTINGS[name], ONE_LEVEL, CycleOptions(thresholds=Thresholds(single, acc)))
-    first, second, _ = laws(SETTINGS[name])
-    leaning = np.array([leaning_law(second[a], got.children[a].tolist(), single, acc) for a in range(VOCAB)])
+    first, second, _ = distributions(SETTINGS[name])
+    lossy_second = np.array([threshold_distribution(second[a], got.children[a].tolist(), single, acc) for a in range(VOCAB)])
     counts = np.bincount(got.tokens[:, 0] * VOCAB + got.tokens[:, 1], minlength=VOCAB**2)
-    assert chi_square_is_plausible(counts, (first[:, None] * leaning).ravel())
+    assert chi_square_is_plausible(counts, (first[:, None] * lossy_second).ravel())
     assert not chi_square_is_plausible(counts, (first[:, None] * second).ravel())
 
 
@@ -216,7 +213,7 @@ def test_greedy_requests_stay_greedy_under_lossy_acceptance():
     greedy = SamplingParams(temperature=0)
     lossy = draws(greedy, options=CycleOptions(thresholds=Thresholds(single=0.12)))
     assert (lossy.tokens == lossy.tokens[0]).all()
-    assert_law(lossy.tokens, greedy)
+    assert_distribution(lossy.tokens, greedy)
 
 
 def test_all_kinds_but_greedy_are_tried():

@@ -1,11 +1,11 @@
-"""The law of the next token, from the definitions in SamplingParams' docstring: plain loops, nothing of jaxspec's sampling."""
+"""The distribution of the next token, from the definitions in SamplingParams: plain loops, independent of jaxspec's sampling."""
 
 import numpy as np
 
 from jaxspec.sampling_params import SamplingParams
 
 
-def adjusted(logits: np.ndarray, text: list[int], prompt_length: int, params: SamplingParams) -> np.ndarray:
+def adjust_logits(logits: np.ndarray, text: list[int], prompt_length: int, params: SamplingParams) -> np.ndarray:
     """Penalties, logit_bias and bans, given the text before the token."""
     out, values = text[prompt_length:], np.array(logits, np.float64)
     for token in range(len(values)):
@@ -45,9 +45,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def law(logits: np.ndarray, text: list[int], prompt_length: int, params: SamplingParams) -> np.ndarray:
+def distribution(logits: np.ndarray, text: list[int], prompt_length: int, params: SamplingParams) -> np.ndarray:
     """Probabilities of the token that follows the text."""
-    values = adjusted(logits, text, prompt_length, params)
+    values = adjust_logits(logits, text, prompt_length, params)
     if params.temperature == 0:
         return np.eye(len(values))[np.argmax(values)]
     probabilities = softmax(values / params.temperature)
@@ -55,17 +55,17 @@ def law(logits: np.ndarray, text: list[int], prompt_length: int, params: Samplin
     return probabilities / probabilities.sum()
 
 
-def leaning_law(law: np.ndarray, children: list[int], single: float, acc: float) -> np.ndarray:
-    """The next token's law under lossy acceptance, if these children were drafted; a coin u is tried on each in turn.
+def threshold_distribution(target: np.ndarray, children: list[int], single: float, acc: float) -> np.ndarray:
+    """The next token's distribution under lossy acceptance, if these children were drafted and tried in turn with one number u.
 
-    Child i is taken if u < (p_1 + ... + p_i) / acc, or at once if p_i >= single; without one, the rest of the law is drawn from.
+    Child i is taken if u < (p_1 + ... + p_i) / acc, or at once if p_i >= single; without one, the token is sampled from the rest.
     """
-    result, tried, taken = np.zeros_like(law), 0.0, 0.0
+    result, tried, taken = np.zeros_like(target), 0.0, 0.0
     for child in children:
-        tried += law[child]
-        reached = 1.0 if law[child] >= single else max(taken, min(1.0, tried / acc))
-        if law[child] > 0:
+        tried += target[child]
+        reached = 1.0 if target[child] >= single else max(taken, min(1.0, tried / acc))
+        if target[child] > 0:
             result[child], taken = reached - taken, reached
-    rest = law.copy()
+    rest = target.copy()
     rest[children] = 0
     return result + (1 - taken) * rest / max(rest.sum(), 1e-300)

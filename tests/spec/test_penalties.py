@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.sampling import SamplingKind, choose
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.adjust import Context, adjusted, banned_stops, count_tokens, prompt_context, tree_context
+from jaxspec.spec.penalties import Context, adjust_logits, banned_stops, count_tokens, prompt_context, tree_context
+from jaxspec.spec.sampling import SamplingKind, choose
 from jaxspec.spec.tree import Tree, ancestor_mask
-from tests.spec import law_in_numpy
+from tests.spec import distribution_in_numpy
 from tests.spec.rows import admission_of, settings_of
 
 VOCAB, LENGTH = 12, 20
@@ -59,7 +59,7 @@ def test_every_node_has_the_logits_that_plain_decoding_would_have(seed):
     tree = random_tree(rng, root=int(history[length]))
     logits = 3 * rng.normal(size=(1, 8, VOCAB)).astype(np.float32)
     admission = admission_of(params, history[:prompt_length].tolist(), rows=1, max_length=LENGTH, vocab_size=VOCAB)
-    found = adjusted(
+    found = adjust_logits(
         jnp.asarray(logits),
         jnp.array([length + 1]) + tree.depth,
         tree_context(jnp.asarray(history[None]), jnp.array([length]), tree),
@@ -68,7 +68,7 @@ def test_every_node_has_the_logits_that_plain_decoding_would_have(seed):
     )
     for node in range(8):
         text = [*history[: length + 1].tolist(), *text_at(tree, node)]
-        expected = law_in_numpy.adjusted(logits[0, node], text, prompt_length, params)
+        expected = distribution_in_numpy.adjust_logits(logits[0, node], text, prompt_length, params)
         close_where_drawable(np.asarray(found)[0, node], expected)
 
 
@@ -80,8 +80,8 @@ def test_the_first_token_counts_the_prompt_only_as_prompt(seed):
     admission = admission_of(params, prompt, rows=1, max_length=LENGTH, vocab_size=VOCAB)
     history = jnp.asarray([[*prompt, *rng.integers(0, VOCAB, LENGTH - 6)]])
     context = prompt_context(history, jnp.array([6]))
-    found = adjusted(jnp.asarray(logits), jnp.array([[6]]), context, admission.settings, admission.bias)
-    close_where_drawable(np.asarray(found)[0, 0], law_in_numpy.adjusted(logits[0, 0], prompt, 6, params))
+    found = adjust_logits(jnp.asarray(logits), jnp.array([[6]]), context, admission.settings, admission.bias)
+    close_where_drawable(np.asarray(found)[0, 0], distribution_in_numpy.adjust_logits(logits[0, 0], prompt, 6, params))
 
 
 def test_a_rejected_sibling_does_not_count():
@@ -129,7 +129,7 @@ def test_a_stop_token_is_drawn_too_early_only_if_nothing_else_is_allowed(tempera
     positions = jnp.ones((20, 1), jnp.int32)
 
     def adjust(logits):
-        return adjusted(logits, positions, context, settings, bias)
+        return adjust_logits(logits, positions, context, settings, bias)
 
     tokens = choose(logits, positions, settings, jnp.ones(20, bool), adjust)
     assert set(np.asarray(tokens).ravel()) <= expected
@@ -141,4 +141,4 @@ def test_requests_without_adjustments_keep_their_logits_bit_for_bit(params):
     context = prompt_context(jnp.array([[3, 3, 4, 5]]), jnp.array([3]))
     settings = settings_of([params], VOCAB)
     assert settings.kind[0] != SamplingKind.ADJUSTED
-    assert (adjusted(logits, jnp.array([[3]]), context, settings, jnp.zeros((1, VOCAB))) == logits).all()
+    assert (adjust_logits(logits, jnp.array([[3]]), context, settings, jnp.zeros((1, VOCAB))) == logits).all()
