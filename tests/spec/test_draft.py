@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.draft import DraftWindow, visible_slots
+from jaxspec.spec.draft import DraftWindow, VisibleSlots, visible_slots
 
 
-def slots_seen(seen: VisibleSlotsSlots, row: int, pages: np.ndarray, page_size: int) -> list[int]:
+def slots_seen(seen: VisibleSlots, row: int, pages: np.ndarray, page_size: int) -> list[int]:
     """The sequence's own slots in the order in which attention finds them."""
     number = {int(page): index for index, page in enumerate(pages[row])}
     table = np.asarray(seen.page_table)[row]
