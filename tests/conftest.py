@@ -1,10 +1,13 @@
 """Shared by all tests: what is compiled once is not compiled again, neither in this process nor in the next run."""
 
 import os
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import pytest
+from xdist import is_xdist_worker
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.live_server import LiveServer, running_server
 
@@ -16,6 +19,14 @@ CACHE_BYTES = 4 << 30
 """The least recently used programs beyond this are removed."""
 
 
+SETS = ("exhaustive", "gpu_compiler", "clients", "browser")
+"""Markers of tests that run only when asked for. pyproject.toml says what they mean."""
+LEFT_OUT = pytest.StashKey[Counter]()
+"""How many tests of each set were not asked for."""
+ON_LIVE_SERVER = ("tests/clients/", "tests/browser/test_page.py")
+"""They share one server, so one worker runs them."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-clients", action="store_true", help="a missing browser or client library fails its tests")
 
@@ -25,6 +36,54 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = Path(os.environ.setdefault("JAXSPEC_COMPILATION_CACHE", str(config.rootpath / ".pytest_cache/programs")))
     directory.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(CACHE_BYTES))
+    config.stash[LEFT_OUT] = Counter()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Marks the folders of clients and browser and what compiles for GPUs, lets -m choose, and counts what it left out."""
+    for item in items:
+        folder = item.path.parent.name
+        if folder in ("clients", "browser"):
+            item.add_marker(folder)
+        if "gpu_compiler" in item.fixturenames:
+            item.add_marker("gpu_compiler")
+    before = of_sets(items)
+    yield
+    config.stash[LEFT_OUT] = before - of_sets(items)
+
+
+def of_sets(items: list[pytest.Item]) -> Counter[str]:
+    """How many of the tests belong to each of the sets."""
+    return Counter(name for item in items for name in SETS if item.get_closest_marker(name))
+
+
+class ByFile(LoadScopeScheduling):
+    """A file's tests run in one worker, as its fixtures are expensive; so do all tests on the live server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "live server" if nodeid.startswith(ON_LIVE_SERVER) else nodeid.split("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> ByFile:
+    return ByFile(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if is_xdist_worker(session):
+        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """Every worker collects all tests, so any worker knows."""
+    if error is None:
+        node.config.stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for name, count in config.stash[LEFT_OUT].items():
+        terminalreporter.write_line(f"left out: {count} tests marked {name}; to run them: python -m pytest -m {name}")
 
 
 @pytest.fixture(scope="session", autouse=True)

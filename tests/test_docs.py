@@ -10,6 +10,7 @@ import pytest
 from jaxspec.checkpoints.exporting import DIALECTS
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.registry import FAMILIES
+from tests.conftest import SETS
 
 ROOT = Path(__file__).parents[1]
 STRUCTURE = (ROOT / "docs/structure.md").read_text()
@@ -73,7 +74,11 @@ def test_every_family_and_dialect_is_in_the_table():
     assert len(switches) == 4 and all(f"`{name}`" in table for name in switches)
 
 
-def test_ci_runs_the_command_that_the_readme_tells():
+def test_ci_runs_the_command_that_the_readme_tells_and_then_what_it_leaves_out():
     readme, script = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text().splitlines()
-    command = script[-1]
-    assert command.startswith("python3 -m venv") and "pytest" in command and f"```bash\n{command}\n```" in readme
+    command, rest = (line for line in script if "-m pytest" in line)
+    assert command.startswith("python3 -m venv") and f"```bash\n{command}\n```" in readme
+    assert script[-1] == rest
+    (left_out,) = re.findall(r"-m 'not \((.*?)\)'", (ROOT / "pyproject.toml").read_text())
+    assert f"-m '{left_out}'" in rest and left_out.split(" or ") == [*SETS]
+    assert all(tool in "\n".join(script) for tool in ("ruff check .", "ruff format --check .", "mypy"))

@@ -10,6 +10,8 @@ import pytest
 
 from jaxspec.gpu_program.compiled import why_not
 
+pytestmark = pytest.mark.gpu_compiler
+
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
