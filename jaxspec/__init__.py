@@ -1,20 +1,31 @@
-"""EAGLE-3 speculative decoding for LLM serving in JAX.
+"""Speculative decoding (EAGLE, EAGLE-3, MTP) for LLM serving in JAX.
 
 >>> from jaxspec import LLM, SamplingParams
 >>> LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=32, temperature=0))[0].text  # doctest: +SKIP
 """
 
-from jaxspec.config import EngineConfig as EngineConfig
-from jaxspec.config import SpecConfig as SpecConfig
-from jaxspec.engine.request import GenerationOutput as GenerationOutput
-from jaxspec.engine.request import Update as Update
-from jaxspec.sampling_params import SamplingParams as SamplingParams
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxspec.async_llm import AsyncLLM
+    from jaxspec.llm import LLM
+
+__all__ = ["LLM", "AsyncLLM", "EngineConfig", "GenerationOutput", "SamplingParams", "SpecConfig", "Update"]
+
+_LOAD_JAX = {"LLM": "jaxspec.llm", "AsyncLLM": "jaxspec.async_llm"}
+"""Imported at first use, since they load JAX and transformers; configuration alone does not."""
 
 
 def __getattr__(name: str):
-    """LLM loads JAX and transformers; configuration alone does not."""
-    if name == "LLM":
-        from jaxspec.llm import LLM
-
-        return LLM
+    if name in _LOAD_JAX:
+        return getattr(import_module(_LOAD_JAX[name]), name)
     raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,180 +1,324 @@
-"""`LLM`: what users call from Python."""
+"""`LLM`: the Python API. docs/structure.md follows one call through the code."""
 
+import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig, TreeLike
 from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.engine.shared_engine import SharedEngine, Task
+from jaxspec.engine.stats import EngineStats
+from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.chat_template import ChatTemplate
+from jaxspec.server.errors import ApiError
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
-Prompt = str | Sequence[int]
+type Prompt = str | Sequence[int]
+type Params = SamplingParams | Mapping[str, Any]
+"""A mapping holds fields of SamplingParams by name."""
+type Conversation = Sequence[Mapping[str, Any]]
+"""Messages such as {"role": "user", "content": "Hello"}."""
 
 
 class LLM:
     """A target model, its draft head and an engine.
 
+    Any thread may call it: calls that run at the same time share the engine's steps. `with LLM() as llm:` frees the memory at
+    the end, as does `close()`.
+
     Args:
         model: a model directory, Hugging Face's or a converted one; None: the built-in model.
-        draft: a directory or file with a draft head for it (EAGLE, EAGLE-3 or MTP, in any dialect of docs/checkpoints.md);
-            None: the head that comes with the model (MiMo's MTP layer, the built-in model's head), if there is one.
-        spec: the draft tree; None: 5/4/8 with an EAGLE head, 1/1/2 with MTP. SpecConfig(num_steps=0) is plain decoding.
+        draft: a directory or file with a draft head for it (EAGLE, EAGLE-3 or MTP: docs/checkpoints.md); None: the head that
+            comes with the model (MiMo's MTP layer, the built-in model's head), if there is one.
+        spec: the draft tree: a SpecConfig, "5/4/8" or (5, 4, 8) for steps/topk/nodes. None: 5/4/8 with an EAGLE head, 1/1/2
+            with MTP. SpecConfig(num_steps=0) is plain decoding.
         token_map: FR-Spec's list of the tokens worth drafting (.pt, .json, .npy or .safetensors), for heads that use the
             target's lm_head.
-        dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU, 16 bits on a GPU.
-        progress: show progress bars while weights load and prompts are generated.
-            (Programs compile when they are first needed; `llm.engine.warm_up(progress=True)` compiles all of them.)
+        dtype: "float32", "bfloat16", "float16", a NumPy or JAX dtype, or "auto": float32 on a CPU, 16 bits on a GPU.
+        progress: show progress bars. None: if stderr is a terminal.
         options: the fields of EngineConfig, by name.
 
     Raises:
         ValueError: a checkpoint or option can't be used; the message says which and what to do.
+        TypeError: an unknown option.
     """
 
     def __init__(
         self,
         model: str | Path | None = None,
         draft: str | Path | None = None,
-        spec: SpecConfig | None = None,
+        spec: TreeLike | None = None,
         *,
         token_map: str | Path | None = None,
-        dtype: str = "auto",
-        progress: bool = False,
+        dtype: DTypeLike = "auto",
+        progress: bool | None = None,
         **options,
     ):
         unknown = sorted(options.keys() - {field.name for field in fields(EngineConfig)})
         if unknown:
             known = ", ".join(field.name for field in fields(EngineConfig))
             raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
-        if not (spec is None or isinstance(spec, SpecConfig)):
-            raise ValueError(f"spec must be a SpecConfig, such as SpecConfig(3, 1, 4); got {spec!r}")
         config = EngineConfig(**options)
+        files = find_files(model, draft, None if spec is None else SpecConfig.of(spec), token_map, config)
         enable_compilation_cache()
-        plain = spec == PLAIN
         self.model_name = BUILT_IN_NAME if model is None else Path(model).resolve().name
-        directory = BUILT_IN_TARGET if model is None else Path(model)
-        self.progress = progress
-        where = None if plain else Path(draft) if draft is not None else own_head(directory)
-        if plain and token_map is not None:
-            raise ValueError("SpecConfig(num_steps=0) drafts nothing: leave out token_map")
-        if where is None and spec is not None and not plain:
-            raise ValueError(f"the draft tree {spec} needs a draft head, and {directory.name} comes with none: give draft")
-        if plain and draft is not None:
-            raise ValueError("SpecConfig(num_steps=0) drafts nothing: leave out draft")
-        if where is None and token_map is not None:
-            raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
-        if where is None and config.head_options:
-            raise ValueError(f"{config.head_options[0]} has no use without a draft head, and there is none: give draft")
-        tokens = None if token_map is None else Path(token_map)
-        if where is not None:
-            check_head(where, target_model_config(directory), tokens)
-        self.target = load_target(directory, choose_dtype(dtype, directory), progress=progress)
-        self.head = None if where is None else load_head(where, self.target, token_map=tokens, progress=progress)
-        if spec is None:
-            spec = default_tree(self.head.config.algorithm if self.head else None)
-        self.tokenizer: Tokenizer | None = load_tokenizer(directory)
-        if config.is_lossy:
-            warnings.warn(
-                "accept_threshold_single or accept_threshold_acc is below 1: speculation is lossy, it changes what the model says",
-                stacklevel=2,
-            )
-        made_for = self.target.config.max_position_embeddings
-        if config.context_length is not None and config.context_length > made_for:
-            warnings.warn(
-                f"context_length {config.context_length} is more than the {made_for} tokens that the model was made for: text "
-                "beyond that may be poor",
-                stacklevel=2,
-            )
-        self.engine = Engine(self.target, self.head, self.tokenizer, spec, config)
+        self.progress = sys.stderr.isatty() if progress is None else progress
+        if files.head is not None:
+            check_head(files.head, target_model_config(files.target), files.token_map)
+        self.target = load_target(files.target, choose_dtype(dtype, files.target), progress=self.progress)
+        self.head: LoadedHead | None = None
+        if files.head is not None:
+            self.head = load_head(files.head, self.target, token_map=files.token_map, progress=self.progress)
+        self.tokenizer: Tokenizer | None = load_tokenizer(files.target)
+        _warn(config, self.target.config.max_position_embeddings)
+        self.engine = Engine(
+            self.target,
+            self.head,
+            self.tokenizer,
+            files.spec or default_tree(self.head.config.algorithm if self.head else None),
+            config,
+        )
+        self._shared = SharedEngine(self.engine)
+        self._chat_template: ChatTemplate | None = None
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        params: Params | Sequence[Params] | None = None,
     ) -> list[GenerationOutput]:
         """Completes every prompt (text, or a list of token ids); returns the outputs in the prompts' order.
 
-        `params` is one SamplingParams for all or a list with one each. With n > 1 a prompt has n outputs, one after the other.
-        An output that the engine failed on has finish_reason "error" and says why; the others are not affected.
+        With n > 1 each prompt has n outputs in a row; `prompt_index` and `index` number them. If the engine fails on one, its
+        finish_reason is "error"; the others are not affected.
+
+        Args:
+            sampling_params: one for all prompts, or a list with one for each. None: the defaults of SamplingParams.
+            params: the old name of sampling_params.
 
         Raises:
             ValueError: a prompt or its parameters can't be served; nothing has run.
+            RuntimeError: the LLM is closed, or belongs to another process.
         """
-        requests = self._add(prompts, params)
-        order = {request_id: index for index, request_id in enumerate(requests)}
-        outputs: list[GenerationOutput | None] = [None] * len(order)
-        with tqdm(total=len(order), desc="generating", unit="prompt", disable=not self.progress) as bar:
-            for update in self._run(requests):
-                if update.output:
-                    outputs[order[update.request_id]] = update.output
-                    bar.update()
-        return [output for output in outputs if output is not None]
+        return self._outputs(_as_list(prompts), _renamed(sampling_params, params))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Update]:
-        """Completes one prompt, handing out text and tokens as they come; the last update carries the whole output.
+    def stream(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        params: Params | Sequence[Params] | None = None,
+    ) -> Iterator[Update]:
+        """Like `generate`, but hands out text and tokens as they come; the last update of a completion carries its output.
 
-        With n > 1 the updates of all n completions come mixed: their request_id tells them apart.
-        Raises ValueError at the first `next` if the prompt can't be served.
+        Updates of several prompts or completions arrive interleaved; `prompt_index` and `index` tell them apart. Leaving the
+        loop early ends the rest. Raises at the first `next`.
         """
-        yield from self._run(self._add([prompt], params))
+        for _, update in self._updates(_as_list(prompts), _renamed(sampling_params, params)):
+            yield update
 
-    def _add(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None) -> list[str]:
-        """Queues the prompts; returns their request ids. If one is refused, none is queued."""
-        if self.engine.has_work:
-            raise RuntimeError("this LLM is generating already: finish the other stream first, or use the server for many clients")
-        listed = as_list(prompts)
-        each = [params or SamplingParams()] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(listed):
-            raise ValueError(f"{len(listed)} prompts but {len(each)} SamplingParams: give one for all or one each")
-        ids: list[str] = []
-        for index, (prompt, its_params) in enumerate(zip(listed, each, strict=True)):
-            try:
-                if not isinstance(its_params, SamplingParams):
-                    raise ValueError(f"params must be SamplingParams, got {its_params!r:.80}")
-                tokens = self.encode(prompt)
-                for copy in its_params.copies():
-                    ids.append(self.engine.add(tokens, copy).id)
-            except BaseException as error:
-                for request_id in ids:
-                    self.engine.abort(request_id)
-                if isinstance(error, ValueError) and len(listed) > 1:
-                    raise ValueError(f"prompt {index}: {error}") from None
-                raise
-        return ids
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[GenerationOutput]:
+        """Answers one conversation or a list of them, in the model's chat template.
 
-    def _run(self, request_ids: list[str]) -> Iterator[Update]:
-        """Steps until nothing is left; whoever stops listening early ends the requests."""
-        try:
-            while self.engine.has_work:
-                yield from self.engine.step()
-        finally:  # also after Ctrl-C in the middle of a step, from which the engine recovers
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-            while self.engine.has_work:
-                self.engine.step()
+        In:  [{"role": "user", "content": "Why is the sky blue?"}]
+        Out: [GenerationOutput(text="Because ...")]
+
+        Args:
+            chat_template_kwargs: variables of the template, such as {"enable_thinking": False}.
+
+        Raises:
+            ValueError: the model has no chat template, or it can't render a conversation.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        return self._outputs([self.encode_chat(each, chat_template_kwargs) for each in conversations], sampling_params)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises ValueError for text if the model has no tokenizer."""
         if not isinstance(prompt, str):
             if not isinstance(prompt, Iterable) or not all(isinstance(token, Integral) for token in prompt):
-                raise ValueError(f"a prompt is a string or a list of token ids, got {prompt!r:.80}")
+                raise ValueError(f"a prompt must be a string or a list of token ids, got {prompt!r:.80}")
             return [int(token) for token in prompt]
         if self.tokenizer is None:
             raise ValueError("this model directory has no tokenizer: give lists of token ids instead of text")
         return self.tokenizer.encode(prompt)
 
+    def encode_chat(self, messages: Conversation, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a conversation in the model's chat template, up to where the reply begins. Raises ValueError as `chat`."""
+        if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+            raise ValueError(f"a conversation must be a list of messages with role and content, got {messages!r:.80}")
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate.of_model(self.tokenizer)
+        if self._chat_template is None or self.tokenizer is None:
+            raise ValueError("the model has no chat template: use generate, with the prompt as the model expects it")
+        try:
+            text = self._chat_template.render(messages, chat_template_kwargs)
+        except ApiError as error:
+            raise ValueError(str(error)) from None
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    def stats(self) -> EngineStats:
+        """Totals since the start, and what the engine holds now."""
+        with self._shared.turn() as engine:
+            return engine.stats()
+
+    def warm_up(self, *, progress: bool | None = None) -> float:
+        """Compiles every program that requests can need; returns the seconds it took. Without it programs compile at first use."""
+        with self._shared.turn() as engine:
+            return engine.warm_up(progress=self.progress if progress is None else progress)
+
+    def close(self) -> None:
+        """Ends what is running and frees the memory. Later calls raise RuntimeError. May be called twice."""
+        if self._shared.close():
+            if self._chat_template is not None:
+                self._chat_template.close()
+            del self.engine, self.target, self.head
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _outputs(self, prompts: list[Prompt], sampling_params: Params | Sequence[Params] | None) -> list[GenerationOutput]:
+        outputs: dict[int, GenerationOutput] = {}
+        with tqdm(desc="generating", unit="completion", disable=not self.progress) as bar:
+            for place, update in self._updates(prompts, sampling_params, bar):
+                if update.output is not None:
+                    outputs[place] = update.output
+                    bar.update()
+        return [outputs[place] for place in range(len(outputs))]
+
+    def _updates(
+        self, prompts: list[Prompt], sampling_params: Params | Sequence[Params] | None, bar: tqdm | None = None
+    ) -> Iterator[tuple[int, Update]]:
+        """Pairs of a completion's place among all and its update."""
+        tasks: list[Task] = []
+        places: list[tuple[int, int]] = []
+        for number, (prompt, given) in enumerate(zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)):
+            label = f"prompt {number}: " if len(prompts) > 1 else ""
+            try:
+                token_ids, copies = self.encode(prompt), SamplingParams.of(given).copies()
+            except ValueError as error:
+                raise ValueError(f"{label}{error}") from None
+            tasks += [Task(token_ids, copy, label) for copy in copies]
+            places += [(number, index) for index in range(len(copies))]
+        inbox = self._shared.submit(tasks)
+        if bar is not None:
+            bar.reset(len(tasks))
+        order = {request_id: place for place, request_id in enumerate(inbox.request_ids)}
+        for update in self._shared.updates(inbox):
+            place = order[update.request_id]
+            prompt_index, index = places[place]
+            output = update.output and replace(update.output, prompt_index=prompt_index, index=index)
+            yield place, replace(update, prompt_index=prompt_index, index=index, output=output)
+
+
+class ModelFiles(NamedTuple):
+    """What is to be loaded."""
+
+    target: Path
+    head: Path | None
+    token_map: Path | None
+    spec: SpecConfig | None
+    """None: the head decides (defaults.default_tree)."""
+
+
+def find_files(
+    model: str | Path | None, draft: str | Path | None, spec: SpecConfig | None, token_map: str | Path | None, config: EngineConfig
+) -> ModelFiles:
+    """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
+    target = BUILT_IN_TARGET if model is None else Path(model)
+    if spec == PLAIN:
+        for name, given in (("token_map", token_map), ("draft", draft)):
+            if given is not None:
+                raise ValueError(f"SpecConfig(num_steps=0) drafts nothing: leave out {name}")
+    head = None if spec == PLAIN else Path(draft) if draft is not None else own_head(target)
+    if head is None:
+        if spec is not None and spec != PLAIN:
+            raise ValueError(f"the draft tree {spec} needs a draft head, and {target.name} comes with none: give draft")
+        if token_map is not None:
+            raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
+        if config.head_options:
+            raise ValueError(f"{config.head_options[0]} has no use without a draft head, and there is none: give draft")
+    return ModelFiles(target, head, None if token_map is None else Path(token_map), spec)
+
+
+def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:
+    """The dtype of weights and cache.
+
+    "auto" is float32 on a CPU (bfloat16 matmuls run 4-16 times slower there) and 16 bits on a GPU: float16 if the
+    checkpoint is, else bfloat16.
+    """
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    if name == "auto":
+        if jax.default_backend() == "cpu":
+            return jnp.dtype(jnp.float32)
+        name = gpu_dtype(target_model_config(directory).dtype)
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {name!r}")
+    return jnp.dtype(DTYPES[name])
+
+
+def _warn(config: EngineConfig, made_for: int) -> None:
+    """Warnings about options that work, but may surprise."""
+    if config.is_lossy:
+        warnings.warn(
+            "accept_threshold_single or accept_threshold_acc is below 1: speculation is lossy, it changes what the model says",
+            stacklevel=3,
+        )
+    if config.context_length is not None and config.context_length > made_for:
+        warnings.warn(
+            f"context_length {config.context_length} is more than the {made_for} tokens that the model was made for: text "
+            "beyond that may be poor",
+            stacklevel=3,
+        )
+
+
+def _renamed(
+    sampling_params: Params | Sequence[Params] | None, params: Params | Sequence[Params] | None
+) -> Params | Sequence[Params] | None:
+    if params is None:
+        return sampling_params
+    if sampling_params is not None:
+        raise TypeError("sampling_params and params are the same argument: give sampling_params only")
+    warnings.warn("params is now called sampling_params; the old name goes with the next release", DeprecationWarning, stacklevel=3)
+    return params
+
+
+def _one_each(sampling_params: Params | Sequence[Params] | None, count: int) -> Sequence[Params]:
+    """One for each prompt."""
+    if sampling_params is None or isinstance(sampling_params, SamplingParams | Mapping):
+        return [sampling_params or SamplingParams()] * count
+    each = list(sampling_params)
+    if len(each) != count:
+        raise ValueError(f"{count} prompts but {len(each)} SamplingParams: give one for all or one each")
+    return each
+
+
+def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list of prompts.
 
     In:  "a"  or  [1, 2]  or  ["a", [1, 2]]
@@ -188,18 +332,3 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if tokens and others:
         raise ValueError("prompts mixes token ids with prompts: give one list of token ids, or a list of prompts")
     return [tokens] if tokens else others
-
-
-def choose_dtype(dtype: str, directory: Path) -> jnp.dtype:
-    """The dtype for weights and cache.
-
-    "auto" is float32 on a CPU (bfloat16 matmuls run 4-16 times slower there) and 16 bits on a GPU: float16 if the
-    checkpoint is, bfloat16 otherwise.
-    """
-    if dtype == "auto":
-        if jax.default_backend() == "cpu":
-            return jnp.dtype(jnp.float32)
-        dtype = gpu_dtype(target_model_config(directory).dtype)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {dtype!r}")
-    return jnp.dtype(DTYPES[dtype])

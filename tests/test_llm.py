@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.demo.corpus import heldout_prompts
-from jaxspec.llm import as_list
+from jaxspec.llm import _as_list
 from jaxspec.testing import random_head, tiny_target, write_head, write_target
 
 ROOT = Path(__file__).parents[1]
@@ -68,8 +68,8 @@ def test_one_bad_prompt_is_named_and_nothing_is_left_behind(fast):
     with pytest.raises(ValueError, match="2 prompts but 1 SamplingParams"):
         fast.generate(["a", "b"], [SamplingParams()])
     with pytest.raises(ValueError, match="mixes token ids with prompts"):
-        as_list([1, "a"])
-    assert as_list("a") == ["a"] and as_list([1, 2]) == [[1, 2]] and as_list(["a", [1]]) == ["a", [1]]
+        _as_list([1, "a"])
+    assert _as_list("a") == ["a"] and _as_list([1, 2]) == [[1, 2]] and _as_list(["a", [1]]) == ["a", [1]]
 
 
 def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
@@ -92,8 +92,8 @@ def test_impossible_combinations_are_refused(tmp_path):
         LLM(model, spec=SpecConfig())
     with pytest.raises(ValueError, match="dtype must be auto"):
         LLM(model, dtype="int8")
-    with pytest.raises(ValueError, match=r"spec must be a SpecConfig, such as SpecConfig\(3, 1, 4\); got '5/4/8'"):
-        LLM(model, spec="5/4/8")
+    with pytest.raises(ValueError, match=r"a draft tree is num_steps/topk/num_draft_tokens.*got '5-4-8'"):
+        LLM(model, spec="5-4-8")
     with pytest.raises(ValueError, match=r"the token map map\.json needs a draft head to work on: give draft"):
         LLM(model, token_map="map.json")
     with pytest.raises(ValueError, match="drafts nothing: leave out token_map"):
@@ -125,9 +125,10 @@ def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        (["import os", None], None, "prompt 1: a prompt is a string or a list of token ids, got None"),
-        (["a", "b"], [SamplingParams(max_tokens=1), {"max_tokens": 3}], "prompt 1: params must be SamplingParams"),
-        ([[5.9, 6.2]], None, "a prompt is a string or a list of token ids"),
+        (["import os", None], None, "prompt 1: a prompt must be a string or a list of token ids, got None"),
+        (["a", "b"], [SamplingParams(max_tokens=1), 3], "prompt 1: .*SamplingParams"),
+        (["a", "b"], {"max_new_tokens": 3}, "prompt 0: .*max_tokens"),
+        ([[5.9, 6.2]], None, "a prompt must be a string or a list of token ids"),
     ],
 )
 def test_a_wrong_prompt_leaves_the_model_usable(fast, prompts, params, message):
@@ -137,8 +138,9 @@ def test_a_wrong_prompt_leaves_the_model_usable(fast, prompts, params, message):
     assert len(fast.generate((prompt for prompt in ["import os", "def f("]), short)) == 2
 
 
-def test_n_completions_come_one_after_the_other(fast):
+def test_n_completions_of_a_prompt_are_numbered(fast):
     sampled = SamplingParams(max_tokens=4, seed=5, n=2)
     outputs = fast.generate(["import os", "def f("], sampled)
     pairs = [(prompt, SamplingParams(max_tokens=4, seed=seed)) for prompt in ("import os", "def f(") for seed in (5, 6)]
     assert [output.token_ids for output in outputs] == [fast.generate(*pair)[0].token_ids for pair in pairs]
+    assert [(output.prompt_index, output.index) for output in outputs] == [(0, 0), (0, 1), (1, 0), (1, 1)]

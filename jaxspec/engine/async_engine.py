@@ -1,30 +1,33 @@
-"""The engine behind asyncio: one thread steps it, any number of coroutines wait for what it produces.
+"""The engine behind asyncio: one thread steps it, coroutines wait for updates.
 
 The engine is not thread safe, so its thread is the only one that touches it. Coroutines hand it commands through a
-queue that is emptied between two steps; updates go back through each event loop's own queue. Neither side ever waits
-for the other: a client that reads slowly lets its own queue grow, to at most max_tokens entries.
+queue that it empties between two steps; updates go back through a queue per generation. Neither side waits for the other:
+a slow reader only lets its own queue grow, to at most max_tokens entries.
 """
 
 import asyncio
 import logging
+import os
 import threading
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxspec.config import SpecConfig
-from jaxspec.engine.interfaces import Observer, StepEngine
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import FAILED, Update
+from jaxspec.engine.request import FAILED, GenerationOutput, Update
 from jaxspec.engine.scheduler import QueueFull
+from jaxspec.engine.shared_engine import check_process
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from jaxspec.engine.engine import Engine
+
 MAX_FAILED_STEPS = 3
-"""After this many failed steps in a row the engine counts as unhealthy; it goes on trying."""
-BROKEN = "the engine has failed and takes no more requests: the server must be started again"
+"""After this many failed steps in a row the engine counts as unhealthy. It keeps trying."""
+BROKEN = "the engine has failed and takes no more requests: restart the server"
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +37,25 @@ class EngineError(RuntimeError):
 
 
 class EngineClosed(EngineError):
-    """The engine takes no more requests, and has given up those it had."""
+    """The engine takes no more requests and has dropped those it had."""
 
     def __init__(self, message: str = "the server is shutting down"):
         super().__init__(message)
 
 
+@runtime_checkable
+class Observer(Protocol):
+    """Watches the engine. Called in the engine's thread, so it must be quick."""
+
+    def after_step(self, stats: EngineStats, idle: bool) -> None:
+        """After every step: the engine's counters, and whether the work has just run out."""
+
+    def finished(self, output: GenerationOutput) -> None:
+        """A request has ended, for whatever reason."""
+
+
 class AsyncRequest(NamedTuple):
-    """One prompt on its way to the engine."""
+    """One completion for the engine to compute."""
 
     id: str
     prompt_token_ids: Sequence[int]
@@ -57,7 +71,7 @@ class AsyncRequest(NamedTuple):
 
 
 class Generation:
-    """What the engine produces for requests that were started together: an async iterator of their updates, as they come.
+    """The updates of requests that were started together, as an async iterator.
 
     It ends when every request has finished. Leaving the `with` block earlier aborts what is unfinished. A request that the
     engine fails on raises EngineError and ends the others of the generation.
@@ -75,7 +89,7 @@ class Generation:
         self._items.put_nowait(item)
 
     def abort(self) -> None:
-        """Stops what is unfinished, within one engine step; the updates of it that are on their way are dropped."""
+        """Aborts unfinished requests within one engine step. Updates that are on their way are dropped."""
         if self._unfinished:
             self._abort(self, tuple(self._unfinished))
             self._unfinished.clear()
@@ -103,7 +117,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class _Start:
-    """Command: take these requests in, all or none, and tell the waiting coroutine how that went."""
+    """Command: admit these requests, all or none, and report the result to the waiting coroutine."""
 
     requests: Sequence[AsyncRequest]
     generation: Generation
@@ -112,7 +126,7 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Abort:
-    """Command: forget these requests, as far as they were admitted for this generation."""
+    """Command: drop those of these requests that were admitted for this generation."""
 
     generation: Generation
     request_ids: Sequence[str]
@@ -120,7 +134,7 @@ class _Abort:
 
 @dataclass(frozen=True)
 class _End:
-    """Command: end these requests (None: all) with what they have so far, and tell the waiting coroutine how many there were."""
+    """Command: end these requests (None: all) with the output they have, and report how many there were."""
 
     request_ids: Sequence[str] | None
     loop: asyncio.AbstractEventLoop
@@ -129,7 +143,7 @@ class _End:
 
 @dataclass(frozen=True)
 class _Flush:
-    """Command: forget the cached prefixes, and tell the waiting coroutine when that is done."""
+    """Command: clear the prefix cache, and report when that is done."""
 
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future
@@ -141,16 +155,17 @@ type _Command = _Start | _Abort | _End | _Flush
 class AsyncEngine:
     """Runs engine.step() in a thread of its own for as long as there is work.
 
-    What fails on the device ends the requests concerned (Engine.step says which) and the thread goes on. An exception out of
-    the engine ends everything: no result of it can be trusted any more.
+    A failure on the device ends the affected requests (see Engine.step), and the thread continues. An exception raised by the
+    engine ends everything: its results can no longer be trusted.
     """
 
-    def __init__(self, engine: StepEngine, observers: Sequence[Observer] = ()):
+    def __init__(self, engine: "Engine", observers: Sequence[Observer] = ()):
         self._engine, self._observers = engine, observers
         self._stats = engine.stats()
+        self._process = os.getpid()
         self._condition = threading.Condition()  # guards _commands and _closing
         self._commands: deque[_Command] = deque()
-        self._obeying: deque[_Command] = deque()  # taken from _commands; used by the thread only
+        self._in_progress: deque[_Command] = deque()  # taken from _commands; used by the thread only
         self._closing = self._broken = False
         self._generations: dict[str, Generation] = {}  # by request id; used by the thread only
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -167,7 +182,7 @@ class AsyncEngine:
         return self._stats
 
     async def start(self, requests: Sequence[AsyncRequest]) -> Generation:
-        """Takes requests in, all of them or none. Raises the engine's ValueError or QueueFull for one that it refuses."""
+        """Admits all requests or none. Raises the engine's ValueError or QueueFull if it refuses one."""
         generation = Generation([request.id for request in requests], lambda owner, ids: self._post(_Abort(owner, ids)))
         admitted = generation.loop.create_future()
         if not self._post(_Start(requests, generation, admitted)):
@@ -179,16 +194,8 @@ class AsyncEngine:
             raise
         return generation
 
-    async def stream(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str | None = None
-    ) -> AsyncIterator[Update]:
-        """The updates of one request. Closing the iterator early, or cancelling its task, aborts the request."""
-        with await self.start([AsyncRequest(request_id or uuid.uuid4().hex, prompt_token_ids, params)]) as generation:
-            async for update in generation:
-                yield update
-
     async def flush_cache(self) -> None:
-        """Forgets every cached prefix; running requests are not touched."""
+        """Clears the prefix cache; running requests are not affected."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         if not self._post(_Flush(loop, done)):
@@ -196,8 +203,10 @@ class AsyncEngine:
         await done
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> int:
-        """Ends requests, all of them by default: whoever waits for one gets what it has, with finish_reason "abort". Returns how
-        many there were; ids that are not there don't count."""
+        """Ends requests (default: all). Their readers get the output so far, with finish_reason "abort".
+
+        Returns how many there were; unknown ids don't count.
+        """
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         if not self._post(_End(request_ids, loop, done)):
@@ -205,7 +214,7 @@ class AsyncEngine:
         return await done
 
     def stop(self) -> None:
-        """Ends the thread after its current step, without waiting; whoever still waits for updates gets an EngineError."""
+        """Ends the thread after its current step, without waiting for it; readers get an EngineError."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -219,7 +228,8 @@ class AsyncEngine:
         return EngineClosed(BROKEN) if self._broken else EngineClosed()
 
     def _post(self, command: _Command) -> bool:
-        """Queues a command for the thread; False if it takes no more."""
+        """Queues a command for the thread; False if it takes no more. Raises RuntimeError in a forked process."""
+        check_process(self._process)
         with self._condition:
             if self._closing:
                 return False
@@ -235,29 +245,29 @@ class AsyncEngine:
                 pass
         except Exception:
             self._broken = True
-            logger.exception("the engine can't be trusted any more: it ends, and its %d requests too", len(self._generations))
-        finally:  # nobody may wait for ever
+            logger.exception("the engine's state is corrupt: it ends, with its %d requests", len(self._generations))
+        finally:  # no coroutine may wait forever
             with self._condition:
                 self._closing = True
-            for command in (*self._obeying, *self._commands):
+            for command in (*self._in_progress, *self._commands):
                 if isinstance(command, _Start):
-                    _call_in_loop(command.generation.loop, _settle, command.admitted, self._closed())
+                    _call_in_loop(command.generation.loop, _resolve, command.admitted, self._closed())
                 elif isinstance(command, (_Flush, _End)):
-                    _call_in_loop(command.loop, _settle, command.done, self._closed())
+                    _call_in_loop(command.loop, _resolve, command.done, self._closed())
             self._end_all()
 
     def _turn(self) -> bool:
-        """Commands, then a step; waits if there is neither. False once the thread shall end."""
+        """Runs queued commands, then one step; waits while there is nothing to do. False when the thread must end."""
         with self._condition:
             while not (self._commands or self._closing or self._should_step):
                 self._condition.wait()
             if self._closing:
                 return False
-            self._obeying, self._commands = self._commands, deque()
-        if self._obeying:
-            while self._obeying:
-                self._obey(self._obeying[0])
-                self._obeying.popleft()
+            self._in_progress, self._commands = self._commands, deque()
+        if self._in_progress:
+            while self._in_progress:
+                self._execute(self._in_progress[0])
+                self._in_progress.popleft()
             self._stats = self._engine.stats()
         if self._should_step:
             self._step()
@@ -265,28 +275,28 @@ class AsyncEngine:
 
     @property
     def _should_step(self) -> bool:
-        """Also without requests: what was launched for them may still have to be read."""
+        """Also true without requests while results of launched programs wait to be read."""
         return bool(self._generations) or self._engine.has_work
 
-    def _obey(self, command: _Command) -> None:
+    def _execute(self, command: _Command) -> None:
         if isinstance(command, _Start):
-            refusal = self._take_in(command.requests)
+            refusal = self._admit(command.requests)
             if refusal is None:
                 self._generations.update((request.id, command.generation) for request in command.requests)
-            _call_in_loop(command.generation.loop, _settle, command.admitted, refusal)
+            _call_in_loop(command.generation.loop, _resolve, command.admitted, refusal)
         elif isinstance(command, _Abort):
             self._forget(name for name in command.request_ids if self._generations.get(name) is command.generation)
         elif isinstance(command, _End):
             names = list(self._generations) if command.request_ids is None else command.request_ids
             ended = [update for name in names if name in self._generations and (update := self._engine.abort(name)) is not None]
             self._deliver(ended)
-            _call_in_loop(command.loop, _settle, command.done, None, len(ended))
+            _call_in_loop(command.loop, _resolve, command.done, None, len(ended))
         else:
             self._engine.flush_cache()
-            _call_in_loop(command.loop, _settle, command.done, None)
+            _call_in_loop(command.loop, _resolve, command.done, None)
 
-    def _take_in(self, requests: Sequence[AsyncRequest]) -> Exception | None:
-        """All or none: why not, if none."""
+    def _admit(self, requests: Sequence[AsyncRequest]) -> Exception | None:
+        """Admits all requests or none; returns the error in the second case."""
         taken: list[str] = []
         try:
             for request in requests:
@@ -308,8 +318,8 @@ class AsyncEngine:
             self._forget(taken)
             if isinstance(error, (ValueError, QueueFull)):
                 return error
-            logger.exception("the engine failed to take a request in")
-            return EngineError("the engine failed to take the request in")
+            logger.exception("the engine failed to admit a request")
+            return EngineError("the engine failed to admit the request")
         return None
 
     def _step(self) -> None:
@@ -335,7 +345,7 @@ class AsyncEngine:
                 self._forget([request_id for request_id, generation in self._generations.items() if generation.loop is loop])
 
     def _forget(self, request_ids: Iterable[str]) -> None:
-        """Aborts requests in the engine; ids that it no longer knows are fine."""
+        """Aborts requests in the engine; unknown ids are ignored."""
         for request_id in request_ids:
             self._generations.pop(request_id, None)
             self._observe_end(self._engine.abort(request_id))
@@ -346,7 +356,7 @@ class AsyncEngine:
                 observer.finished(update.output)
 
     def _end_all(self) -> None:
-        """Whoever waits gets an error. An engine that is broken is not touched any more."""
+        """Ends every generation with an error. A broken engine is not touched again."""
         for generation in set(self._generations.values()):
             _call_in_loop(generation.loop, generation.put, EngineError(FAILED) if self._broken else EngineClosed())
         if not self._broken:
@@ -358,7 +368,7 @@ def _put_all(items: Sequence[tuple[Generation, Update | EngineError]]) -> None:
         generation.put(item)
 
 
-def _settle(done: asyncio.Future, refusal: Exception | None, result: int | None = None) -> None:
+def _resolve(done: asyncio.Future, refusal: Exception | None, result: int | None = None) -> None:
     if done.done():  # its coroutine was cancelled
         return
     if refusal is None:

@@ -141,6 +141,10 @@ class GenerationOutput:
     """One entry per token of the prompt, if they were asked for; the first token has none."""
     error: str | None = None
     """What went wrong, with finish_reason "error"."""
+    prompt_index: int = 0
+    """Which prompt of the call this completes."""
+    index: int = 0
+    """Which completion of the prompt this is, 0 .. n - 1."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,9 @@ class Update:
     """One entry per new token, if they were asked for."""
     verification: Verification | None = None
     """None for the first token, which the prefill emits, and if there are no new tokens."""
+    prompt_index: int = 0
+    index: int = 0
+    """As in GenerationOutput."""
 
 
 class Status(Enum):

@@ -13,7 +13,6 @@ import pytest
 
 from jaxspec.config import PLAIN
 from jaxspec.engine.async_engine import AsyncEngine
-from jaxspec.engine.interfaces import StepEngine
 from jaxspec.server.address import listen
 from jaxspec.server.app import create_app
 from jaxspec.server.chat_template import ChatTemplate
@@ -45,7 +44,7 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(engine: StepEngine, model: ServedModel, settings: ServerSettings | None = None) -> Iterator[str]:
+def serving(engine: FakeEngine, model: ServedModel, settings: ServerSettings | None = None) -> Iterator[str]:
     """Runs a server in a thread; yields its URL."""
     ready, urls = threading.Event(), []
 

@@ -196,7 +196,7 @@ def test_a_broken_engine(caplog: pytest.LogCaptureFixture):
         first, second = (httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=20) for _ in range(2))
         health, flush = httpx.get(f"{url}/health"), httpx.post(f"{url}/flush_cache")
     assert [response.status_code for response in (first, second, health, flush)] == [500, 503, 503, 503]
-    assert second.headers["retry-after"] == "1" and "must be started again" in second.json()["error"]["message"]
+    assert second.headers["retry-after"] == "1" and "restart the server" in second.json()["error"]["message"]
     assert engine.steps == 1
     assert "secret" not in first.text + second.text and "secret" in caplog.text
 

@@ -1,0 +1,113 @@
+"""`AsyncLLM`: the Python API for asyncio."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest
+from jaxspec.engine.request import Update
+from jaxspec.engine.stats import EngineStats
+from jaxspec.llm import LLM, Conversation, Params, Prompt
+from jaxspec.sampling_params import SamplingParams
+
+
+class AsyncLLM:
+    """The model and engine of `LLM` for coroutines: a thread runs the engine, and requests of all coroutines are batched.
+
+    Use it as `async with AsyncLLM() as llm:`, or call `close()`. Arguments and errors are those of LLM.
+
+    In:  async for update in llm.generate("def main():", SamplingParams(max_tokens=8)): print(update.text, end="")
+    """
+
+    def __init__(self, *arguments, **options):
+        self._llm = LLM(*arguments, **options)
+        self.model_name, self.tokenizer = self._llm.model_name, self._llm.tokenizer
+        self._engine = AsyncEngine(self._llm.engine)
+        self._running: dict[str, list[str]] = {}
+        """The engine's ids of the completions of each unfinished request."""
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Update]:
+        """Completes one prompt, handing out text and tokens as they come; the last update of a completion carries its output.
+
+        With n > 1 the updates of the completions arrive interleaved; `index` tells them apart. Closing the iterator, or
+        cancelling the task, aborts the request.
+
+        Args:
+            request_id: its name for `abort`; None: a new one.
+            priority: larger is more urgent.
+            timeout: seconds after which it ends with finish_reason "timeout".
+
+        Raises:
+            ValueError: the prompt or its parameters can't be served.
+            QueueFull: too many requests wait already.
+            EngineError: the engine failed on the request, or it is closed.
+        """
+        token_ids = await asyncio.to_thread(self._llm.encode, prompt)
+        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout):
+            yield update
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[Update]:
+        """Answers a conversation in the model's chat template; otherwise as `generate`."""
+        token_ids = await asyncio.to_thread(self._llm.encode_chat, messages, chat_template_kwargs)
+        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout):
+            yield update
+
+    async def _run(
+        self, token_ids: list[int], sampling_params: Params | None, request_id: str | None, priority: int, timeout: float | None
+    ) -> AsyncIterator[Update]:
+        copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
+        name = uuid.uuid4().hex if request_id is None else request_id
+        names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
+        requests = [
+            AsyncRequest(each, token_ids, copy, priority=priority, timeout=timeout)
+            for each, copy in zip(names, copies, strict=True)
+        ]
+        with await self._engine.start(requests) as generation:
+            self._running[name] = names
+            try:
+                async for update in generation:
+                    index = names.index(update.request_id)
+                    yield replace(update, index=index, output=update.output and replace(update.output, index=index))
+            finally:
+                del self._running[name]
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request, with all its completions: its iterator gets what there is, with finish_reason "abort".
+
+        Returns False if no running request has this id.
+        """
+        return await self._engine.abort(self._running.get(request_id, ())) > 0
+
+    def stats(self) -> EngineStats:
+        """Totals since the start, and what the engine held after its last step."""
+        return self._engine.stats
+
+    def close(self) -> None:
+        """Ends what is running and frees the memory. May be called twice."""
+        self._engine.close()
+        self._llm.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)

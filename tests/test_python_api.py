@@ -1,0 +1,182 @@
+"""The Python API on a tiny model: what people who come from vLLM and SGLang write works, or says what to write instead."""
+
+import asyncio
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax.numpy as jnp
+import pytest
+
+import jaxspec
+from jaxspec import LLM, AsyncLLM, SamplingParams, SpecConfig
+from jaxspec.engine.async_engine import EngineError
+from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0)
+HELLO = [{"role": "user", "content": "Hello"}]
+OPTIONS = {"page_size": 4, "max_running_requests": 1, "prefill_chunk": 4}
+"""Few programs to compile."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[str, str]:
+    """A tiny model that knows bytes and a chat template, and its head."""
+    directory, target = tmp_path_factory.mktemp("api"), tiny_target(vocab_size=256)
+    model = write_target(directory / "target", target)
+    byte_tokenizer(CHAT_TEMPLATE).save_pretrained(model)
+    return str(model), str(write_head(directory / "head", random_head(target.config)))
+
+
+@pytest.fixture(scope="module")
+def llm(files):
+    with LLM(*files, "2/2/4", **OPTIONS) as llm:
+        yield llm
+
+
+def tokens(outputs) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in outputs]
+
+
+def test_the_package_lists_what_it_offers():
+    names: dict = {}
+    exec("from jaxspec import *", names)
+    for name in ("LLM", "AsyncLLM", "SamplingParams", "SpecConfig", "EngineConfig", "GenerationOutput", "Update"):
+        assert name in dir(jaxspec) and name in jaxspec.__all__ and name in names
+    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+        jaxspec.LMM  # noqa: B018
+
+
+def test_generate_takes_sampling_params_by_keyword_and_as_a_mapping(llm):
+    expected = tokens(llm.generate("ab", GREEDY))
+    assert tokens(llm.generate("ab", sampling_params=GREEDY)) == expected
+    assert tokens(llm.generate("ab", {"max_tokens": 6, "temperature": 0})) == expected
+    assert tokens(llm.generate(["ab", "ab"], [GREEDY, {"max_tokens": 6, "temperature": 0}])) == expected * 2
+    assert tokens([update.output for update in llm.stream("ab", sampling_params=GREEDY) if update.output]) == expected
+
+
+def test_the_old_name_of_sampling_params_still_works(llm):
+    with pytest.warns(DeprecationWarning, match="params is now called sampling_params"):
+        assert tokens(llm.generate("ab", params=GREEDY)) == tokens(llm.generate("ab", GREEDY))
+    with pytest.warns(DeprecationWarning, match="params is now called sampling_params"):
+        assert len(list(llm.stream("ab", params=GREEDY))) > 1
+    with pytest.raises(TypeError, match="give sampling_params only"):
+        llm.generate("ab", GREEDY, params=GREEDY)
+
+
+@pytest.mark.parametrize("spec", ["2/2/4", (2, 2, 4), {"num_steps": 2, "topk": 2, "num_draft_tokens": 4}])
+def test_a_tree_may_be_written_in_any_way(files, llm, spec):
+    with LLM(*files, spec, dtype=jnp.float32, **OPTIONS) as other:
+        assert other.engine.spec == llm.engine.spec == SpecConfig(2, 2, 4)
+
+
+def test_chat_answers_one_conversation_or_many(llm):
+    prompt = llm.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
+    expected = tokens(llm.generate(prompt, GREEDY))
+    assert tokens(llm.chat(HELLO, GREEDY)) == expected
+    outputs = llm.chat([HELLO, HELLO], sampling_params={"max_tokens": 6, "temperature": 0})
+    assert tokens(outputs) == expected * 2 and [output.prompt_index for output in outputs] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "error"),
+    [
+        (["Hello"], None, "a conversation must be a list of messages with role and content, got 'Hello'"),
+        ([{"role": "tool", "content": "x"}], None, "no tools here"),
+        (HELLO, {"enable_thinking": True}, "enable_thinking"),
+    ],
+)
+def test_a_conversation_that_cannot_be_rendered_is_refused(llm, messages, options, error):
+    with pytest.raises(ValueError, match=error):
+        llm.chat(messages, GREEDY, chat_template_kwargs=options)
+
+
+def test_a_model_without_a_chat_template_says_so(tmp_path):
+    with LLM(write_target(tmp_path, tiny_target()), **OPTIONS) as llm, pytest.raises(ValueError, match="no chat template"):
+        llm.chat(HELLO)
+
+
+def test_streams_of_several_prompts_are_told_apart(llm):
+    sampled = SamplingParams(max_tokens=5, seed=3, n=2)
+    outputs = llm.generate(["ab", "cd"], sampled)
+    places = [(output.prompt_index, output.index) for output in outputs]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    streamed: dict[tuple[int, int], tuple[int, ...]] = dict.fromkeys(places, ())
+    for update in llm.stream(["ab", "cd"], sampled):
+        streamed[update.prompt_index, update.index] += update.token_ids
+        assert update.output is None or (update.output.prompt_index, update.output.index) == (update.prompt_index, update.index)
+    assert list(streamed.values()) == tokens(outputs)
+
+
+def test_threads_get_the_texts_that_they_would_get_alone(llm):
+    """A later call joins the running batch; the guard that this replaces lost outputs and mixed texts up."""
+    prompts = [f"prompt {number}" for number in range(8)]
+    params = [SamplingParams(max_tokens=4, temperature=0.9, seed=number) for number in range(8)]
+    alone = [tokens(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
+    ready = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        ready.wait()
+        for _ in range(5):
+            assert tokens(llm.generate(prompts[number], params[number])) == alone[number]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert not llm.engine.has_work and llm.stats().used_pages == 0
+
+
+def test_progress_is_shown_on_a_terminal_unless_told_otherwise(files, monkeypatch, capsys):
+    with LLM(files[0], **OPTIONS) as quiet:
+        quiet.generate("ab", {"max_tokens": 1})
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with LLM(files[0], **OPTIONS) as shown, LLM(files[0], progress=False, **OPTIONS) as quiet:
+        capsys.readouterr()
+        quiet.generate("ab", {"max_tokens": 1})
+        assert capsys.readouterr().err == ""
+        shown.generate(["ab", "cd"], {"max_tokens": 1})
+    assert "generating" in (err := capsys.readouterr().err) and "2/2" in err
+
+
+def test_statistics_and_compiling_ahead(files):
+    with LLM(files[0], **OPTIONS) as llm:
+        assert llm.stats().generated_tokens == 0 and llm.warm_up() > 0
+        llm.generate("ab", GREEDY)
+        assert llm.stats().generated_tokens == 6
+
+
+def test_after_closing_every_call_is_refused(files):
+    with LLM(files[0], **OPTIONS) as llm:
+        waiting = llm.stream("ab", GREEDY)
+        next(waiting)
+    llm.close()
+    for call in (lambda: llm.generate("ab"), lambda: llm.chat(HELLO), lambda: next(waiting), llm.stats, llm.warm_up):
+        with pytest.raises(RuntimeError, match="this LLM is closed: create a new one"):
+            call()
+
+
+def test_coroutines_share_one_engine(files, llm):
+    expected = tokens(llm.generate(["ab", "cd"], GREEDY)), tokens(llm.chat(HELLO, GREEDY))
+
+    async def text(stream) -> tuple[int, ...]:
+        return tuple([token async for update in stream for token in update.token_ids])
+
+    async def work() -> None:
+        async with AsyncLLM(*files, "2/2/4", **OPTIONS) as other:
+            both = await asyncio.gather(*(text(other.generate(prompt, GREEDY)) for prompt in ("ab", "cd")))
+            assert (both, [await text(other.chat(HELLO, {"max_tokens": 6, "temperature": 0}))]) == expected
+            indices = {update.index async for update in other.generate("ab", SamplingParams(max_tokens=2, n=3), "mine")}
+            assert indices == {0, 1, 2} and not await other.abort("mine")
+            with pytest.raises(ValueError, match="prompt is empty"):
+                await anext(other.generate([]))
+            endless = other.generate("ab", SamplingParams(max_tokens=200, ignore_eos=True), "mine")
+            await anext(endless)
+            assert await other.abort("mine")
+            assert [update async for update in endless][-1].output.finish_reason == "abort"
+            assert other.stats().running == 0
+        other.close()
+        with pytest.raises(EngineError):
+            await anext(other.generate("ab"))
+
+    asyncio.run(work())
