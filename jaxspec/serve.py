@@ -9,12 +9,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from ipaddress import ip_address
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
-from jaxspec.server.address import is_loopback, listen
 from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
 
@@ -74,7 +74,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
     from jaxspec.engine.async_engine import AsyncEngine
     from jaxspec.server.app import create_app
     from jaxspec.server.http_server import HttpServer
-    from jaxspec.server.metrics import Metrics
+    from jaxspec.server.metrics import RequestCollector
     from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
     name = arguments.served_model_name or llm.model_name
@@ -88,10 +88,11 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         trees=llm.engine.trees.all,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
     )
-    metrics = Metrics(name)
+    metrics = RequestCollector(name)
     engine = AsyncEngine(llm.engine, [DecodeLog(), metrics])
 
-    def ready(url: str) -> None:
+    def ready() -> None:
+        url = url_of(listener)
         logger.info("%s is ready at %s", name, url)
         logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
         if llm.tokenizer is None:
@@ -102,6 +103,30 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         HttpServer(app, engine, ready).run(sockets=[listener])
     finally:
         engine.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address; it accepts connections once the server runs. Raises OSError if the address is unavailable."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    return ip_address(listener.getsockname()[0]).is_loopback
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL that clients use."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def known_settings(arguments: ServerArguments, llm: "LLM") -> ServerSettings:

@@ -1,7 +1,7 @@
 """Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-Clients read all four (openai-python raises them as attributes), so nothing else may leave the server: not FastAPI's
-`detail`, no traceback, no path. What a client sent is echoed to at most MAX_ECHO characters.
+Clients read all four fields (openai-python raises them as attributes). Nothing else leaves the server: no `detail` of FastAPI's,
+no traceback, no path. A client's own input is repeated up to MAX_ECHO characters.
 """
 
 import json
@@ -12,56 +12,57 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from jaxspec.commands.options import in_flags
 from jaxspec.engine.async_engine import EngineClosed, EngineError
 from jaxspec.engine.scheduler import QueueFull
+from jaxspec.server.responses import ErrorDetail, ErrorResponse
 
 MAX_ECHO = 200
 MAX_REPORTED = 10
-"""Invalid fields named in one message; the rest are counted."""
+"""Invalid fields named in one message; further ones are counted."""
 REQUEST_ID = "x-request-id"
-"""The header that names a request. openai-python shows it with every error."""
+"""The header with the name of a request. openai-python shows it with every error."""
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
-"""Of all answers with this status. After a 503 openai-python tries again by itself, twice."""
+"""Headers of all responses with this status. After a 503 openai-python tries again twice by itself."""
 
-_OF_THE_OWNER = ("num_pages", "max_waiting_requests")
-"""Settings that the engine's messages to clients mention."""
+_SERVER_SETTINGS = ("num_pages", "max_waiting_requests")
+"""Settings in the engine's messages to clients. Messages name their flags, as only the owner can change them."""
 
 logger = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """A refusal. `param` names the field at fault; `code` is OpenAI's word for the case where it has one, else the status."""
+    """A failure to report to the client. `param` names the field at fault; `code` is OpenAI's code, or None for the status."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | int | None = None):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
 
     @property
-    def body(self) -> dict[str, Any]:
-        """What the client gets. Characters that UTF-8 can't carry (halves of surrogate pairs) become question marks."""
-        error = {
-            "message": _encodable(str(self)),
-            "type": "invalid_request_error" if self.status < 500 else "server_error",
-            "param": None if self.param is None else _encodable(self.param),
-            "code": self.status if self.code is None else self.code,
-        }
-        return {"error": error}
+    def body(self) -> str:
+        """The JSON for the client. Characters that UTF-8 can't encode (halves of surrogate pairs) become question marks."""
+        error = ErrorDetail(
+            message=_encodable(str(self)),
+            type="invalid_request_error" if self.status < 500 else "server_error",
+            param=None if self.param is None else _encodable(self.param),
+            code=self.status if self.code is None else self.code,
+        )
+        return ErrorResponse(error=error).model_dump_json()
 
     @property
     def response(self) -> Response:
-        return JSONResponse(self.body, self.status, HEADERS.get(self.status))
+        return Response(self.body, self.status, HEADERS.get(self.status), "application/json")
 
 
 class ClientDisconnected(Exception):
-    """The client hung up before there was anything to answer."""
+    """The client hung up before the response began."""
 
 
 def echo(value: Any) -> str:
-    """A value that a client sent, as messages show it: in JSON, cut to MAX_ECHO."""
+    """A client's value as messages show it: in JSON, truncated to MAX_ECHO characters."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -72,10 +73,9 @@ def echo(value: Any) -> str:
 
 
 def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
-    """A refusal by the engine or by SamplingParams, whose messages begin with the field, in the client's words.
+    """Restates an error of the engine or of SamplingParams, whose messages begin with a field, in the client's terms.
 
-    Other fields that a message mentions are renamed too, unless their names are also English words; what only the server's
-    owner can change is called by its flag.
+    Other fields in the message are renamed too, unless their names are also English words.
 
     In:  ValueError("max_tokens must be ..."), {"max_tokens": "sampling_params.max_new_tokens"}
     Out: ApiError(400, "sampling_params.max_new_tokens must be ...", param="sampling_params.max_new_tokens")
@@ -83,22 +83,22 @@ def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
     field, _, rest = str(error).partition(" ")
     param = client_names.get(field, field)
     rest = re.sub(r"[a-z]+_[a-z_]+", lambda word: client_names.get(word[0], word[0]), rest)
-    return ApiError(400, in_flags(f"{param} {rest}", only=_OF_THE_OWNER), param=param)
+    return ApiError(400, in_flags(f"{param} {rest}", only=_SERVER_SETTINGS), param=param)
 
 
 def from_engine(error: Exception) -> ApiError:
-    """A failure that is not the client's: 503 while the queue is full or the server ends, else 500, and only the log tells more."""
+    """A failure of the server: 503 while the queue is full or the server shuts down, else 500. Details are in the log only."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
-        return ApiError(503, in_flags(str(error), only=_OF_THE_OWNER))
+        return ApiError(503, in_flags(str(error), only=_SERVER_SETTINGS))
     if isinstance(error, EngineClosed):
         return ApiError(503, str(error))
     return ApiError(500, str(error) if isinstance(error, EngineError) else "internal server error")
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Makes the application answer every exception in the one shape."""
+    """Makes the application turn every exception into an ErrorResponse."""
 
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:
@@ -114,16 +114,16 @@ def add_handlers(app: FastAPI) -> None:
         if error.status_code == 404:
             message = f"there is no endpoint {echo(request.url.path)}"
         elif error.status_code == 405:
-            message = f"{echo(request.url.path)} does not take {echo(request.method)}"
+            message = f"{echo(request.url.path)} does not support {echo(request.method)}"
         response = ApiError(error.status_code, message).response
         response.headers.update(error.headers or {})
         if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
-            response.headers["Allow"] = ", ".join(sorted(operations)).upper()  # by itself Starlette names one of them only
+            response.headers["Allow"] = ", ".join(sorted(operations)).upper()  # Starlette alone names only one of them
         return response
 
     @app.exception_handler(ClientDisconnected)
     async def client_disconnected(_request: Request, _error: ClientDisconnected) -> Response:
-        return Response(status_code=499)  # nobody reads it; the access log shows it as other servers do
+        return Response(status_code=499)  # only for the access log; 499 is nginx's status for this
 
     @app.exception_handler(EngineError)
     @app.exception_handler(QueueFull)
@@ -132,15 +132,15 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
-        """Starlette answers from outside of all middleware here, so the request's id must be added. Then it raises the error again,
-        for which uvicorn closes the connection: clients must know, or their next request fails."""
+        """Starlette sends this response from outside all middleware, so it lacks the request's id. Then Starlette raises the error
+        again, and uvicorn closes the connection: without the header the client's next request would fail."""
         response = from_engine(error).response
         response.headers.update({REQUEST_ID: request.state.request_id, "Connection": "close"})
         return response
 
 
 def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
-    """One refusal for what pydantic found: names every field, the first one as param."""
+    """One error for all that pydantic found. It names every field; `param` is the first."""
     if errors[0]["type"] == "json_invalid":
         position = errors[0]["loc"][-1]
         return ApiError(400, f"the request body is not valid JSON: {errors[0]['ctx']['error']} at character {position}")

@@ -24,10 +24,11 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from jaxspec.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
-from jaxspec.server.request_ids import MAX_LENGTH as MAX_NAME
 
 MAX_INT = 2**31 - 1
 """Numbers of tokens, token ids and priorities beyond it are mistakes; a message that quotes one stays short."""
+MAX_NAME = 128
+"""Characters in the name of a request."""
 MAX_ALLOWED_TOKENS = 2**18
 MAX_FIELDS = 100
 """Fields in one object; those that exist are fewer."""

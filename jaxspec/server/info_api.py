@@ -1,159 +1,317 @@
-"""What probes, routers and benchmarks ask: whether the server works, what it serves, and how busy it is. Shapes are SGLang's."""
+"""What probes, routers, benchmarks and the owner ask of a running server: health, description, load, and control of it.
+
+Shapes are SGLang's.
+"""
 
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import PlainTextResponse, Response
 
-from jaxspec.server.answers import (
-    HealthAnswer,
-    LoadsAnswer,
-    ModelInfo,
-    ServerInfo,
-    VersionAnswer,
-    answers,
-)
+from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.server.errors import ApiError
+from jaxspec.server.fields import NAME_OR_NAMES, RequestName, RequestNames, Strict, described_as, only
 from jaxspec.server.health import HealthProbe
+from jaxspec.server.middleware import admin_only, only_json
 from jaxspec.server.model import ServedModel
+from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.settings import ServerSettings
-from jaxspec.server.totals import Totals
 from jaxspec.version import own_version
 
-OK = {"status": "ok"}
+MAX_TIMEOUT = 3600.0
 
 
-def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSettings, totals: Totals) -> APIRouter:
+class HealthResponse(ResponseModel):
+    status: str
+
+
+class VersionResponse(ResponseModel):
+    version: str
+
+
+class ModelInfo(ResponseModel):
+    """By SGLang's names."""
+
+    model_path: str
+    """The served name, never a path."""
+    served_model_name: str
+    tokenizer_path: str | None
+    """The served name, if there is a tokenizer."""
+    is_generation: bool
+    has_image_understanding: bool
+    has_audio_understanding: bool
+    preferred_sampling_params: str | None
+    weight_version: str
+    context_length: int
+
+
+class EngineState(ResponseModel):
+    last_gen_throughput: float
+    """Tokens per second of work since the cache was flushed."""
+    num_running_reqs: int
+    num_waiting_reqs: int
+    avg_spec_accept_length: float | None = None
+    """Tokens per verification since the cache was flushed, bonus included; absent before the first one."""
+
+
+class ServerInfo(ResponseModel):
+    """With the admin key, the settings that the server was launched with are here too."""
+
+    model_path: str
+    tokenizer_path: str | None
+    served_model_name: str
+    version: str
+    status: str
+    """ready or unhealthy."""
+    tree: str
+    """The draft tree: levels/children/nodes. 0/1/1 is plain decoding."""
+    speculative_trees: list[str]
+    """All trees that requests may ask for."""
+    speculative_num_steps: int
+    speculative_eagle_topk: int
+    speculative_num_draft_tokens: int
+    context_length: int
+    max_total_num_tokens: int
+    """Size of the cache in tokens."""
+    max_req_input_len: int
+    page_size: int
+    tp_size: int
+    dp_size: int
+    internal_states: list[EngineState]
+
+
+class Load(ResponseModel):
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    """Share of the cache that requests hold."""
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+
+
+class AggregateLoad(ResponseModel):
+    total_running_reqs: int
+    total_waiting_reqs: int
+    total_reqs: int
+    avg_token_usage: float
+    avg_throughput: float
+    avg_utilization: float
+
+
+class LoadsResponse(ResponseModel):
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[Load]
+    aggregate: AggregateLoad
+
+
+class AbortRequest(Strict):
+    """POST /abort_request, SGLang's."""
+
+    rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
+    """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are no error."""
+    abort_all: bool | None = None
+    """All requests are ended."""
+
+    # Not supported yet.
+    finished_reason: Annotated[Any, only()] = None
+    abort_message: Annotated[Any, only()] = None
+
+
+class AbortResponse(ResponseModel):
+    aborted: int
+    """Completions that were ended."""
+
+
+class Averages:
+    """Averages since `restart`. SGLang's benchmark flushes the cache before a run, which restarts them, and reads them after it."""
+
+    def __init__(self, engine: AsyncEngine):
+        self._engine = engine
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins new averages."""
+        self._before = self._engine.stats
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens per verification, bonus included; None before the first one."""
+        now, before = self._engine.stats, self._before
+        verifications = now.verify_count - before.verify_count
+        return (now.verified_tokens - before.verified_tokens) / verifications if verifications else None
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The share of prompt tokens that the prefix cache had."""
+        now, before = self._engine.stats, self._before
+        queried = now.prefix_queried_tokens - before.prefix_queried_tokens
+        return (now.prefix_hit_tokens - before.prefix_hit_tokens) / queried if queried else 0.0
+
+    @property
+    def throughput(self) -> float:
+        """Generated tokens per second of work."""
+        now, before = self._engine.stats, self._before
+        seconds = now.step_seconds - before.step_seconds
+        return (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0
+
+
+def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSettings) -> APIRouter:
     """The endpoints over one engine and its model."""
-    router = APIRouter(tags=["information"])
-    probe, information = HealthProbe(running.engine), Information(running, model, settings, totals)
+    router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
+    engine = running.engine
+    probe, averages = HealthProbe(engine), Averages(engine)
+    ok = HealthResponse(status="ok")
 
-    @router.get("/health", responses=answers(HealthAnswer))
-    @router.get("/ready", responses=answers(HealthAnswer))
-    @router.get("/ping", responses=answers(HealthAnswer))
+    @router.get("/health", responses=success(HealthResponse))
+    @router.get("/ready", responses=success(HealthResponse))
+    @router.get("/ping", responses=success(HealthResponse))
     async def health() -> Response:
         """200 while the engine works, 503 while it does not and while the server shuts down."""
         running.check_available()
-        return JSONResponse(OK)
+        return json_response(ok)
 
-    @router.get("/health_generate", responses=answers(HealthAnswer))
+    @router.get("/health_generate", responses=success(HealthResponse))
     async def health_generate() -> Response:
         """The same, but only after the engine has made a token."""
         running.check_available()
         await probe.check()
-        return JSONResponse(OK)
+        return json_response(ok)
 
-    @router.get("/version", responses=answers(VersionAnswer))
+    @router.get("/version", responses=success(VersionResponse))
     async def version() -> Response:
-        """Of jaxspec."""
-        return JSONResponse({"version": own_version()})
+        """The version of jaxspec."""
+        return json_response(VersionResponse(version=own_version()))
 
-    @router.get("/model_info", responses=answers(ModelInfo))
-    @router.get("/get_model_info", responses=answers(ModelInfo))
+    @router.get("/model_info", responses=success(ModelInfo))
+    @router.get("/get_model_info", responses=success(ModelInfo))
     async def model_info() -> Response:
         """The served model."""
-        return JSONResponse(information.of_model())
+        return json_response(describe_model(model))
 
-    @router.get("/server_info", responses=answers(ServerInfo))
-    @router.get("/get_server_info", responses=answers(ServerInfo))
+    @router.get("/server_info", responses=success(ServerInfo))
+    @router.get("/get_server_info", responses=success(ServerInfo))
     async def server_info(request: Request) -> Response:
-        """How the server is set up, and what it has done since the cache was flushed. Its settings need the admin key."""
-        return JSONResponse(information.of_server(with_settings=request.state.is_admin))
+        """How the server is set up, and averages since the cache was flushed. Its settings need the admin key."""
+        shown = settings.shown if request.state.is_admin else {}
+        visible = {name: without_directory(value) for name, value in shown.items()}
+        return json_response(describe_server(engine, model, averages, visible))
 
-    @router.get("/v1/loads", responses=answers(LoadsAnswer))
-    @router.get("/loads", responses=answers(LoadsAnswer))
+    @router.get("/v1/loads", responses=success(LoadsResponse))
+    @router.get("/loads", responses=success(LoadsResponse))
     async def loads() -> Response:
         """How busy the server is, for routers."""
-        return JSONResponse(information.of_load())
+        return json_response(describe_load(engine, averages))
 
-    return router
+    @control.post("/abort_request", responses=success(AbortResponse) | failures(415), dependencies=[Depends(only_json)])
+    async def abort_request(body: AbortRequest, request: Request) -> Response:
+        """Ends requests: their clients get the text so far, with finish_reason "abort". abort_all needs the admin key."""
+        if body.abort_all:
+            admin_only(request)
+            return json_response(AbortResponse(aborted=await running.abort_all()))
+        if body.rid is None:
+            raise ApiError(400, "give rid or abort_all", param="rid")
+        names = [body.rid] if isinstance(body.rid, str) else body.rid
+        return json_response(AbortResponse(aborted=await running.abort(names)))
+
+    @control.get("/flush_cache", response_class=PlainTextResponse, dependencies=[Depends(admin_only)])
+    @control.post("/flush_cache", response_class=PlainTextResponse, dependencies=[Depends(admin_only)])
+    async def flush_cache(_timeout: Annotated[float, Query(alias="timeout", ge=0, le=MAX_TIMEOUT)] = 0) -> Response:
+        """Forgets all cached prefixes and restarts the averages. Needs the admin key. SGLang waits up to `timeout` seconds for
+        running requests; here they are not affected, so there is nothing to wait for."""
+        await engine.flush_cache()
+        averages.restart()
+        return PlainTextResponse("Cache flushed.\n")
+
+    both = APIRouter()
+    both.include_router(router)
+    both.include_router(control)
+    return both
 
 
-class Information:
-    """What the endpoints show."""
+def describe_model(model: ServedModel) -> ModelInfo:
+    return ModelInfo(
+        model_path=model.name,
+        served_model_name=model.name,
+        tokenizer_path=None if model.tokenizer is None else model.name,
+        is_generation=True,
+        has_image_understanding=False,
+        has_audio_understanding=False,
+        preferred_sampling_params=None,
+        weight_version="default",
+        context_length=model.context_length,
+    )
 
-    def __init__(self, running: RunningRequests, model: ServedModel, settings: ServerSettings, totals: Totals):
-        self._engine, self._model, self._settings, self._totals = running.engine, model, settings, totals
 
-    def of_model(self) -> dict[str, Any]:
-        """By SGLang's names; where they mean a path, it is the model's name."""
-        name = self._model.name
-        return {
-            "model_path": name,
-            "served_model_name": name,
-            "tokenizer_path": None if self._model.tokenizer is None else name,
-            "is_generation": True,
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "preferred_sampling_params": None,
-            "weight_version": "default",
-            "context_length": self._model.context_length,
-        }
+def describe_server(engine: AsyncEngine, model: ServedModel, averages: Averages, settings: dict[str, Any]) -> ServerInfo:
+    """The settings and, over them, what the server is and does."""
+    stats, spec = engine.stats, model.spec
+    state = EngineState(
+        last_gen_throughput=round(averages.throughput, 2), num_running_reqs=stats.running, num_waiting_reqs=stats.waiting
+    )
+    if spec.num_steps and (accept_length := averages.accept_length) is not None:
+        state.avg_spec_accept_length = round(accept_length, 4)
+    known: dict[str, Any] = {
+        "model_path": model.name,
+        "tokenizer_path": None if model.tokenizer is None else model.name,
+        "served_model_name": model.name,
+        "version": own_version(),
+        "status": "ready" if engine.is_healthy else "unhealthy",
+        "tree": str(spec),
+        "speculative_trees": [str(tree) for tree in model.trees or (spec,)],
+        "speculative_num_steps": spec.num_steps,
+        "speculative_eagle_topk": spec.topk,
+        "speculative_num_draft_tokens": spec.num_draft_tokens,
+        "context_length": model.context_length,
+        "max_total_num_tokens": stats.total_pages * stats.page_size,
+        "max_req_input_len": model.context_length - 1,
+        "page_size": stats.page_size,
+        "tp_size": 1,
+        "dp_size": 1,
+        "internal_states": [state],
+    }
+    return ServerInfo(**{**settings, **known})
 
-    def of_server(self, with_settings: bool) -> dict[str, Any]:
-        """Settings by SGLang's names, and our own additions."""
-        stats, spec = self._engine.stats, self._model.spec
-        settings = {name: without_directory(value) for name, value in self._settings.shown.items()} if with_settings else {}
-        state = {
-            "last_gen_throughput": round(self._totals.throughput, 2),
-            "num_running_reqs": stats.running,
-            "num_waiting_reqs": stats.waiting,
-        }
-        if spec.num_steps and (accept_length := self._totals.accept_length) is not None:
-            state["avg_spec_accept_length"] = round(accept_length, 4)
-        return {
-            **settings,
-            "model_path": self._model.name,
-            "tokenizer_path": None if self._model.tokenizer is None else self._model.name,
-            "served_model_name": self._model.name,
-            "version": own_version(),
-            "status": "ready" if self._engine.is_healthy else "unhealthy",
-            "tree": str(spec),
-            "speculative_trees": [str(tree) for tree in self._model.trees or (spec,)],
-            "speculative_num_steps": spec.num_steps,
-            "speculative_eagle_topk": spec.topk,
-            "speculative_num_draft_tokens": spec.num_draft_tokens,
-            "context_length": self._model.context_length,
-            "max_total_num_tokens": stats.total_pages * stats.page_size,
-            "max_req_input_len": self._model.context_length - 1,
-            "page_size": stats.page_size,
-            "tp_size": 1,
-            "dp_size": 1,
-            "internal_states": [state],
-        }
 
-    def of_load(self) -> dict[str, Any]:
-        """One entry, as there is one engine."""
-        stats = self._engine.stats
-        usage = round(stats.used_pages / max(1, stats.total_pages), 4)
-        throughput = round(self._totals.throughput, 2)
-        load = {
-            "dp_rank": 0,
-            "num_running_reqs": stats.running,
-            "num_waiting_reqs": stats.waiting,
-            "num_total_reqs": stats.running + stats.waiting,
-            "num_used_tokens": stats.used_pages * stats.page_size,
-            "max_total_num_tokens": stats.total_pages * stats.page_size,
-            "token_usage": usage,
-            "gen_throughput": throughput,
-            "cache_hit_rate": round(self._totals.cache_hit_rate, 4),
-            "utilization": usage,
-        }
-        aggregate = {
-            "total_running_reqs": stats.running,
-            "total_waiting_reqs": stats.waiting,
-            "total_reqs": stats.running + stats.waiting,
-            "avg_token_usage": usage,
-            "avg_throughput": throughput,
-            "avg_utilization": usage,
-        }
-        time = datetime.now(UTC).isoformat()
-        return {"timestamp": time, "version": own_version(), "dp_rank_count": 1, "loads": [load], "aggregate": aggregate}
+def describe_load(engine: AsyncEngine, averages: Averages) -> LoadsResponse:
+    """One entry, as there is one engine."""
+    stats = engine.stats
+    usage = round(stats.used_pages / max(1, stats.total_pages), 4)
+    throughput = round(averages.throughput, 2)
+    load = Load(
+        dp_rank=0,
+        num_running_reqs=stats.running,
+        num_waiting_reqs=stats.waiting,
+        num_total_reqs=stats.running + stats.waiting,
+        num_used_tokens=stats.used_pages * stats.page_size,
+        max_total_num_tokens=stats.total_pages * stats.page_size,
+        token_usage=usage,
+        gen_throughput=throughput,
+        cache_hit_rate=round(averages.cache_hit_rate, 4),
+        utilization=usage,
+    )
+    aggregate = AggregateLoad(
+        total_running_reqs=stats.running,
+        total_waiting_reqs=stats.waiting,
+        total_reqs=stats.running + stats.waiting,
+        avg_token_usage=usage,
+        avg_throughput=throughput,
+        avg_utilization=usage,
+    )
+    time = datetime.now(UTC).isoformat()
+    return LoadsResponse(timestamp=time, version=own_version(), dp_rank_count=1, loads=[load], aggregate=aggregate)
 
 
 def without_directory(value: Any) -> Any:
-    """A setting as clients may see it: where the server keeps its files is not their business."""
+    """A setting as clients may see it: they must not learn where the server keeps its files."""
     is_path = isinstance(value, str) and value.startswith(("/", "./", "../", "~"))
     return PurePath(value).name if is_path else value

@@ -1,94 +1,136 @@
-"""Log probabilities as clients expect them: OpenAI's two shapes (completions, chat) and SGLang's.
+"""Log probabilities in three shapes: OpenAI's for completions, OpenAI's for chat, and SGLang's.
 
-There is one entry per generated token, a final stop token included, although its text is not part of the answer's.
+There is one entry per generated token. A final stop token has one too, although its text is not in the response.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypedDict
+
+from pydantic import SkipValidation
 
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.request import TokenLogprob
 from jaxspec.server.model import ServedModel
+from jaxspec.server.responses import ResponseModel
 
 LOWEST = -9999.0
 """OpenAI's number for "impossible": JSON has no -Infinity."""
 
 
-class CompletionLogprobs:
-    """OpenAI's `logprobs` object of a completion, in one piece or, as text_offset counts on, in several."""
+class CompletionLogprobs(ResponseModel):
+    """OpenAI's `logprobs` of a completion, or of a piece of one."""
+
+    tokens: list[str]
+    token_logprobs: SkipValidation[list[float | None]]
+    top_logprobs: SkipValidation[list[dict[str, float] | None]]
+    text_offset: list[int]
+
+
+class CompletionLogprobsBuilder:
+    """Builds CompletionLogprobs piece by piece; text_offset continues from one to the next."""
 
     def __init__(self, model: ServedModel, offset: int = 0, skip_special_tokens: bool = True):
         """`offset`: where in the choice's text the first token begins."""
         self._model, self._offset = model, offset
         self._text = Detokenizer(model.tokenizer, (), skip_special_tokens)
 
-    def add(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], most: int | None = None) -> dict[str, Any]:
-        """The object for the next tokens. A token without an entry, the prompt's first, has nulls; `most` is the largest offset."""
+    def add(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], max_offset: int | None = None
+    ) -> CompletionLogprobs:
+        """The entries of the next tokens. A token without an entry, the first of a prompt, gets nulls."""
         offsets = []
         for token in token_ids:
             offset = self._offset + len(self._text.text)
-            offsets.append(offset if most is None else min(offset, most))
+            offsets.append(offset if max_offset is None else min(offset, max_offset))
             self._text.add([token])
-        return {
-            "tokens": [self._model.token_text(token) for token in token_ids],
-            "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
-            "top_logprobs": [entry and self._top(entry) for entry in entries],
-            "text_offset": offsets,
-        }
+        return CompletionLogprobs(
+            tokens=[self._model.token_text(token) for token in token_ids],
+            token_logprobs=[None if entry is None else finite(entry.logprob) for entry in entries],
+            top_logprobs=[None if entry is None else self._top(entry) for entry in entries],
+            text_offset=offsets,
+        )
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and, if it is not among them, the token itself. Of several with the same text the best counts."""
+        """The likeliest tokens and the token itself. Of several tokens with the same text the likeliest counts."""
         top: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
             top.setdefault(self._model.token_text(token), finite(logprob))
         return top
 
 
-def join(first: dict[str, list], second: dict[str, list]) -> dict[str, list]:
-    """One object of two."""
-    return {name: first[name] + second[name] for name in first}
+def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    """The entries of both."""
+    return CompletionLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=first.top_logprobs + second.top_logprobs,
+        text_offset=first.text_offset + second.text_offset,
+    )
 
 
-def chat_logprobs(model: ServedModel, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """OpenAI's `logprobs` object of a chat reply, or of a piece of one."""
+class ChatAlternative(TypedDict):
+    """One likely token."""
 
-    def shown(token: int, logprob: float) -> dict[str, Any]:
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatEntry(ChatAlternative):
+    """One token of a reply."""
+
+    top_logprobs: list[ChatAlternative]
+
+
+class ChatLogprobs(ResponseModel):
+    """OpenAI's `logprobs` of a chat reply, or of a piece of one."""
+
+    content: SkipValidation[list[ChatEntry]]
+    refusal: str | None
+
+
+def chat_logprobs(model: ServedModel, entries: Iterable[TokenLogprob]) -> ChatLogprobs:
+    """The log probabilities of the next tokens of a reply."""
+
+    def alternative(token: int, logprob: float) -> ChatAlternative:
         text = model.token_text(token)
-        known = "\N{REPLACEMENT CHARACTER}" not in text  # else it is a part of a character, and its bytes are not in the text
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if known else None}
+        is_whole = "\N{REPLACEMENT CHARACTER}" not in text  # else it is a part of a character, and its bytes are unknown
+        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_whole else None}
 
-    content = [
-        {**shown(entry.token_id, entry.logprob), "top_logprobs": [shown(token, logprob) for token, logprob in entry.top]}
+    content: list[ChatEntry] = [
+        {**alternative(entry.token_id, entry.logprob), "top_logprobs": [alternative(*each) for each in entry.top]}
         for entry in entries
     ]
-    return {"content": content, "refusal": None}
+    return ChatLogprobs(content=content, refusal=None)
 
 
-type NativeEntry = list[float | int | str | None]
+type SglangEntry = list[float | int | str | None]
+"""Log probability, token id and, if the request asked for it, text."""
+type TextOf = Callable[[int], str]
 
 
-def native_logprobs(
-    token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], text_of: Callable[[int], str] | None
-) -> list[NativeEntry]:
+def sglang_logprobs(
+    token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], text_of: TextOf | None
+) -> list[SglangEntry]:  # fmt: skip
     """SGLang's [log probability, token id, text] per token; the text is null without `text_of`.
 
     In:  [5, 7], [None, TokenLogprob(7, -0.5, ())], None
     Out: [[None, 5, None], [-0.5, 7, None]]
     """
     return [
-        [entry and finite(entry.logprob), token, text_of(token) if text_of else None]
+        [None if entry is None else finite(entry.logprob), token, text_of(token) if text_of else None]
         for token, entry in zip(token_ids, entries, strict=True)
     ]
 
 
-def native_top(entries: Sequence[TokenLogprob | None], text_of: Callable[[int], str] | None) -> list[list[NativeEntry] | None]:
+def sglang_top(entries: Sequence[TokenLogprob | None], text_of: TextOf | None) -> list[list[SglangEntry] | None]:
     """The same for the likeliest tokens of each position."""
     return [
-        entry and [[finite(logprob), token, text_of(token) if text_of else None] for token, logprob in entry.top]
+        None if entry is None else [[finite(logprob), token, text_of(token) if text_of else None] for token, logprob in entry.top]
         for entry in entries
     ]
 
 
 def finite(logprob: float) -> float:
-    """What JSON can carry; NaN counts as impossible too."""
+    """A number that JSON can hold; NaN counts as impossible too."""
     return max(LOWEST, logprob)

@@ -1,11 +1,14 @@
 """/metrics: what the engine, its requests and the HTTP layer count, in Prometheus' text formats.
 
-A scrape reads the engine's newest EngineStats, which its thread replaces as a whole, so it never waits for the engine nor the
-engine for it. What the numbers are called and mean is in metric_definitions.py.
+Names follow Prometheus' rules: a prefix, the unit last, `_total` after counters. Where vLLM has the same number, `alias` is its
+name for it, so that tools for vLLM (its benchmark, dashboards, Kubernetes' inference gateway) work with this server.
+docs/metrics.md lists every metric; a test compares the two.
+
+A scrape reads the engine's newest EngineStats, which the engine's thread replaces as a whole: neither waits for the other.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from fastapi import FastAPI, Request
@@ -19,51 +22,183 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.engine.stats import EngineStats
-from jaxspec.server.metric_definitions import ALIAS_PREFIX, ENGINE_METRICS, PREFIX, REQUEST_METRICS
+
+PREFIX = "jaxspec:"
+ALIAS_PREFIX = "vllm:"
+REASONS = ("stop", "length", "abort", "timeout", "error")
+"""Every finish_reason. All are shown from the start: a rate needs a zero to begin at."""
+
+
+class EngineMetric(NamedTuple):
+    """One number of EngineStats, or one per value of a label. A counter if the name ends in _total, else a gauge."""
+
+    name: str
+    """Without the prefix."""
+    meaning: str
+    read: Callable[[EngineStats], float | Mapping[str, float]]
+    alias: str | None = None
+    """vLLM's name, without the prefix."""
+    label: str | None = None
+    """The label whose values are the keys that `read` returns. None: it returns one number."""
+
+
+class RequestMetric(NamedTuple):
+    """A histogram over all requests that ended."""
+
+    name: str
+    meaning: str
+    read: Callable[[GenerationOutput], float | None]
+    """None if the request has no such number."""
+    buckets: tuple[float, ...]
+    """Upper bounds; an unbounded one follows them."""
+    alias: str | None = None
+
+
+def time_per_output_token(output: GenerationOutput) -> float | None:
+    """Seconds from the first token to the end, per token after the first; None if there is none."""
+    first, later = output.timing.first_token_seconds, len(output.token_ids) - 1
+    return None if first is None or later < 1 else (output.timing.total_seconds - first) / later
+
+
+def _per_reason(stats: EngineStats) -> Mapping[str, float]:
+    return dict.fromkeys(REASONS, 0) | dict(stats.finished)
+
+
+def _per_position(stats: EngineStats) -> Mapping[str, float]:
+    return {str(position): count for position, count in enumerate(stats.accepted_per_position)}
+
+
+REQUESTS_AND_TOKENS = (
+    EngineMetric("running_requests", "Requests in the batch: prefilling or decoding.",
+                 lambda stats: stats.running, "num_requests_running"),
+    EngineMetric("waiting_requests", "Requests in the queue, preempted ones included.",
+                 lambda stats: stats.waiting, "num_requests_waiting"),
+    EngineMetric("finished_requests_total", "Requests that ended, by finish_reason.",
+                 _per_reason, "request_success_total", "finished_reason"),
+    EngineMetric("prompt_tokens_total", "Tokens of the accepted requests' prompts, cached ones included.",
+                 lambda stats: stats.prompt_tokens, "prompt_tokens_total"),
+    EngineMetric("prefilled_tokens_total", "Tokens that prefill computed, cached ones excluded.",
+                 lambda stats: stats.prefilled_tokens),
+    EngineMetric("generated_tokens_total", "Tokens that were generated.",
+                 lambda stats: stats.generated_tokens, "generation_tokens_total"),
+    EngineMetric("preemptions_total", "Times that a request gave up its pages and waited again.",
+                 lambda stats: stats.preemptions, "num_preemptions_total"),
+)  # fmt: skip
+
+SPECULATION = (
+    EngineMetric("verifications_total", "Verifications, counted per request; a plain decoding step counts as one without drafts.",
+                 lambda stats: stats.verify_count),
+    EngineMetric("verified_tokens_total", "Tokens that verifications emitted, bonus tokens included.",
+                 lambda stats: stats.verified_tokens),
+    EngineMetric("drafts_total", "Verifications of a draft tree; plain decoding adds none.",
+                 lambda stats: stats.draft_count, "spec_decode_num_drafts_total"),
+    EngineMetric("draft_tokens_total", "Drafted tokens that were verified: tree nodes without the roots.",
+                 lambda stats: stats.draft_tokens, "spec_decode_num_draft_tokens_total"),
+    EngineMetric("accepted_tokens_total", "Drafted tokens that were accepted.",
+                 lambda stats: stats.accepted_tokens, "spec_decode_num_accepted_tokens_total"),
+    EngineMetric("accepted_tokens_per_position_total", "Accepted drafted tokens by depth in the tree; 0 is the first level.",
+                 _per_position, "spec_decode_num_accepted_tokens_per_pos_total", "position"),
+)  # fmt: skip
+
+CACHE = (
+    EngineMetric("cache_used_pages", "Pages held by requests; shared pages count once.",
+                 lambda stats: stats.used_pages),
+    EngineMetric("cache_cached_pages", "Pages held only by the prefix cache; evicted when requests need them.",
+                 lambda stats: stats.cached_pages),
+    EngineMetric("cache_total_pages", "Pages of the cache.",
+                 lambda stats: stats.total_pages),
+    EngineMetric("cache_page_size_tokens", "Tokens per page.",
+                 lambda stats: stats.page_size),
+    EngineMetric("cache_usage_ratio", "Used pages divided by all pages: 1 is full.",
+                 lambda stats: stats.used_pages / max(1, stats.total_pages), "kv_cache_usage_perc"),
+    EngineMetric("prefix_cache_queried_tokens_total", "Tokens looked up in the prefix cache.",
+                 lambda stats: stats.prefix_queried_tokens, "prefix_cache_queries_total"),
+    EngineMetric("prefix_cache_hit_tokens_total", "Tokens found in the prefix cache.",
+                 lambda stats: stats.prefix_hit_tokens, "prefix_cache_hits_total"),
+)  # fmt: skip
+
+TIME_AND_FAILURES = (
+    EngineMetric("cycles_total", "Draft-and-verify cycles, one per batch.",
+                 lambda stats: stats.cycles),
+    EngineMetric("step_seconds_total", "Time that the engine worked, the next two metrics included.",
+                 lambda stats: stats.step_seconds),
+    EngineMetric("device_wait_seconds_total", "Time that the engine waited for the device.",
+                 lambda stats: stats.waiting_seconds),
+    EngineMetric("launch_seconds_total", "Time that the engine took to launch programs; a CPU computes part of them meanwhile.",
+                 lambda stats: stats.launching_seconds),
+    EngineMetric("failed_steps_in_a_row", "Steps that failed since the last successful one.",
+                 lambda stats: stats.failed_steps),
+)  # fmt: skip
+
+ENGINE_METRICS = REQUESTS_AND_TOKENS + SPECULATION + CACHE + TIME_AND_FAILURES
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
+SECONDS_PER_TOKEN = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5
+)  # fmt: skip
+TOKENS = tuple(float(digit * 10**zeros) for zeros in range(6) for digit in (1, 2, 5))
+ACCEPT_LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+
+REQUEST_METRICS = (
+    RequestMetric("queue_seconds", "From arrival to the launch of the first prefill chunk, or to the end if there was none.",
+                  lambda output: output.timing.queue_seconds, SECONDS, "request_queue_time_seconds"),
+    RequestMetric("time_to_first_token_seconds", "From arrival to the first token; requests without a token don't count.",
+                  lambda output: output.timing.first_token_seconds, SECONDS, "time_to_first_token_seconds"),
+    RequestMetric("time_per_output_token_seconds", "From the first token to the end, per token after the first.",
+                  time_per_output_token, SECONDS_PER_TOKEN, "request_time_per_output_token_seconds"),
+    RequestMetric("request_seconds", "From arrival to the end.",
+                  lambda output: output.timing.total_seconds, SECONDS, "e2e_request_latency_seconds"),
+    RequestMetric("request_prompt_tokens", "Tokens of the prompt.",
+                  lambda output: len(output.prompt_token_ids), TOKENS, "request_prompt_tokens"),
+    RequestMetric("request_generated_tokens", "Tokens that were generated.",
+                  lambda output: len(output.token_ids), TOKENS, "request_generation_tokens"),
+    RequestMetric("request_accept_length_tokens", "Tokens per verification of a draft tree, bonus included.",
+                  lambda output: output.speculation.tree_accept_length, ACCEPT_LENGTHS),
+)  # fmt: skip
 
 PATH = "/metrics"
 OPENMETRICS = "application/openmetrics-text"
 OTHER = "other"
-"""The path of requests that reached no route: an unknown one, or refused before (no key, a body too large)."""
+"""The path shown for requests that reached no route: an unknown path, a missing key, a body that is too large."""
 
 
-class Point(NamedTuple):
+class Sample(NamedTuple):
     """One line of a metric."""
 
     value: float
     labels: Mapping[str, str]
     suffix: str = ""
-    """Of the name: a histogram has several."""
+    """Behind the name: a histogram has several."""
 
 
-def family(kind: str, name: str, meaning: str, points: Iterable[Point]) -> Metric:
+def family(kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> Metric:
     """A metric with all its lines."""
     result = Metric(name.removesuffix("_total"), meaning, kind)
-    for point in points:
-        result.add_sample(name + point.suffix, dict(point.labels), point.value)
+    for sample in samples:
+        result.add_sample(name + sample.suffix, dict(sample.labels), sample.value)
     return result
 
 
-def with_alias(kind: str, name: str, alias: str | None, meaning: str, points: list[Point]) -> Iterator[Metric]:
+def with_alias(kind: str, name: str, alias: str | None, meaning: str, samples: list[Sample]) -> Iterator[Metric]:
     """A metric under our name and, if it has one, vLLM's."""
-    yield family(kind, PREFIX + name, meaning, points)
+    yield family(kind, PREFIX + name, meaning, samples)
     if alias is not None:
-        yield family(kind, ALIAS_PREFIX + alias, f"{meaning} The same as {PREFIX}{name}.", points)
+        yield family(kind, ALIAS_PREFIX + alias, f"{meaning} The same as {PREFIX}{name}.", samples)
 
 
-class Metrics:
-    """Histograms of the requests that ended: an Observer in the engine's thread, a collector for scrapes in any other."""
+class RequestCollector:
+    """Histograms of the requests that ended. An Observer in the engine's thread; scrapes may come from any other."""
 
     def __init__(self, model_name: str):
         self.labels = {"model_name": model_name, "engine": "0"}
-        """On everything about the engine, as vLLM has them; there is one engine."""
+        """Of all metrics of the engine and its requests, as in vLLM; there is one engine."""
         self._histograms = [
             (metric, Histogram(PREFIX + metric.name, metric.meaning, registry=None, buckets=metric.buckets))
             for metric in REQUEST_METRICS
         ]
 
     def after_step(self, stats: EngineStats, idle: bool) -> None:
-        """Nothing: scrapes read the stats themselves."""
+        """Does nothing: scrapes read the engine's stats themselves."""
 
     def finished(self, output: GenerationOutput) -> None:
         for metric, histogram in self._histograms:
@@ -74,16 +209,16 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         for metric, histogram in self._histograms:
             [observed] = histogram.collect()
-            points = [
-                Point(sample.value, self.labels | sample.labels, suffix)
-                for sample in observed.samples
-                if (suffix := sample.name.removeprefix(observed.name)) != "_created"  # as old as the process; costs a series each
+            samples = [
+                Sample(each.value, self.labels | each.labels, suffix)
+                for each in observed.samples
+                if (suffix := each.name.removeprefix(observed.name)) != "_created"  # one more series each, and no news
             ]
-            yield from with_alias("histogram", metric.name, metric.alias, metric.meaning, points)
+            yield from with_alias("histogram", metric.name, metric.alias, metric.meaning, samples)
 
 
 class EngineCollector:
-    """The engine's own counts, as they are when somebody asks."""
+    """The engine's own counts at the time of a scrape."""
 
     def __init__(self, engine: AsyncEngine, labels: Mapping[str, str]):
         self._engine, self._labels = engine, dict(labels)
@@ -91,23 +226,23 @@ class EngineCollector:
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats  # once, so that all numbers are of the same moment
         for metric in ENGINE_METRICS:
-            value, points = metric.read(stats), []
+            value = metric.read(stats)
             if isinstance(value, Mapping):
                 assert metric.label is not None
-                points = [Point(number, self._labels | {metric.label: key}) for key, number in value.items()]
+                samples = [Sample(number, self._labels | {metric.label: key}) for key, number in value.items()]
             else:
-                points = [Point(value, self._labels)]
+                samples = [Sample(value, self._labels)]
             kind = "counter" if metric.name.endswith("_total") else "gauge"
-            yield from with_alias(kind, metric.name, metric.alias, metric.meaning, points)
-        healthy = [Point(self._engine.is_healthy, self._labels)]
-        yield family("gauge", f"{PREFIX}engine_healthy", "1 while the engine works, 0 once it has failed or ended.", healthy)
+            yield from with_alias(kind, metric.name, metric.alias, metric.meaning, samples)
+        healthy = [Sample(self._engine.is_healthy, self._labels)]
+        yield family("gauge", f"{PREFIX}engine_healthy", "1 while the engine works, 0 after it has failed or ended.", healthy)
         config = self._labels | {"block_size": str(stats.page_size), "num_gpu_blocks": str(stats.total_pages)}
         meaning = f"{PREFIX}cache_page_size_tokens and {PREFIX}cache_total_pages as labels."
-        yield family("gauge", f"{ALIAS_PREFIX}cache_config_info", meaning, [Point(1, config)])
+        yield family("gauge", f"{ALIAS_PREFIX}cache_config_info", meaning, [Sample(1, config)])
 
 
 class HttpCounts:
-    """HTTP requests, counted and read in the event loop's thread."""
+    """Counts of HTTP requests, written and read in the event loop's thread."""
 
     def __init__(self, model_name: str):
         self._labels = {"model_name": model_name}
@@ -117,17 +252,17 @@ class HttpCounts:
 
     def collect(self) -> Iterator[Metric]:
         answered = [
-            Point(count, self._labels | {"path": path, "status": status}) for (path, status), count in self.answered.items()
+            Sample(count, self._labels | {"path": path, "status": status}) for (path, status), count in self.answered.items()
         ]
         yield family("counter", f"{PREFIX}http_requests_total", "HTTP requests, by path and class of the status.", answered)
-        meaning = "POST requests that were answered with 503: the queue was full, or the server takes no more."
-        yield family("counter", f"{PREFIX}http_rejected_requests_total", meaning, [Point(self.rejected, self._labels)])
-        meaning = "HTTP requests that are being answered, streams included."
-        yield family("gauge", f"{PREFIX}http_active_requests", meaning, [Point(self.active, self._labels)])
+        meaning = "POST requests that were answered with 503: the queue was full, or the server was shutting down."
+        yield family("counter", f"{PREFIX}http_rejected_requests_total", meaning, [Sample(self.rejected, self._labels)])
+        meaning = "HTTP requests in progress, streams included."
+        yield family("gauge", f"{PREFIX}http_active_requests", meaning, [Sample(self.active, self._labels)])
 
 
 class CountRequests:
-    """Middleware that counts every request but scrapes, when its answer has ended."""
+    """Middleware that counts every request except scrapes, when its response has ended."""
 
     def __init__(self, app: ASGIApp, counts: HttpCounts):
         self._app, self._counts = app, counts
@@ -136,9 +271,9 @@ class CountRequests:
         if scope["type"] != "http" or scope["path"] == PATH:
             await self._app(scope, receive, send)
             return
-        status = 500  # what the client gets if an exception comes out before an answer
+        status = 500  # what the client gets if an exception comes before a response
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -146,31 +281,31 @@ class CountRequests:
 
         self._counts.active += 1
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_and_note)
         finally:
             self._counts.active -= 1
             self._counts.rejected += status == 503 and scope["method"] == "POST"
-            route = scope.get("route")  # what the router chose: its path is a template, so there are as many as routes
+            route = scope.get("route")  # its path is a template, so clients can't make up new ones
             self._counts.answered[route.path if isinstance(route, Route) else OTHER, f"{status // 100}xx"] += 1
 
 
-def add_metrics(app: FastAPI, engine: AsyncEngine, metrics: Metrics) -> None:
-    """Adds /metrics to the application, and counts its requests: those that middleware added before refuses, too."""
-    counts = HttpCounts(metrics.labels["model_name"])
+def add_metrics(app: FastAPI, engine: AsyncEngine, requests: RequestCollector) -> None:
+    """Adds /metrics to the application. Counts also the requests that middleware added earlier refuses."""
+    counts = HttpCounts(requests.labels["model_name"])
     registry = CollectorRegistry()
-    for collector in (EngineCollector(engine, metrics.labels), metrics, counts):
+    for collector in (EngineCollector(engine, requests.labels), requests, counts):
         registry.register(collector)
     app.add_middleware(CountRequests, counts=counts)
 
     @app.get(PATH, response_class=PlainTextResponse, responses={200: {"content": {OPENMETRICS: {}}}})
     async def show_metrics(request: Request) -> Response:
-        """What the server has counted, in Prometheus' text format or, if the client accepts it, in OpenMetrics'."""
+        """The server's counts, in Prometheus' text format or, if the client accepts it, in OpenMetrics'."""
         if accepts_openmetrics(request.headers.get("accept", "")):
-            text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # the default one changes our colons
+            text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # the default changes colons
             return Response(text, media_type=openmetrics.CONTENT_TYPE_LATEST)
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def accepts_openmetrics(accept: str) -> bool:
-    """By the media type alone, as Prometheus' preferences need no more (prometheus_client's own choice fails on odd versions)."""
+    """Decides by the media type alone, which is enough for Prometheus; prometheus_client's own choice fails on odd versions."""
     return any(part.partition(";")[0].strip() == OPENMETRICS for part in accept.split(","))

@@ -1,4 +1,4 @@
-"""The model as requests see it: its name, its context length, and how text becomes token ids."""
+"""The served model: its name, its context length, and how text becomes token ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,46 +11,46 @@ from jaxspec.server.errors import ApiError, echo
 from jaxspec.tokenizer import Tokenizer
 
 MAX_COMPLETIONS = 256
-"""Completions that one request may ask for: its prompts, n of each."""
+"""Completions that one request may ask for: n of each prompt."""
 LONG_TOKEN = 16
-"""Characters per token that text hardly exceeds; longer ones (indentation) are possible."""
-CUT_SLACK = 16
-"""Tokens by which the count of a text that is cut somewhere may differ."""
+"""Characters per token of unusually long tokens; only such as indentation are longer."""
+TRUNCATION_SLACK = 16
+"""Tokens by which the count may change where a text is truncated."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the routes know about the model. Raises ApiError, naming the client's field, for what it can't serve."""
+    """The model as the routes know it. Its methods raise ApiError, naming the client's field at fault."""
 
     name: str
     context_length: int
     spec: SpecConfig
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None = None
-    """Closed by whoever made it."""
+    """The caller closes it."""
     trees: tuple[SpecConfig, ...] = ()
-    """All that requests may ask for."""
+    """All trees that requests may ask for."""
     max_completions: int = MAX_COMPLETIONS
-    """Completions in one request; no more than may wait, for a request is taken in as a whole."""
+    """In one request. At most the length of the queue, as a request is queued as a whole or not at all."""
     created: int = field(default_factory=lambda: int(time()))
-    """Unix time, as OpenAI's model list shows it."""
+    """Unix time, for OpenAI's model list."""
     _token_texts: dict[int, str] = field(default_factory=dict)
 
     def check_name(self, name: str | None) -> None:
-        """Requests may leave the name out, but not ask for another model."""
+        """Refuses a request for another model. Requests may leave the name out."""
         if name is not None and name != self.name:
             raise ApiError(
                 404, f"model {echo(name)} does not exist; this server has: {self.name}", param="model", code="model_not_found"
             )
 
     def prompts(self, given: Any, param: str) -> list[tuple[str, list[int]]]:
-        """One prompt or a list of them, text or token ids: the client's name of each, and its token ids."""
+        """The client's name and the token ids of each prompt. `given`: one prompt or a list of them, text or token ids."""
         if is_single(given):
             return [(param, self.token_ids(given, param))]
         return [(name := f"{param}.{index}", self.token_ids(prompt, name)) for index, prompt in enumerate(given)]
 
     def check_count(self, given: Any, n: int | None, *, param: str, n_param: str) -> None:
-        """Refuses too many prompts, or too many completions of them, before anything is tokenized."""
+        """Refuses too many prompts, or too many completions of them, before the prompts are tokenized."""
         prompts, most = 1 if is_single(given) else len(given), self.max_completions
         if prompts > most:
             raise ApiError(400, f"{param} holds {prompts} prompts; a request takes at most {most}", param=param)
@@ -59,7 +59,7 @@ class ServedModel:
             raise ApiError(400, message, param=n_param)
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token, special ones too. A part of a character becomes U+FFFD."""
+        """The text of one token, also of a special one. A part of a character becomes U+FFFD."""
         assert self.tokenizer is not None
         text = self._token_texts.get(token_id)
         if text is None:
@@ -67,35 +67,35 @@ class ServedModel:
         return text
 
     def token_ids(self, prompt: str | list[int], param: str) -> list[int]:
-        """Token ids of a prompt; text gets the special tokens that the tokenizer puts around one. Slow for long texts."""
+        """Token ids of a prompt. The tokenizer adds its special tokens to text. Slow for long texts."""
         if not prompt:
             raise ApiError(400, f"{param} must not be empty", param=param)
         if not isinstance(prompt, str):
             return prompt
         if self.tokenizer is None:
             raise ApiError(400, f"{param}: this model has no tokenizer; send token ids to /generate as input_ids", param=param)
-        refuse_half_characters(prompt, param)
-        self._refuse_hopeless(self.tokenizer, prompt, param)
+        check_unicode(prompt, param)
+        self._refuse_too_long(self.tokenizer, prompt, param)
         return self.tokenizer.encode(prompt)
 
     def chat_token_ids(
         self, messages: Sequence[Mapping[str, str]], param: str, options: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Token ids of a conversation and the start of the reply, by the model's chat template, which may have options."""
+        """Token ids of a conversation and the start of the reply. `options` are variables of the model's chat template."""
         if self.tokenizer is None or self.chat_template is None:
             what = "tokenizer; send token ids to /generate" if self.tokenizer is None else "chat template; use /v1/completions"
             raise ApiError(400, f"{param}: this model has no {what}", param=param)
         text = self.chat_template.render(messages, options, param=param)
-        self._refuse_hopeless(self.tokenizer, text, param)
-        return self.tokenizer.encode(text, add_special_tokens=False)  # the template has written those it wants
+        self._refuse_too_long(self.tokenizer, text, param)
+        return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
 
-    def _refuse_hopeless(self, tokenizer: Tokenizer, text: str, param: str) -> None:
-        """Refuses a text whose beginning alone does not fit: megabytes of text must not cost minutes of tokenizing.
+    def _refuse_too_long(self, tokenizer: Tokenizer, text: str, param: str) -> None:
+        """Refuses a text if its beginning alone exceeds the context: tokenizing megabytes would take minutes.
 
-        A cut can change the tokens next to it, hence the slack; what passes is counted in full.
+        Truncation can change the last tokens, hence the slack. A text that passes is tokenized in full later.
         """
         head = text[: LONG_TOKEN * self.context_length]
-        if len(head) < len(text) and (tokens := len(tokenizer.encode(head)) - CUT_SLACK) > self.context_length:
+        if len(head) < len(text) and (tokens := len(tokenizer.encode(head)) - TRUNCATION_SLACK) > self.context_length:
             raise ApiError(
                 400,
                 f"{param} has more than {tokens} tokens, but the context length is {self.context_length}, output included",
@@ -104,16 +104,16 @@ class ServedModel:
             )
 
     def budget(self, prompt_tokens: int, max_tokens: int | None, default: int | None, *, param: str, budget_param: str) -> int:
-        """Tokens to generate: what was asked for, or the default cut to what the context leaves (None: all of that).
+        """Tokens to generate: max_tokens, else the default (None: no limit) or the rest of the context, whichever is less.
 
         `param` and `budget_param` are the client's names of the prompt and of max_tokens.
         """
         left = self.context_length - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
-            wanted = "" if max_tokens is None else f" and {budget_param} asks for {max_tokens} more"
+            more = "" if max_tokens is None else f" and {budget_param} asks for {max_tokens} more"
             raise ApiError(
                 400,
-                f"{param} has {prompt_tokens} tokens{wanted}, but the context length is {self.context_length}, output included",
+                f"{param} has {prompt_tokens} tokens{more}, but the context length is {self.context_length}, output included",
                 param=param if left < 1 else budget_param,
                 code="context_length_exceeded",
             )
@@ -123,12 +123,12 @@ class ServedModel:
 
 
 def is_single(given: Any) -> bool:
-    """True for one prompt: a string or a list of token ids. An empty list is one empty prompt."""
+    """Whether this is one prompt: a string or a list of token ids. An empty list is one empty prompt."""
     return isinstance(given, str) or not given or isinstance(given[0], int)
 
 
-def refuse_half_characters(text: str, param: str) -> None:
-    """JSON can carry half of a surrogate pair; it is no character and no tokenizer takes it."""
+def check_unicode(text: str, param: str) -> None:
+    """Refuses half of a surrogate pair, which JSON can hold but no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,146 +1,378 @@
-"""OpenAI's API: /v1/models, /v1/completions and /v1/chat/completions."""
+"""OpenAI's API: /v1/models, /v1/completions and /v1/chat/completions, and the responses of each, whole and streamed."""
 
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from time import time
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.batch import Batch, collect, start
-from jaxspec.server.errors import ApiError
-from jaxspec.server.generation_answers import CHAT, COMPLETION, MODEL, MODELS
-from jaxspec.server.model import ServedModel, is_single
-from jaxspec.server.openai_protocol import ChatRequest, CompletionRequest, OpenAIRequest
-from jaxspec.server.openai_responses import ChatCompletion, Completion, Responder
-from jaxspec.server.running import RunningRequests
-from jaxspec.server.sampling_fields import OPENAI_NAMES, sampling_params
-from jaxspec.server.speculation import chosen_tree, wants_trace
-from jaxspec.server.streaming import Event, EventStream, unless_disconnected
+from jaxspec.engine.request import GenerationOutput, Speculation, Update
+from jaxspec.server.logprobs import ChatLogprobs, CompletionLogprobs, CompletionLogprobsBuilder, chat_logprobs, join
+from jaxspec.server.model import ServedModel
+from jaxspec.server.openai_requests import (
+    COMPLETION_NAMES,
+    ChatRequest,
+    CompletionRequest,
+    OpenAIRequest,
+    StreamOptions,
+    chat_batch,
+    chat_names,
+    completion_batch,
+)
+from jaxspec.server.responses import ResponseModel, failures, json_response, success, success_or_stream
+from jaxspec.server.running import RequestBatch, RunningRequests
+from jaxspec.server.speculation import (
+    SglangSpeculation,
+    SpeculativeTrace,
+    TraceBuilder,
+    VllmSpeculation,
+    sglang_speculation,
+    vllm_speculation,
+)
+from jaxspec.server.streaming import respond
 
-DEFAULT_MAX_TOKENS = 16
-"""OpenAI's for completions; a chat reply may fill the context."""
-COMPLETION_NAMES = {"prompt_logprobs": "logprobs", "rid": "request_id"}
-CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_id"}
-"""Our names of fields, and those of OpenAI's clients where they differ."""
+
+class ModelCard(ResponseModel):
+    """An entry of the model list, with the extra fields of vLLM and SGLang."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(ResponseModel):
+    object: str
+    data: list[ModelCard]
+
+
+class TokenCounts(ResponseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class PromptTokensDetails(ResponseModel):
+    cached_tokens: int
+
+
+class Usage(TokenCounts):
+    """A prompt counts once, however many completions it has."""
+
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Metrics(ResponseModel):
+    speculative_decoding: VllmSpeculation
+
+
+class SglangExtension(ResponseModel):
+    spec_tokens_details: SglangSpeculation
+
+
+class Choice(ResponseModel):
+    """A completion, or a piece of one."""
+
+    index: int
+    finish_reason: str | None
+    prompt_token_ids: list[int] | None = None
+    """With return_token_ids; in a stream only in the first event of the choice."""
+    token_ids: list[int] | None = None
+    """With return_token_ids."""
+
+
+class OpenAIEvent(ResponseModel):
+    """An event of a stream; whole responses have the same fields."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Sequence[Choice]
+    usage: Usage | TokenCounts | None = None
+    """In a stream as stream_options say."""
+    metrics: Metrics | None = None
+    """For a single choice that used speculation."""
+    sglext: SglangExtension | None = None
+    """With return_spec_tokens_details."""
+    speculative_trace: SpeculativeTrace | None = None
+    """With speculative.trace."""
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class CompletionEvent(OpenAIEvent):
+    choices: list[CompletionChoice]
+
+
+class CompletionResponse(CompletionEvent):
+    usage: Usage
+
+
+class ChatMessage(ResponseModel):
+    role: str
+    content: str
+    refusal: str | None
+
+
+class ChatChoice(Choice):
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatResponse(OpenAIEvent):
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(ResponseModel):
+    """A piece of a message: the first has the role."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatDeltaChoice(Choice):
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+
+
+class ChatEvent(OpenAIEvent):
+    choices: list[ChatDeltaChoice]
+
+
+_FAILURES = failures(404, 415, 504)
+COMPLETION = success_or_stream(CompletionResponse, "each a text_completion whose text continues the one before") | _FAILURES
+CHAT = success_or_stream(ChatResponse, "each a chat.completion.chunk") | _FAILURES
 
 
 def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     """The endpoints over one engine and its model."""
     router = APIRouter()
 
-    @router.get("/v1/models", responses=MODELS)
+    @router.get("/v1/models", responses=success(ModelList))
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [model_card(model)]})
+        return json_response(ModelList(object="list", data=[model_card(model)]))
 
-    @router.get("/v1/models/{name:path}", responses=MODEL)
+    @router.get("/v1/models/{name:path}", responses=success(ModelCard) | failures(404))
     async def one_model(name: str) -> Response:
         model.check_name(name)
-        return JSONResponse(model_card(model))
+        return json_response(model_card(model))
 
     @router.post("/v1/completions", responses=COMPLETION)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        respond, prepare = partial(Completion, model, body), partial(completion_batch, body, model)
-        return await unless_disconnected(request, answer(running, request, body, respond, prepare, COMPLETION_NAMES))
+        prepare, build = partial(completion_batch, body, model), partial(CompletionBuilder, model, body)
+        return await respond(running, request, prepare, build, COMPLETION_NAMES, stream=body.stream)
 
     @router.post("/v1/chat/completions", responses=CHAT)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        respond, prepare = partial(ChatCompletion, model, body), partial(chat_batch, body, model)
-        return await unless_disconnected(request, answer(running, request, body, respond, prepare, chat_names(body)))
+        prepare, build = partial(chat_batch, body, model), partial(ChatBuilder, model, body)
+        return await respond(running, request, prepare, build, chat_names(body), stream=body.stream)
 
     return router
 
 
-def model_card(model: ServedModel) -> Event:
-    """An entry of the model list, with the extra fields of vLLM and SGLang."""
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "jaxspec",
-        "root": model.name,
-        "max_model_len": model.context_length,
-    }
+def model_card(model: ServedModel) -> ModelCard:
+    return ModelCard(
+        id=model.name,
+        object="model",
+        created=model.created,
+        owned_by="jaxspec",
+        root=model.name,
+        max_model_len=model.context_length,
+    )
 
 
-async def answer(
-    running: RunningRequests,
-    request: Request,
-    body: OpenAIRequest,
-    respond: Callable[[Batch], Responder],
-    prepare: Callable[[], Batch],
-    client_names: Mapping[str, str],
-) -> Response:
-    """Checks, tokenizes (off the event loop), generates, answers."""
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
-    batch = await run_in_threadpool(prepare)
-    responder = respond(batch)
-    generation = await start(running, request, batch, client_names)
-    if body.stream:
-        return await EventStream.open(generation, responder.chunks(generation))
-    outputs = await collect(generation)
-    return JSONResponse(await run_in_threadpool(responder.whole, outputs))  # thousands of logprobs take a while
+class OpenAIBuilder(ABC):
+    """Builds the response to one request; completions and chat completions differ in their choices only."""
+
+    id_prefix: ClassVar[str]
+    whole_type: ClassVar[type[OpenAIEvent]]
+    whole_object: ClassVar[str]
+    event_type: ClassVar[type[OpenAIEvent]]
+    event_object: ClassVar[str]
+
+    def __init__(self, model: ServedModel, body: OpenAIRequest, batch: RequestBatch):
+        self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self._model, self._body, self._batch, self._created = model, body, batch, int(time())
+        self._options = body.stream_options or StreamOptions()
+        self._trace = TraceBuilder(model, batch.prompts[0][1]) if batch.trace else None
+        self._begun: set[int] = set()
+        """Choices that had an event."""
+        self._outputs: dict[int, GenerationOutput] = {}
+        self._generated = 0
+
+    @abstractmethod
+    def choice(self, index: int, output: GenerationOutput) -> Choice:
+        """A finished choice of a whole response."""
+
+    @abstractmethod
+    def empty(self, index: int) -> Choice:
+        """A piece that adds nothing to a choice."""
+
+    @abstractmethod
+    def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
+        """What an update adds to a choice; empty if it has neither text nor logprobs."""
+
+    def whole(self, outputs: Sequence[GenerationOutput]) -> OpenAIEvent:
+        if self._batch.prompt_only:
+            outputs = [without_output(output) for output in outputs]
+        choices = [self.choice(index, output) for index, output in enumerate(outputs)]
+        for choice, output in zip(choices, outputs, strict=True):
+            self._add_token_ids(choice, output.token_ids, with_prompt=True)
+        return self._event(self.whole_type, self.whole_object, choices, **self._statistics(outputs))
+
+    def events(self, index: int, update: Update) -> list[OpenAIEvent]:
+        self._generated += len(update.token_ids)
+        if update.output is not None:
+            self._outputs[index] = update.output
+        is_first = index not in self._begun
+        pieces = self.pieces(index, update, is_first)
+        if not pieces and (self._trace is not None or self._body.return_token_ids):
+            pieces = [self.empty(index)]  # for tokens whose text is held back
+        if not pieces:
+            return []
+        self._begun.add(index)
+        self._add_token_ids(pieces[0], update.token_ids, with_prompt=is_first)
+        events = [self._event(self.event_type, self.event_object, [piece]) for piece in pieces]
+        if self._trace is not None:
+            events[0].speculative_trace = self._trace.add(update)
+        for event in events:
+            if self._options.continuous_usage_stats:
+                event.usage = token_counts(sum(len(ids) for ids, _ in self._batch.prompts), self._generated)
+            elif self._options.include_usage:
+                event.usage = None
+        return events
+
+    def last_events(self) -> list[OpenAIEvent]:
+        """With include_usage: an event without choices."""
+        if not self._options.include_usage:
+            return []
+        statistics = self._statistics([self._outputs[index] for index in sorted(self._outputs)])
+        return [self._event(self.event_type, self.event_object, [], **statistics)]
+
+    def _event(self, kind: type[OpenAIEvent], name: str, choices: list[Choice], **more: Any) -> OpenAIEvent:
+        return kind(id=self.id, object=name, created=self._created, model=self._model.name, choices=choices, **more)
+
+    def _add_token_ids(self, choice: Choice, token_ids: Sequence[int], *, with_prompt: bool) -> None:
+        if self._body.return_token_ids:
+            choice.token_ids = list(token_ids)
+            if with_prompt:
+                choice.prompt_token_ids = self._batch.prompt_of(choice.index)[0]
+
+    def _statistics(self, outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
+        """Usage; and for a single choice with speculation vLLM's `metrics` and, on request, SGLang's `sglext`."""
+        fields: dict[str, Any] = {"usage": usage(outputs, self._batch.firsts(outputs))}
+        if len(outputs) == 1 and (speculation := vllm_speculation(outputs[0].speculation)) is not None:
+            fields["metrics"] = Metrics(speculative_decoding=speculation)
+            if self._body.return_spec_tokens_details:
+                fields["sglext"] = SglangExtension(spec_tokens_details=sglang_speculation(outputs[0].speculation))
+        return fields
 
 
-def completion_batch(body: CompletionRequest, model: ServedModel) -> Batch:
-    """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field, for what can't be served."""
-    model.check_name(body.model)
-    if model.tokenizer is None:
-        raise ApiError(
-            400,
-            "prompt: this model has no tokenizer, so there is no text to return; send token ids to /generate as input_ids",
-            param="prompt",
-        )
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, f"best_of is not supported yet (leave it out or send n, {body.n or 1})", param="best_of")
-    if body.echo and body.logprobs is not None and body.stream:
-        raise ApiError(400, "echo with logprobs can't be streamed: leave out stream, echo or logprobs", param="echo")
-    prompt_only = body.max_tokens == 0
-    if prompt_only and (not body.echo or body.stream):
-        raise ApiError(400, "max_tokens must be at least 1, or 0 with echo and without stream", param="max_tokens")
-    model.check_count(body.prompt, body.n, param="prompt", n_param="n")
-    prompts = []
-    for param, ids in model.prompts(body.prompt, "prompt"):
-        wanted = 1 if prompt_only else body.max_tokens
-        budget = model.budget(len(ids), wanted, DEFAULT_MAX_TOKENS, param=param, budget_param="max_tokens")
-        prompt_logprobs = body.logprobs if body.echo else None
-        prompts.append((ids, _params(body, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)))
-    given = [body.prompt] if is_single(body.prompt) else body.prompt
-    texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-    return _batch(body, model, prompts, texts=texts if body.echo else None, prompt_only=prompt_only)
+class CompletionBuilder(OpenAIBuilder):
+    """Builds the responses of /v1/completions."""
+
+    id_prefix = "cmpl"
+    whole_type, whole_object = CompletionResponse, "text_completion"
+    event_type, event_object = CompletionEvent, "text_completion"
+
+    def __init__(self, model: ServedModel, body: OpenAIRequest, batch: RequestBatch):
+        super().__init__(model, body, batch)
+        self._logprobs_of: dict[int, CompletionLogprobsBuilder] = {}
+
+    def choice(self, index: int, output: GenerationOutput) -> Choice:
+        echo = self._echo(index)
+        logprobs = None
+        if output.logprobs is not None:
+            logprobs = self._logprobs(index, len(echo)).add(output.token_ids, output.logprobs)
+        if logprobs is not None and output.prompt_logprobs is not None:
+            prompt = self._logprobs(index, 0).add(output.prompt_token_ids, output.prompt_logprobs, max_offset=len(echo))
+            logprobs = join(prompt, logprobs)
+        return CompletionChoice(index=index, text=echo + output.text, logprobs=logprobs, finish_reason=output.finish_reason)
+
+    def empty(self, index: int) -> Choice:
+        return CompletionChoice(index=index, text="", logprobs=None, finish_reason=None)
+
+    def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
+        text = (self._echo(index) if is_first else "") + update.text
+        logprobs = None
+        if update.logprobs:
+            if index not in self._logprobs_of:
+                self._logprobs_of[index] = self._logprobs(index, len(self._echo(index)))
+            logprobs = self._logprobs_of[index].add(update.token_ids, update.logprobs)
+        if not text and logprobs is None and update.output is None:
+            return []
+        finish_reason = None if update.output is None else update.output.finish_reason
+        return [CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason)]
+
+    def _echo(self, index: int) -> str:
+        """The prompt, if the text begins with it."""
+        if self._batch.echo is None:
+            return ""
+        text = self._batch.echo[index // self._batch.n]
+        if text is not None:
+            return text
+        assert self._model.tokenizer is not None
+        ids, params = self._batch.prompt_of(index)
+        return str(self._model.tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens))
+
+    def _logprobs(self, index: int, offset: int) -> CompletionLogprobsBuilder:
+        return CompletionLogprobsBuilder(self._model, offset, self._batch.prompt_of(index)[1].skip_special_tokens)
 
 
-def chat_batch(body: ChatRequest, model: ServedModel) -> Batch:
-    """Token ids and sampling parameters of the conversation. Raises ApiError, naming the field, for what can't be served."""
-    model.check_name(body.model)
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-    model.check_count("", body.n, param="messages", n_param="n")
-    names = chat_names(body)
-    messages = [message.for_template() for message in body.messages]
-    ids = model.chat_token_ids(messages, "messages", body.chat_template_kwargs)
-    name = names["max_tokens"]
-    budget = model.budget(len(ids), getattr(body, name), None, param="messages", budget_param=name)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _batch(body, model, [(ids, _params(body, names, budget, logprobs=logprobs))])
+class ChatBuilder(OpenAIBuilder):
+    """Builds the responses of /v1/chat/completions."""
+
+    id_prefix = "chatcmpl"
+    whole_type, whole_object = ChatResponse, "chat.completion"
+    event_type, event_object = ChatEvent, "chat.completion.chunk"
+
+    def choice(self, index: int, output: GenerationOutput) -> Choice:
+        message = ChatMessage(role="assistant", content=output.text, refusal=None)
+        logprobs = None if output.logprobs is None else chat_logprobs(self._model, output.logprobs)
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=output.finish_reason)
+
+    def empty(self, index: int) -> Choice:
+        return ChatDeltaChoice(index=index, delta=ChatDelta(content=""), logprobs=None, finish_reason=None)
+
+    def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
+        pieces: list[Choice] = []
+        if is_first:
+            delta = ChatDelta(role="assistant", content="")
+            pieces.append(ChatDeltaChoice(index=index, delta=delta, logprobs=None, finish_reason=None))
+        if update.text or update.logprobs:
+            delta = ChatDelta(content=update.text)
+            logprobs = chat_logprobs(self._model, update.logprobs) if update.logprobs else None
+            pieces.append(ChatDeltaChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=None))
+        if update.output is not None:
+            finish_reason = update.output.finish_reason
+            pieces.append(ChatDeltaChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=finish_reason))
+        return pieces
 
 
-def _batch(body: OpenAIRequest, model: ServedModel, prompts: Sequence[tuple[list[int], SamplingParams]], **more: Any) -> Batch:
-    """The prompts with what both kinds of requests say about them."""
-    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (body.n or 1))
-    tree = chosen_tree(body.speculative, model)
-    return Batch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.request_id, **more)
+def usage(outputs: Sequence[GenerationOutput], firsts: Sequence[GenerationOutput]) -> Usage:
+    """Token counts over all choices; `firsts` has the first completion of each prompt, so that a prompt counts once."""
+    counts = token_counts(sum(len(output.prompt_token_ids) for output in firsts), sum(len(output.token_ids) for output in outputs))
+    cached = PromptTokensDetails(cached_tokens=sum(output.cached_tokens for output in firsts))
+    return Usage(**dict(counts), prompt_tokens_details=cached)
 
 
-def chat_names(body: ChatRequest) -> dict[str, str]:
-    """Also which name of the budget this client uses."""
-    return CHAT_NAMES | {"max_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"}
+def token_counts(prompt: int, completion: int) -> TokenCounts:
+    return TokenCounts(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-def _params(body: OpenAIRequest, client_names: Mapping[str, str], max_tokens: int, **logprobs: int | None) -> SamplingParams:
-    given: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
-    given["include_stop_str_in_output"] = body.include_stop_str_in_output or body.no_stop_trim
-    return sampling_params(client_names, max_tokens=max_tokens, **given, **logprobs)
+def without_output(output: GenerationOutput) -> GenerationOutput:
+    """The same with the prompt alone."""
+    logprobs = None if output.logprobs is None else ()
+    return replace(output, text="", token_ids=(), logprobs=logprobs, finish_reason="length", speculation=Speculation())

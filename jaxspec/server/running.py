@@ -1,51 +1,119 @@
-"""What runs, by the names that clients know it by, so that others can end it; and whether anything new may start."""
+"""What an HTTP request asks the engine for, how it gets there, and the names by which it can be aborted while it runs."""
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from jaxspec.engine.async_engine import AsyncEngine
-from jaxspec.server.errors import ApiError
+from fastapi import Request
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, Generation
+from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.errors import ApiError, refused
+
+MAX_LOGPROBS = 2**21
+"""Log probabilities in one response, alternatives included: some hundred megabytes."""
+
+
+@dataclass(frozen=True)
+class RequestBatch:
+    """n completions of every prompt. Completion i of prompt p is number p * n + i."""
+
+    prompts: Sequence[tuple[list[int], SamplingParams]]
+    """Token ids, and the parameters of all n completions."""
+    priority: int = 0
+    echo: Sequence[str | None] | None = None
+    """The prompts as the client wrote them (None: as token ids), if the response shall begin with them."""
+    prompt_only: bool = False
+    """The response holds the prompt alone. The engine still generates one token, which is left out."""
+    tree: SpecConfig | None = None
+    """Draft tree of all completions. None: the engine chooses."""
+    trace: bool = False
+    """The stream shows where its tokens come from."""
+    rid: str | list[str] | None = None
+    """The client's name for the batch, or one for each prompt."""
+
+    @property
+    def n(self) -> int:
+        return self.prompts[0][1].n
+
+    @property
+    def max_logprobs(self) -> int:
+        """The most log probabilities that the response can hold."""
+        return sum(
+            params.n * (params.logprobs + 1) * (params.max_tokens + (0 if params.prompt_logprobs is None else len(ids)))
+            for ids, params in self.prompts
+            if params.logprobs is not None
+        )
+
+    def prompt_of(self, index: int) -> tuple[list[int], SamplingParams]:
+        """The prompt of a completion."""
+        return self.prompts[index // self.n]
+
+    def firsts(self, outputs: Sequence[GenerationOutput]) -> Sequence[GenerationOutput]:
+        """The first completion of each prompt."""
+        return outputs[:: self.n]
+
+    def names(self, request_id: str) -> list[str]:
+        """The name by which each completion can be aborted: its rid, else the HTTP request's `request_id`."""
+        name = request_id if self.rid is None else self.rid
+        each = [name] * len(self.prompts) if isinstance(name, str) else name
+        return [name for name in each for _ in range(self.n)]
+
+    def ids(self, request_id: str) -> list[str]:
+        """The id of each completion in the response: its name, with a number if several share it.
+
+        In:  rid = ["a", "b"], n = 2
+        Out: ["a-0", "a-1", "b-0", "b-1"]
+        """
+        names = self.names(request_id)
+        share = names.count(names[0])  # all names are equally frequent
+        return names if share == 1 else [f"{name}-{number % share}" for number, name in enumerate(names)]
 
 
 class RunningRequests:
-    """Client names and the engine's request ids behind them. The engine's own are made up, so no client can meet another's by
-    accident. Used in the event loop's thread only."""
+    """Maps clients' names to the engine's request ids, and knows whether new requests may start.
+
+    The engine's ids are random, so clients can't use each other's by accident. Used in the event loop's thread only.
+    """
 
     def __init__(self, engine: AsyncEngine, request_timeout: float | None = None):
-        """`request_timeout`: seconds that anything may run."""
+        """`request_timeout`: the most seconds that a request may run."""
         self.engine, self.request_timeout = engine, request_timeout
         self._engine_ids: dict[str, set[str]] = {}
         self._is_draining = False
 
     def drain(self) -> None:
-        """From now on nothing new starts; what runs goes on."""
+        """Refuses new requests from now on; running ones continue."""
         self._is_draining = True
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine works on requests, as far as its last step tells."""
+        """Whether the engine had requests after its last step."""
         stats = self.engine.stats
         return self.engine.is_healthy and stats.running + stats.waiting > 0
 
     def check_available(self) -> None:
-        """Raises ApiError 503 while the server ends, or while the engine does not work."""
+        """Raises ApiError 503 while the server shuts down or the engine does not work."""
         self.check_open()
         if not self.engine.is_healthy:
             raise ApiError(503, "the engine is not running")
 
     def check_open(self) -> None:
-        """Raises ApiError 503 while the server ends. An engine that fails may be tried: one success heals it."""
+        """Raises ApiError 503 while the server shuts down. A failing engine may be tried: one success heals it."""
         if self._is_draining:
             raise ApiError(503, "the server is shutting down")
 
     def check_free(self, name: str, param: str) -> None:
-        """Raises ApiError if something runs by this name."""
+        """Raises ApiError if a running request has this name."""
         if name in self._engine_ids:
-            raise ApiError(400, f"{param} {name!r} is in use by a request that runs: choose another", param=param)
+            raise ApiError(400, f"{param} {name!r} is in use by a running request: choose another", param=param)
 
     @contextmanager
     def named(self, names: Mapping[str, Sequence[str]]) -> Iterator[None]:
-        """Engine requests have these names as long as the context lasts. A name may stand for several."""
+        """Engine requests have these names as long as the context lasts. Several may share a name."""
         for name, engine_ids in names.items():
             self._engine_ids.setdefault(name, set()).update(engine_ids)
         try:
@@ -57,10 +125,67 @@ class RunningRequests:
                     del self._engine_ids[name]
 
     async def abort(self, names: Sequence[str]) -> int:
-        """Ends what has these names: its clients get what there is, with finish_reason "abort". Returns how many completions
-        that were; names of nothing are fine, as whatever had them may just have ended."""
+        """Ends all requests with these names: their clients get the text so far, with finish_reason "abort". Returns the number
+        of completions. An unknown name is no error: its request may just have ended."""
         return await self.engine.abort([engine_id for name in names for engine_id in self._engine_ids.get(name, ())])
 
     async def abort_all(self) -> int:
-        """Ends everything."""
+        """Ends all requests."""
         return await self.engine.abort()
+
+
+async def start(running: RunningRequests, request: Request, batch: RequestBatch, client_names: Mapping[str, str]) -> Generation:
+    """Hands the batch to the engine. It can be aborted by its names until the HTTP response is complete.
+
+    `client_names` maps our names of fields to the client's. Raises ApiError, in the client's words, or QueueFull.
+    """
+    running.check_open()
+    if (count := batch.max_logprobs) > MAX_LOGPROBS:
+        param = client_names.get("logprobs", "logprobs")
+        message = f"{param}: the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit: split the request"
+        raise ApiError(400, message, param=param)
+    copies = [(ids, copy) for ids, params in batch.prompts for copy in params.copies()]
+    unique = uuid.uuid4().hex
+    requests = [
+        AsyncRequest(f"{unique}-{index}", *copy, batch.priority, running.request_timeout, batch.tree, batch.trace)
+        for index, copy in enumerate(copies)
+    ]
+    _register(running, request, batch, [each.id for each in requests], client_names.get("rid", "rid"))
+    try:
+        return await running.engine.start(requests)
+    except ValueError as error:
+        raise refused(error, client_names) from None
+
+
+def _register(
+    running: RunningRequests, request: Request, batch: RequestBatch, engine_ids: Sequence[str], param: str
+) -> None:  # fmt: skip
+    """Makes the batch known by its names. A client's rid must be free. Several requests may share an x-request-id, as proxies
+    repeat it when they retry."""
+    if isinstance(batch.rid, list) and not len(set(batch.rid)) == len(batch.rid) == len(batch.prompts):
+        message = f"{param} must be one name, or a different one for each of the {len(batch.prompts)} prompts"
+        raise ApiError(400, message, param=param)
+    engine_ids_of: dict[str, list[str]] = {}
+    for name, engine_id in zip(batch.names(request.state.request_id), engine_ids, strict=True):
+        engine_ids_of.setdefault(name, []).append(engine_id)
+    if batch.rid is not None:
+        for name in engine_ids_of:
+            running.check_free(name, param)
+    request.state.on_end.enter_context(running.named(engine_ids_of))
+
+
+async def collect(generation: Generation) -> list[GenerationOutput]:
+    """The finished outputs, in the order of the requests."""
+    outputs: dict[str, GenerationOutput] = {}
+    with generation:
+        async for update in generation:
+            check_in_time(update)
+            if update.output is not None:
+                outputs[update.request_id] = update.output
+    return [outputs[request_id] for request_id in generation.request_ids]
+
+
+def check_in_time(update: Update) -> None:
+    """Raises ApiError 504 for a request that reached its deadline: OpenAI's API has no finish_reason for that."""
+    if update.output is not None and update.output.finish_reason == "timeout":
+        raise ApiError(504, "the request was not finished in time")

@@ -1,6 +1,6 @@
-"""Speculation, request by request: what a client may ask for, and what it gets to see."""
+"""Speculation per request: what a client may ask for, and what the response shows of it."""
 
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.output import TokenTrace
@@ -9,9 +9,10 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import Strict, TokensOrNone
 from jaxspec.server.model import ServedModel
+from jaxspec.server.responses import ResponseModel
 
 
-class SpeculativeField(Strict):
+class SpeculativeOptions(Strict):
     """`speculative` of a request: {"enabled": false}, or the three numbers of a compiled tree; and whether to show the trees."""
 
     enabled: bool | None = None
@@ -20,19 +21,19 @@ class SpeculativeField(Strict):
     eagle_topk: TokensOrNone | None = None
     num_draft_tokens: TokensOrNone | None = None
     trace: bool | None = None
-    """With stream: every chunk says where its tokens come from and what was drafted."""
+    """With stream: every event shows where its tokens come from and what was drafted."""
 
 
-def chosen_tree(field: SpeculativeField | None, model: ServedModel) -> SpecConfig | None:
-    """The tree that a request asks for; None if it leaves that to the engine. Raises ApiError for one that is not compiled."""
-    if field is None:
+def chosen_tree(options: SpeculativeOptions | None, model: ServedModel) -> SpecConfig | None:
+    """The tree that a request asks for; None if the engine chooses. Raises ApiError for a tree that is not compiled."""
+    if options is None:
         return None
-    numbers = field.num_steps, field.eagle_topk, field.num_draft_tokens
+    numbers = options.num_steps, options.eagle_topk, options.num_draft_tokens
     if numbers == (None, None, None):
-        if field.enabled and model.spec == PLAIN:
+        if options.enabled and model.spec == PLAIN:
             raise ApiError(400, "speculative.enabled: this server has no draft head", param="speculative.enabled")
-        return _compiled(PLAIN, model) if field.enabled is False else None
-    if field.enabled is False:
+        return _compiled(PLAIN, model) if options.enabled is False else None
+    if options.enabled is False:
         raise ApiError(400, "speculative: give enabled = false or a tree, not both", param="speculative")
     try:
         tree = SpecConfig(*numbers)
@@ -48,67 +49,116 @@ def _compiled(tree: SpecConfig, model: ServedModel) -> SpecConfig:
     return tree
 
 
-def wants_trace(field: SpeculativeField | None, *, stream: bool | None, completions: int) -> bool:
-    """Raises ApiError if a trace is wanted of what has none."""
-    if field is None or not field.trace:
+def wants_trace(options: SpeculativeOptions | None, *, stream: bool | None, completions: int) -> bool:
+    """Whether the stream shows its trees. Raises ApiError if the request can't have that."""
+    if options is None or not options.trace:
         return False
     if not stream or completions != 1:
         raise ApiError(400, "speculative.trace needs stream to be true, one prompt and n = 1", param="speculative.trace")
     return True
 
 
-class Trace:
-    """Makes the `speculative_trace` of each chunk."""
+class ShownTree(TypedDict):
+    """A draft tree. Node 0 is the root."""
+
+    shape: str
+    """levels/children/nodes"""
+    tokens: list[str | None]
+    parents: list[int]
+    accepted: list[int]
+    """The nodes of the accepted path, root first."""
+
+
+ShownToken = TypedDict("ShownToken", {"id": int, "text": str, "from": str, "depth": NotRequired[int]})
+"""A token and its origin; `depth` of an accepted draft. See jaxspec/engine/token_trace.py."""
+
+
+class SpeculativeTrace(TypedDict):
+    """Our own `speculative_trace` of an event."""
+
+    tokens: list[ShownToken]
+    tree: ShownTree | None
+    """The tree that the tokens come from; null for prefill and plain decoding."""
+
+
+class TraceBuilder:
+    """Builds the `speculative_trace` of each event of one stream."""
 
     def __init__(self, model: ServedModel, params: SamplingParams):
         self._model, self._tokens = model, TokenTrace(model.tokenizer, params)
 
-    def add(self, update: Update) -> dict[str, Any]:
-        """What one update brought: tokens with their origins, and the tree that they come from."""
-        tokens = [
-            {"id": token.id, "text": token.text, "from": token.origin} | ({"depth": token.depth} if token.depth else {})
-            for token in self._tokens.add(update)
-        ]
+    def add(self, update: Update) -> SpeculativeTrace:
+        """The tokens of an update, and the tree that they come from."""
+        tokens: list[ShownToken] = []
+        for token in self._tokens.add(update):
+            tokens.append({"id": token.id, "text": token.text, "from": token.origin})
+            if token.depth:
+                tokens[-1]["depth"] = token.depth
         verification = update.verification
         tree = None
         if verification is not None and verification.tree is not None:
             tree = self._shown(verification.tree, verification.spec)
         return {"tokens": tokens, "tree": tree}
 
-    def _shown(self, tree: DraftedTree, spec: SpecConfig) -> dict[str, Any]:
+    def _shown(self, tree: DraftedTree, spec: SpecConfig) -> ShownTree:
         texts = [None if self._model.tokenizer is None else self._model.token_text(token) for token in tree.tokens]
         return {"shape": str(spec), "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
 
 
-def vllm_metrics(speculation: Speculation) -> dict[str, Any] | None:
-    """vLLM's per-request `metrics.speculative_decoding`, by its names; None without a cycle that had a tree."""
+class VllmSpeculation(ResponseModel):
+    """vLLM's `metrics.speculative_decoding`. Plain decoding steps don't count."""
+
+    mean_acceptance_length: float
+    """Tokens per verification, bonus included."""
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    """How many verifications accepted 0, 1, 2, ... drafts."""
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+
+
+class SglangSpeculation(ResponseModel):
+    """SGLang's counts, in `meta_info` and `sglext.spec_tokens_details`. Plain decoding steps count as verifications."""
+
+    spec_verify_ct: int
+    spec_accept_length: float
+    """Tokens per verification, bonus included."""
+    spec_accept_rate: float
+    spec_num_correct_drafts: int
+    spec_num_proposed_drafts: int
+    spec_correct_drafts_histogram: list[int]
+    """How many verifications accepted 0, 1, 2, ... drafts."""
+
+
+def vllm_speculation(speculation: Speculation) -> VllmSpeculation | None:
+    """None without a cycle that had a tree."""
     accept_length = speculation.tree_accept_length
     if accept_length is None:
         return None
-    return {
-        "mean_acceptance_length": round(accept_length, 4),
-        "draft_acceptance_rate": round(speculation.accept_rate, 4),
-        "acceptance_histogram": acceptance_histogram(speculation),
-        "num_spec_steps": len(speculation.with_tree),
-        "num_accepted_draft_tokens": speculation.accepted_drafts,
-        "num_draft_tokens": speculation.proposed_drafts,
-    }
+    return VllmSpeculation(
+        mean_acceptance_length=round(accept_length, 4),
+        draft_acceptance_rate=round(speculation.accept_rate, 4),
+        acceptance_histogram=acceptance_histogram(speculation),
+        num_spec_steps=len(speculation.with_tree),
+        num_accepted_draft_tokens=speculation.accepted_drafts,
+        num_draft_tokens=speculation.proposed_drafts,
+    )
 
 
-def sglang_details(speculation: Speculation) -> dict[str, Any]:
-    """SGLang's per-request counts, by its names: of `meta_info`, and of `sglext.spec_tokens_details`."""
-    return {
-        "spec_verify_ct": speculation.verify_count,
-        "spec_accept_length": round(speculation.accept_length, 4),
-        "spec_accept_rate": round(speculation.accept_rate, 4),
-        "spec_num_correct_drafts": speculation.accepted_drafts,
-        "spec_num_proposed_drafts": speculation.proposed_drafts,
-        "spec_correct_drafts_histogram": acceptance_histogram(speculation),
-    }
+def sglang_speculation(speculation: Speculation) -> SglangSpeculation:
+    return SglangSpeculation(
+        spec_verify_ct=speculation.verify_count,
+        spec_accept_length=round(speculation.accept_length, 4),
+        spec_accept_rate=round(speculation.accept_rate, 4),
+        spec_num_correct_drafts=speculation.accepted_drafts,
+        spec_num_proposed_drafts=speculation.proposed_drafts,
+        spec_correct_drafts_histogram=acceptance_histogram(speculation),
+    )
 
 
 def acceptance_histogram(speculation: Speculation) -> list[int]:
-    """How many cycles with a tree had 0, 1, 2, ... of their drafts accepted and emitted."""
+    """How many cycles with a tree accepted and emitted 0, 1, 2, ... drafts."""
     counts = [0] * (1 + max((cycle.num_steps for cycle in speculation.with_tree), default=0))
     for cycle in speculation.with_tree:
         counts[cycle.accepted] += 1

@@ -1,66 +1,119 @@
-"""From a running generation to an HTTP response: server-sent events, or one answer, and what happens if the client hangs up."""
+"""The way of a request from its batch to its response, whole or as server-sent events, and what happens if the client hangs up."""
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Send
 
 from jaxspec.engine.async_engine import EngineError, Generation
+from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
+from jaxspec.server.responses import json_response, to_json
+from jaxspec.server.running import RequestBatch, RunningRequests, check_in_time, collect, start
 
 logger = logging.getLogger(__name__)
 
-Event = dict[str, Any]
+
+class ResponseBuilder(Protocol):
+    """Builds the response to one HTTP request, whole or as the events of a stream."""
+
+    def whole(self, outputs: Sequence[GenerationOutput]) -> BaseModel | Sequence[BaseModel]:
+        """The response in one piece."""
+
+    def events(self, index: int, update: Update) -> Sequence[BaseModel]:
+        """The events for an update of completion `index`."""
+
+    def last_events(self) -> Sequence[BaseModel]:
+        """The events after the last update."""
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. However the response ends, what is unfinished of the generation is aborted."""
+    """Server-sent events. However the response ends, requests that are still running are aborted."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, first: Event, rest: AsyncIterator[Event]):
-        super().__init__(encode_events(first, rest), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._generation = generation
+    def __init__(self, generation: Generation, builder: ResponseBuilder):
+        self._generation, self._builder = generation, builder
+        self._index_of = {request_id: index for index, request_id in enumerate(generation.request_ids)}
+        self._first: Sequence[BaseModel] = ()
+        super().__init__(self._lines(), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     @classmethod
-    async def open(cls, generation: Generation, events: AsyncIterator[Event]) -> "EventStream":
-        """Waits for the first event, so that whatever fails before it still gets a status of its own."""
+    async def open(cls, generation: Generation, builder: ResponseBuilder) -> "EventStream":
+        """Waits for the first events, so that a failure before them still gets a status of its own."""
+        stream = cls(generation, builder)
         try:
-            return cls(generation, await anext(events), events)
+            while not stream._first:
+                stream._first = stream._events(await anext(generation))
         except BaseException:  # cancellation too
             generation.abort()
             raise
+        return stream
 
     async def stream_response(self, send: Send) -> None:
         with self._generation:
             await super().stream_response(send)
 
+    def _events(self, update: Update) -> Sequence[BaseModel]:
+        check_in_time(update)
+        return self._builder.events(self._index_of[update.request_id], update)
 
-async def encode_events(first: Event, rest: AsyncIterator[Event]) -> AsyncGenerator[str]:
-    """The events as `data:` lines. A failure becomes an event too: the status line is long gone."""
-    yield encode(first)
-    try:
-        async for event in rest:
-            yield encode(event)
-    except Exception as error:
-        if not isinstance(error, (ApiError, EngineError)):
-            logger.exception("a stream failed")
-        yield encode(from_engine(error).body)
-    yield "data: [DONE]\n\n"
+    async def _lines(self) -> AsyncGenerator[str]:
+        """The events as `data:` lines. A failure becomes an event too: the status line is long gone."""
+        try:
+            for event in self._first:
+                yield encode(event)
+            async for update in self._generation:
+                for event in self._events(update):
+                    yield encode(event)
+            for event in self._builder.last_events():
+                yield encode(event)
+        except Exception as error:
+            if not isinstance(error, (ApiError, EngineError)):
+                logger.exception("a stream failed")
+            yield f"data: {from_engine(error).body}\n\n"
+        yield "data: [DONE]\n\n"
 
 
-def encode(event: Event) -> str:
+def encode(event: BaseModel) -> str:
     """One server-sent event."""
-    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {to_json(event)}\n\n"
+
+
+async def respond(
+    running: RunningRequests,
+    request: Request,
+    prepare: Callable[[], RequestBatch],
+    build: Callable[[RequestBatch], ResponseBuilder],
+    client_names: Mapping[str, str],
+    *,
+    stream: bool | None,
+) -> Response:
+    """The way of every request that generates: prepare (tokenize, off the event loop), start, build the response.
+
+    `client_names` maps our names of fields to the client's, for errors.
+    """
+
+    async def work() -> Response:
+        batch = await run_in_threadpool(prepare)
+        builder = build(batch)
+        generation = await start(running, request, batch, client_names)
+        if stream:
+            return await EventStream.open(generation, builder)
+        outputs = await collect(generation)
+        return await run_in_threadpool(lambda: json_response(builder.whole(outputs)))
+
+    return await unless_disconnected(request, work())
 
 
 async def unless_disconnected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work, which is cancelled at once when the client hangs up."""
+    """The result of the work, which is cancelled as soon as the client hangs up."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_disconnect(request))
     try:
@@ -75,6 +128,6 @@ async def unless_disconnected[T](request: Request, work: Coroutine[Any, Any, T])
 
 
 async def _disconnect(request: Request) -> None:
-    """Returns when the client has hung up. The body was read before: there is nothing else to receive."""
+    """Returns when the client has hung up. The body was read before, so nothing else can arrive."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,121 +1,201 @@
-"""The tokenizer over HTTP, for clients that count tokens or send token ids: lm-eval, vLLM's benchmark, and others."""
+"""The tokenizer over HTTP, for clients that count tokens or send token ids: lm-eval, vLLM's benchmark, and others.
 
-from typing import Any
+vLLM's and SGLang's requests are nearly the same; both are accepted.
+"""
+
+from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic import FailFast, Field
 
-from jaxspec.server.answers import DetokenizeAnswer, TokenizeAnswer, TokenizerInfo, answers, errors
 from jaxspec.server.errors import ApiError
-from jaxspec.server.model import ServedModel, refuse_half_characters
-from jaxspec.server.tokenize_protocol import DetokenizeRequest, TokenizeRequest
+from jaxspec.server.fields import MAX_INT, Strict, Strings, TemplateOptions, described_as, only
+from jaxspec.server.model import ServedModel, check_unicode
+from jaxspec.server.openai_requests import Message
+from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.tokenizer import Tokenizer
 
+MAX_TEXTS = 1024
+"""Texts in one request, as in vLLM."""
 MAX_CHARACTERS = 2**20
-"""Of the texts of one request, together; longer than any context, for clients that cut afterwards."""
+"""Of all texts in one request; longer than any context, for clients that truncate afterwards."""
 MAX_TOKENS = 2**20
 """To be detokenized by one request."""
 THREADS = 2
-"""That these endpoints work in, so that they can't delay the prompts of /generate and its kind."""
+"""For these endpoints, so that they can't delay the prompts of other requests."""
+
+type Texts = Annotated[Strings, Field(max_length=MAX_TEXTS)]
+type IdList = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], FailFast()]
+type IdLists = Annotated[list[IdList], Field(max_length=MAX_TEXTS), FailFast()]
+type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
+TextOrTexts = Annotated[str | Texts | None, described_as(f"a string or a list of at most {MAX_TEXTS} strings")]
+IdsToDecode = Annotated[
+    IdList | IdLists, described_as(f"a list of token ids, 0 or larger, or a list of at most {MAX_TEXTS} such lists")
+]
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize, with either prompt or messages."""
+
+    model: str | None = None
+    """None: the served model."""
+    prompt: TextOrTexts = None
+    """A list of prompts, as in SGLang, gets lists."""
+    messages: Messages | None = None
+    """As in /v1/chat/completions."""
+    add_special_tokens: bool | None = None
+    """None: the tokens that begin and end a prompt. A chat template writes its own, so messages get none."""
+    return_token_strs: bool | None = None
+    """vLLM's: the response has the tokens as they are in the vocabulary."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables that the model's own template reads."""
+
+    # Not supported yet.
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    tools: Annotated[Any, only([])] = None
+    chat_template: Annotated[Any, only()] = None
+    """Never from a request: a template is a program."""
+
+
+class TokenizeResponse(ResponseModel):
+    """A list of prompts gets lists."""
+
+    tokens: list[int] | list[list[int]]
+    count: int | list[int]
+    max_model_len: int
+    token_strs: list[str] | list[list[str]] | None
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    """None: the served model."""
+    tokens: IdsToDecode
+    """A list of lists, as in SGLang, gets a list of texts."""
+    skip_special_tokens: bool | None = None
+    """None: special tokens are in the text, as in vLLM; lm-eval needs the end-of-sequence token."""
+
+
+class DetokenizeResponse(ResponseModel):
+    """A list of lists gets lists."""
+
+    prompt: str | list[str]
+    """vLLM's name of the text."""
+    text: str | list[str]
+    """SGLang's name of the same."""
+
+
+class TokenizerInfo(ResponseModel):
+    """By the names of a tokenizer_config.json."""
+
+    tokenizer_class: str
+    model_max_length: int
+    vocab_size: int
+    eos_token: str | None
+    bos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
 
 
 def tokenize_routes(model: ServedModel, tokenizer_info: bool) -> APIRouter:
-    """The endpoints over one model; without a tokenizer they say so. `tokenizer_info`: whether there is /tokenizer_info."""
+    """The endpoints over one model. `tokenizer_info`: whether /tokenizer_info exists."""
     router = APIRouter(tags=["tokenizer"])
     limiter = CapacityLimiter(THREADS)
 
-    @router.post("/tokenize", responses=answers(TokenizeAnswer) | errors(404, 415))
-    @router.post("/v1/tokenize", responses=answers(TokenizeAnswer) | errors(404, 415))
+    @router.post("/tokenize", responses=success(TokenizeResponse) | failures(404, 415))
+    @router.post("/v1/tokenize", responses=success(TokenizeResponse) | failures(404, 415))
     async def tokenize(body: TokenizeRequest) -> Response:
         """Token ids of a text, of several, or of a conversation."""
-        return JSONResponse(await run_sync(tokenized, body, model, limiter=limiter))
+        return json_response(await run_sync(tokenize_request, body, model, limiter=limiter))
 
-    @router.post("/detokenize", responses=answers(DetokenizeAnswer) | errors(404, 415))
-    @router.post("/v1/detokenize", responses=answers(DetokenizeAnswer) | errors(404, 415))
+    @router.post("/detokenize", responses=success(DetokenizeResponse) | failures(404, 415))
+    @router.post("/v1/detokenize", responses=success(DetokenizeResponse) | failures(404, 415))
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of token ids, by vLLM's name (prompt) and SGLang's (text)."""
-        return JSONResponse(await run_sync(detokenized, body, model, limiter=limiter))
+        return json_response(await run_sync(detokenize_request, body, model, limiter=limiter))
 
     if tokenizer_info:
 
-        @router.get("/tokenizer_info", responses=answers(TokenizerInfo) | errors(404))
+        @router.get("/tokenizer_info", responses=success(TokenizerInfo) | failures(404))
         async def show_tokenizer_info() -> Response:
             """What lm-eval's remote tokenizer asks for, by the names of a tokenizer_config.json."""
-            return JSONResponse(information(model))
+            return json_response(describe_tokenizer(model))
 
     return router
 
 
-def tokenized(body: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """The answer to /tokenize. Slow for long texts."""
+def tokenize_request(body: TokenizeRequest, model: ServedModel) -> TokenizeResponse:
+    """Raises ApiError, naming the field at fault. Slow for long texts."""
     model.check_name(body.model)
     tokenizer = tokenizer_of(model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     if body.messages is not None:
         if body.add_special_tokens:
-            raise ApiError(400, "add_special_tokens: the chat template writes those of messages", param="add_special_tokens")
+            message = "add_special_tokens must not be true with messages: the chat template writes the special tokens"
+            raise ApiError(400, message, param="add_special_tokens")
         messages = [message.for_template() for message in body.messages]
         tokens: Any = model.chat_token_ids(messages, "messages", body.chat_template_kwargs)
     else:
         if body.chat_template_kwargs is not None:
-            raise ApiError(400, "chat_template_kwargs has no use without messages", param="chat_template_kwargs")
-        tokens = _encoded(tokenizer, body.prompt, body.add_special_tokens is not False)
+            raise ApiError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
+        tokens = _encode(tokenizer, body.prompt, body.add_special_tokens is not False)
     is_list = isinstance(body.prompt, list)
-    answer = {
-        "tokens": tokens,
-        "count": [len(each) for each in tokens] if is_list else len(tokens),
-        "max_model_len": model.context_length,
-        "token_strs": None,
-    }
+    strings: Any = None
     if body.return_token_strs:
-        strings = tokenizer.convert_ids_to_tokens
-        answer["token_strs"] = [strings(each) for each in tokens] if is_list else strings(tokens)
-    return answer
+        convert = tokenizer.convert_ids_to_tokens
+        strings = [convert(each) for each in tokens] if is_list else convert(tokens)
+    count = [len(each) for each in tokens] if is_list else len(tokens)
+    return TokenizeResponse(tokens=tokens, count=count, max_model_len=model.context_length, token_strs=strings)
 
 
-def _encoded(tokenizer: Tokenizer, given: str | list[str] | None, add_special_tokens: bool) -> list[int] | list[list[int]]:
+def _encode(tokenizer: Tokenizer, given: str | list[str] | None, add_special_tokens: bool) -> list[int] | list[list[int]]:
     texts = [given] if isinstance(given, str) else given or []
     if (length := sum(map(len, texts))) > MAX_CHARACTERS:
-        raise ApiError(400, f"prompt has {length} characters; at most {MAX_CHARACTERS} are tokenized at once", param="prompt")
+        raise ApiError(400, f"prompt has {length} characters; a request takes at most {MAX_CHARACTERS}", param="prompt")
     for text in texts:
-        refuse_half_characters(text, "prompt")
+        check_unicode(text, "prompt")
     ids = [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
     return ids[0] if isinstance(given, str) else ids
 
 
-def detokenized(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """The answer to /detokenize."""
+def detokenize_request(body: DetokenizeRequest, model: ServedModel) -> DetokenizeResponse:
+    """Raises ApiError, naming the field at fault."""
     model.check_name(body.model)
     tokenizer = tokenizer_of(model)
     is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: list[Any] = list(body.tokens) if is_list else [body.tokens]
     if (count := sum(map(len, lists))) > MAX_TOKENS:
-        raise ApiError(400, f"tokens holds {count} token ids; at most {MAX_TOKENS} are detokenized at once", param="tokens")
+        raise ApiError(400, f"tokens holds {count} token ids; a request takes at most {MAX_TOKENS}", param="tokens")
     known = len(tokenizer)
     if unknown := [token for tokens in lists for token in tokens if token >= known]:
         raise ApiError(400, f"tokens holds {unknown[0]}; the tokenizer's ids are 0 to {known - 1}", param="tokens")
     texts = [str(tokenizer.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))) for tokens in lists]
     text = texts if is_list else texts[0]
-    return {"prompt": text, "text": text}
+    return DetokenizeResponse(prompt=text, text=text)
 
 
-def information(model: ServedModel) -> dict[str, Any]:
-    """Field by field: a tokenizer's own settings may hold paths."""
+def describe_tokenizer(model: ServedModel) -> TokenizerInfo:
+    """Only known fields: a tokenizer's own settings may contain paths."""
     tokenizer = tokenizer_of(model)
-    return {
+    known: dict[str, Any] = {
         "tokenizer_class": type(tokenizer).__name__,
         "model_max_length": model.context_length,
         "vocab_size": len(tokenizer),
-        **{name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)},
         "eos_token": tokenizer.eos_token,
         "bos_token": tokenizer.bos_token,
         "pad_token": tokenizer.pad_token,
         "unk_token": tokenizer.unk_token,
         "chat_template": None if model.chat_template is None else model.chat_template.text,
     }
+    special = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
+    return TokenizerInfo(**{**special, **known})
 
 
 def tokenizer_of(model: ServedModel) -> Tokenizer:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
-from jaxspec.server.address import listen, url_of
+from jaxspec.serve import listen, url_of
 from tests.browser.mock_server import create_mock
 
 FLAGS = (

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from jaxspec.server.page import page_routes
+from jaxspec.server.playground import playground_routes
 
 CODE = '''
         self._items = []
@@ -56,7 +56,7 @@ def create_mock(
     """The application; `pace` is the number of seconds that one pass takes. Unless it `tells`, it has the model list only;
     `tells_chat`: whether it has a chat template."""
     app = FastAPI(openapi_url=None)
-    app.include_router(page_routes())
+    app.include_router(playground_routes())
     app.state.bodies = []
 
     @app.middleware("http")

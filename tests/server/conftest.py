@@ -13,11 +13,11 @@ import pytest
 
 from jaxspec.config import PLAIN
 from jaxspec.engine.async_engine import AsyncEngine
-from jaxspec.server.address import listen
+from jaxspec.serve import listen, url_of
 from jaxspec.server.app import create_app
 from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.http_server import HttpServer
-from jaxspec.server.metrics import Metrics
+from jaxspec.server.metrics import RequestCollector
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
@@ -46,21 +46,16 @@ class Client:
 @contextlib.contextmanager
 def serving(engine: FakeEngine, model: ServedModel, settings: ServerSettings | None = None) -> Iterator[str]:
     """Runs a server in a thread; yields its URL."""
-    ready, urls = threading.Event(), []
-
-    def on_ready(url: str) -> None:
-        urls.append(url)
-        ready.set()
-
-    metrics = Metrics(model.name)
+    ready = threading.Event()
+    metrics = RequestCollector(model.name)
     async_engine = AsyncEngine(engine, [metrics])
-    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics), async_engine, on_ready)
+    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics), async_engine, ready.set)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             assert ready.wait(20)
-            yield urls[0]
+            yield url_of(listener)
         finally:
             server.should_exit = True
             thread.join(20)

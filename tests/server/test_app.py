@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from jaxspec.server import answers, generation_answers
+from jaxspec.server import info_api, openai_api, responses, sglang_api, tokenize_api
 from tests.server.conftest import Client
 
 USER = [{"role": "user", "content": "hi"}]
@@ -39,7 +39,7 @@ def test_it_knows_every_failure(document: dict[str, Any]):
         assert ("415" in statuses) == ("requestBody" in operation), name
         for status, response in operation["responses"].items():
             if status != "200":
-                assert response["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
+                assert response["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
     assert not {"HTTPValidationError", "ValidationError"} & set(document["components"]["schemas"])
 
 
@@ -69,24 +69,24 @@ NATIVE = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
 @pytest.mark.parametrize(
     ("model", "path", "body"),
     [
-        (generation_answers.CompletionAnswer, "/v1/completions", {"prompt": "x", **SPOKEN}),
-        (generation_answers.CompletionAnswer, "/v1/completions", {"prompt": "xy", "logprobs": 2, "echo": True, **SPOKEN}),
-        (generation_answers.ChatAnswer, "/v1/chat/completions", {"messages": USER, **SPOKEN}),
-        (generation_answers.ChatAnswer, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
-        (generation_answers.GenerateAnswer, "/generate", NATIVE),
-        (list[generation_answers.GenerateAnswer], "/generate", {**NATIVE, "text": ["x", "y"]}),
-        (answers.TokenizeAnswer, "/tokenize", {"prompt": "x", "return_token_strs": True}),
-        (answers.DetokenizeAnswer, "/detokenize", {"tokens": [[97]]}),
-        (answers.AbortAnswer, "/abort_request", {"rid": "x"}),
-        (answers.TokenizerInfo, "/tokenizer_info", None),
-        (answers.HealthAnswer, "/health", None),
-        (answers.VersionAnswer, "/version", None),
-        (answers.ModelInfo, "/model_info", None),
-        (answers.ServerInfo, "/server_info", None),
-        (answers.LoadsAnswer, "/loads", None),
-        (generation_answers.ModelList, "/v1/models", None),
-        (generation_answers.ModelCard, "/v1/models/fake", None),
-        (answers.ErrorAnswer, "/v1/models/other", None),
+        (openai_api.CompletionResponse, "/v1/completions", {"prompt": "x", **SPOKEN}),
+        (openai_api.CompletionResponse, "/v1/completions", {"prompt": "xy", "logprobs": 2, "echo": True, **SPOKEN}),
+        (openai_api.ChatResponse, "/v1/chat/completions", {"messages": USER, **SPOKEN}),
+        (openai_api.ChatResponse, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
+        (sglang_api.GenerateResponse, "/generate", NATIVE),
+        (list[sglang_api.GenerateResponse], "/generate", {**NATIVE, "text": ["x", "y"]}),
+        (tokenize_api.TokenizeResponse, "/tokenize", {"prompt": "x", "return_token_strs": True}),
+        (tokenize_api.DetokenizeResponse, "/detokenize", {"tokens": [[97]]}),
+        (info_api.AbortResponse, "/abort_request", {"rid": "x"}),
+        (tokenize_api.TokenizerInfo, "/tokenizer_info", None),
+        (info_api.HealthResponse, "/health", None),
+        (info_api.VersionResponse, "/version", None),
+        (info_api.ModelInfo, "/model_info", None),
+        (info_api.ServerInfo, "/server_info", None),
+        (info_api.LoadsResponse, "/loads", None),
+        (openai_api.ModelList, "/v1/models", None),
+        (openai_api.ModelCard, "/v1/models/fake", None),
+        (responses.ErrorResponse, "/v1/models/other", None),
     ],
 )
 def test_answers_are_as_documented(client: Client, model: Any, path: str, body: dict | None):

@@ -93,7 +93,7 @@ def test_an_error_of_ours_tells_nothing(client: Client, monkeypatch: pytest.Monk
     def fail(*_):
         raise RuntimeError("secret: /home/someone")
 
-    monkeypatch.setattr("jaxspec.server.tokenize_api.tokenized", fail)
+    monkeypatch.setattr("jaxspec.server.tokenize_api.tokenize_request", fail)
     response = client.http.post("/tokenize", json={"prompt": "x"}, headers={"x-request-id": "mine"})
     assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
     assert response.headers["connection"] == "close"

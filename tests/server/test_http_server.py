@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from jaxspec.engine.async_engine import AsyncEngine
-from jaxspec.server.address import listen
+from jaxspec.serve import listen, url_of
 from jaxspec.server.app import create_app
 from jaxspec.server.http_server import HttpServer
 from jaxspec.server.model import ServedModel
@@ -69,21 +69,17 @@ class Draining:
     """A server that was told to end while a request runs."""
 
     def __init__(self, shutdown_timeout: float):
-        self.fake, ready, urls = FakeEngine(), threading.Event(), []
+        self.fake, ready = FakeEngine(), threading.Event()
         self.engine = AsyncEngine(self.fake)
         model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
 
-        def on_ready(url: str) -> None:
-            urls.append(url)
-            ready.set()
-
         settings = ServerSettings(shutdown_timeout=shutdown_timeout)
-        self.server = HttpServer(create_app(self.engine, model, settings), self.engine, on_ready)
+        self.server = HttpServer(create_app(self.engine, model, settings), self.engine, ready.set)
         self._listener = listen("127.0.0.1", 0)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
         self.thread.start()
         assert ready.wait(20)
-        self.url = urls[0]
+        self.url = url_of(self._listener)
         self.answers: list[httpx.Response] = []
         self.client = threading.Thread(target=self._ask)
 

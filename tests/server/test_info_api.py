@@ -1,4 +1,4 @@
-"""What probes, routers and benchmarks read."""
+"""What probes, routers and benchmarks read, and how the owner controls the server. test_running.py tests what ends."""
 
 import httpx
 import pytest
@@ -10,6 +10,7 @@ from jaxspec.server.settings import ServerSettings
 from jaxspec.version import own_version
 from tests.server.conftest import Client, serving, wait_until
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.test_bad_input import refusal
 
 HEALTH = ["/health", "/ready", "/ping"]
 
@@ -115,3 +116,40 @@ def test_loads(client: Client, path: str):
     assert (load["num_running_reqs"], load["num_waiting_reqs"], load["num_total_reqs"]) == (1, 0, 1)
     assert (load["num_used_tokens"], load["max_total_num_tokens"], load["token_usage"]) == (16, 160, 0.1)
     assert (answer["aggregate"]["total_reqs"], answer["dp_rank_count"]) == (1, 1)
+
+
+# Control
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("query", ["", "?timeout=0", "?timeout=30.5", "?timeout=3600"])
+def test_flushing_the_cache(client: Client, method: str, query: str):
+    before = client.engine.flushes
+    response = client.http.request(method, f"/flush_cache{query}")
+    assert (response.status_code, response.text) == (200, "Cache flushed.\n")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert client.engine.flushes == before + 1
+
+
+@pytest.mark.parametrize("timeout", ["-1", "3601", "soon", "nan", "inf", "", "1e999"])
+def test_what_is_no_timeout(client: Client, timeout: str):
+    assert refusal(client.http.post(f"/flush_cache?timeout={timeout}"), 400)["param"] == "timeout"
+
+
+def test_other_methods_are_told_which_there_are(client: Client):
+    response = client.http.put("/flush_cache")
+    assert refusal(response, 405) and response.headers["allow"] == "GET, POST"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [({}, "rid"), ({"abort_all": False}, "rid"), ({"abort_all": 1}, "abort_all"), ({"abort_message": "x"}, "abort_message")],
+)
+def test_what_is_no_abortion(client: Client, body: dict, field: str):
+    assert refusal(client.post("/abort_request", **body), 400)["param"] == field
+
+
+def test_ending_what_is_not_there(client: Client):
+    assert client.post("/abort_request", rid="nothing").json() == {"aborted": 0}
+    assert client.post("/abort_request", abort_all=True).json() == {"aborted": 0}
+    assert client.http.post("/abort_request", content=b'{"rid": "x"}').status_code == 415

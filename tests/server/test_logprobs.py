@@ -7,7 +7,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.engine.request import TokenLogprob
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.logprobs import CompletionLogprobs, chat_logprobs, native_logprobs, native_top
+from jaxspec.server.logprobs import CompletionLogprobsBuilder, chat_logprobs, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel
 from tests.server.conftest import Client
 from tests.server.fakes import CONTEXT, TEXT, byte_tokenizer
@@ -77,7 +77,7 @@ def test_offsets_count_characters(client: Client):
 def test_offsets_of_the_prompt_stay_inside_it():
     """Its tokens may have more text than the client wrote, such as that of a beginning-of-text token."""
     entries = [TokenLogprob(token, -1.0, ()) for token in b"hello"]
-    assert CompletionLogprobs(model()).add(list(b"hello"), entries, most=3)["text_offset"] == [0, 1, 2, 3, 3]
+    assert CompletionLogprobsBuilder(model()).add(list(b"hello"), entries, max_offset=3).text_offset == [0, 1, 2, 3, 3]
 
 
 def test_streaming_a_completion(client: Client):
@@ -165,19 +165,19 @@ def test_streaming_generate(client: Client):
 def test_json_has_no_infinity():
     entry = TokenLogprob(84, -math.inf, ((65, math.nan), (66, -math.inf)))
     least = -9999.0
-    made = CompletionLogprobs(model()).add([84], [entry])
-    assert (made["token_logprobs"], made["top_logprobs"]) == ([least], [{"A": least, "B": least, "T": least}])
-    [content] = chat_logprobs(model(), [entry])["content"]
+    made = CompletionLogprobsBuilder(model()).add([84], [entry])
+    assert (made.token_logprobs, made.top_logprobs) == ([least], [{"A": least, "B": least, "T": least}])
+    [content] = chat_logprobs(model(), [entry]).content
     assert [content["logprob"]] + [top["logprob"] for top in content["top_logprobs"]] == [least] * 3
-    assert native_logprobs([84], [entry], None) == [[least, 84, None]]
-    assert native_top([entry], None) == [[[least, 65, None], [least, 66, None]]]
+    assert sglang_logprobs([84], [entry], None) == [[least, 84, None]]
+    assert sglang_top([entry], None) == [[[least, 65, None], [least, 66, None]]]
 
 
 def test_parts_of_characters_have_no_bytes_that_we_know():
-    [content] = chat_logprobs(model(), [TokenLogprob(0xC3, -1.0, ())])["content"]
+    [content] = chat_logprobs(model(), [TokenLogprob(0xC3, -1.0, ())]).content
     assert (content["token"], content["bytes"]) == ("�", None)
 
 
 def test_of_tokens_with_one_text_the_likeliest_counts():
     entry = TokenLogprob(0xC4, -3.0, ((0xC3, -1.0), (0xC5, -2.0)))
-    assert CompletionLogprobs(model()).add([0xC4], [entry])["top_logprobs"] == [{"�": -1.0}]
+    assert CompletionLogprobsBuilder(model()).add([0xC4], [entry]).top_logprobs == [{"�": -1.0}]

@@ -19,9 +19,19 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from jaxspec.engine.async_engine import Observer
 from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
 from jaxspec.engine.stats import EngineStats
-from jaxspec.server.body_limit import MAX_BODY_BYTES
-from jaxspec.server.metric_definitions import ALIAS_PREFIX, ENGINE_METRICS, PREFIX, REASONS, REQUEST_METRICS
-from jaxspec.server.metrics import CountRequests, EngineCollector, HttpCounts, Metrics, accepts_openmetrics
+from jaxspec.server.metrics import (
+    ALIAS_PREFIX,
+    ENGINE_METRICS,
+    PREFIX,
+    REASONS,
+    REQUEST_METRICS,
+    CountRequests,
+    EngineCollector,
+    HttpCounts,
+    RequestCollector,
+    accepts_openmetrics,
+)
+from jaxspec.server.middleware import MAX_BODY_BYTES
 from tests.server.conftest import Client, wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -161,7 +171,7 @@ OUTPUTS = st.builds(
 
 @given(st.lists(OUTPUTS, max_size=12))
 def test_histograms_count_every_value_once(outputs: list[GenerationOutput]):
-    metrics = Metrics("model")
+    metrics = RequestCollector("model")
     assert isinstance(metrics, Observer)
     for output in outputs:
         metrics.finished(output)
@@ -227,7 +237,7 @@ def test_openmetrics_is_chosen_by_its_name(rest: str):
 
 def test_names_of_models_are_escaped():
     labels = {"model_name": 'a "b" \\ c\nd', "engine": "0"}
-    assert Metrics(labels["model_name"]).labels == labels
+    assert RequestCollector(labels["model_name"]).labels == labels
     families = EngineCollector(EngineOf(DISTINCT), labels).collect()
     assert {sample.labels["model_name"] for family in families for sample in family.samples} == {labels["model_name"]}
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from jaxspec.engine.request import CycleCounts, Speculation
-from jaxspec.server.speculation import acceptance_histogram, sglang_details, vllm_metrics
+from jaxspec.server.speculation import acceptance_histogram, sglang_speculation, vllm_speculation
 from tests.server.conftest import Client
 from tests.server.fakes import TEXT, TREE
 
@@ -125,7 +125,7 @@ MIXED = Speculation((CycleCounts(4, 3, 7, 5), CycleCounts(1, 0, 0, 0), CycleCoun
 
 def test_counts_of_mixed_cycles():
     assert acceptance_histogram(MIXED) == [1, 0, 1, 1, 0, 0]
-    assert vllm_metrics(MIXED) == {
+    assert dict(vllm_speculation(MIXED)) == {
         "mean_acceptance_length": round(7 / 3, 4),
         "draft_acceptance_rate": round(5 / 17, 4),
         "acceptance_histogram": [1, 0, 1, 1, 0, 0],
@@ -133,14 +133,14 @@ def test_counts_of_mixed_cycles():
         "num_accepted_draft_tokens": 5,
         "num_draft_tokens": 17,
     }
-    details = sglang_details(MIXED)
-    assert (details["spec_verify_ct"], details["spec_accept_length"]) == (4, 2.0)
-    histogram = details["spec_correct_drafts_histogram"]
-    assert sum(place * count for place, count in enumerate(histogram)) == details["spec_num_correct_drafts"] == 5
+    details = sglang_speculation(MIXED)
+    assert (details.spec_verify_ct, details.spec_accept_length) == (4, 2.0)
+    histogram = details.spec_correct_drafts_histogram
+    assert sum(place * count for place, count in enumerate(histogram)) == details.spec_num_correct_drafts == 5
 
 
 def test_counts_without_speculation():
     plain = Speculation((CycleCounts(1, 0, 0, 0),) * 3)
-    assert vllm_metrics(plain) is None and acceptance_histogram(plain) == [0]
-    assert sglang_details(plain)["spec_accept_length"] == 1.0
-    assert sglang_details(Speculation())["spec_accept_length"] == 0.0
+    assert vllm_speculation(plain) is None and acceptance_histogram(plain) == [0]
+    assert sglang_speculation(plain).spec_accept_length == 1.0
+    assert sglang_speculation(Speculation()).spec_accept_length == 0.0

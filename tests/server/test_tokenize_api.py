@@ -162,9 +162,9 @@ def test_it_works_off_the_event_loop(client: Client, monkeypatch: pytest.MonkeyP
     def slow(*_):
         begun.set()
         assert go_on.wait(20)
-        return {}
+        return []
 
-    monkeypatch.setattr(tokenize_api, "tokenized", slow)
+    monkeypatch.setattr(tokenize_api, "tokenize_request", slow)
     threads = [threading.Thread(target=client.post, args=["/tokenize"], kwargs={"prompt": "x"}) for _ in range(50)]
     for thread in threads:
         thread.start()

@@ -1,7 +1,7 @@
-"""The page at /: prompts, and the answer's tokens coloured by how speculation made them.
+"""The playground, a web page at /: it sends prompts and colours the tokens of the reply by how speculation made them.
 
-Its parts are plain files beside this one, so that they can be read and edited as they are. They are served as one document
-that loads nothing else, and whose Content-Security-Policy lets nothing else run: text of the model can't become a program.
+Its parts are plain files beside this one. They are served as one document that loads nothing else, and whose
+Content-Security-Policy lets nothing else run: the model's text can't become a program.
 """
 
 import base64
@@ -19,17 +19,17 @@ _SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
 
 
 @dataclass(frozen=True)
-class Page:
-    """The document and the headers that it is sent with."""
+class Playground:
+    """The document and its HTTP headers."""
 
     html: bytes
     headers: Mapping[str, str]
 
 
-def page_routes() -> APIRouter:
-    """GET and HEAD of /. The page itself is no secret; the requests that it sends need a key if the server asks for one."""
+def playground_routes() -> APIRouter:
+    """GET and HEAD of /. The document needs no key; the requests that it sends do, if the server has one."""
     router = APIRouter()
-    page = read_page()
+    page = read_playground()
 
     @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def index(request: Request) -> Response:
@@ -40,9 +40,9 @@ def page_routes() -> APIRouter:
     return router
 
 
-def read_page() -> Page:
-    """The parts as one document: every file that index.html names is put in its place."""
-    html = (files("jaxspec.server.page") / "index.html").read_text("utf-8")
+def read_playground() -> Playground:
+    """One document: index.html with the contents of the files that it refers to."""
+    html = (files("jaxspec.server.playground") / "index.html").read_text("utf-8")
     html, styles = _inline(html, "style", _STYLE)
     html, scripts = _inline(html, "script", _SCRIPT)
     document = html.encode()
@@ -55,15 +55,15 @@ def read_page() -> Page:
         "Cache-Control": "no-cache",
         "ETag": f'"{hashlib.sha256(document).hexdigest()[:32]}"',
     }
-    return Page(document, headers)
+    return Playground(document, headers)
 
 
 def _inline(html: str, element: str, reference: re.Pattern[str]) -> tuple[str, list[str]]:
-    """The document with the named files in place of the references to them, and the sources as the policy names them."""
+    """The document with the files' contents in place of the references to them, and their hashes for the policy."""
     sources = []
 
     def put(match: re.Match[str]) -> str:
-        part = "\n" + (files("jaxspec.server.page") / match[1]).read_text("utf-8")
+        part = "\n" + (files("jaxspec.server.playground") / match[1]).read_text("utf-8")
         sources.append(f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'")
         return f"<{element}>{part}</{element}>"
 
@@ -71,7 +71,7 @@ def _inline(html: str, element: str, reference: re.Pattern[str]) -> tuple[str, l
 
 
 def _policy(styles: list[str], scripts: list[str]) -> str:
-    """Only the parts themselves run, only this server is talked to, and no string becomes HTML (trusted types)."""
+    """Only the document's own parts run, they talk only to this server, and no string becomes HTML (trusted types)."""
     return "; ".join(
         (
             "default-src 'none'",

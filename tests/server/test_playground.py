@@ -1,4 +1,4 @@
-"""The page as it is sent: one document, and headers that let nothing but its own parts run."""
+"""The playground as it is sent: one document, and headers that let nothing but its own parts run."""
 
 import base64
 import hashlib
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.server import page
-from jaxspec.server.page import read_page
+from jaxspec.server import playground
+from jaxspec.server.playground import read_playground
 
-FOLDER = Path(page.__file__).parent
+FOLDER = Path(playground.__file__).parent
 ROOT = Path(__file__).parents[2]
 PARTS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js"))
-HTML = read_page().html.decode()
+HTML = read_playground().html.decode()
 
 
 def directives(policy: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_it_is_no_part_of_the_api(client):
 
 
 def test_the_policy_names_exactly_the_parts_of_the_document():
-    policy = directives(read_page().headers["Content-Security-Policy"])
+    policy = directives(read_playground().headers["Content-Security-Policy"])
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
     assert policy["connect-src"] == "'self'"
     for element in ("script", "style"):
@@ -86,5 +86,7 @@ def test_parts_can_be_put_in_the_document_and_make_no_html_of_text(path):
 
 
 def test_parts_come_with_the_package():
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["jaxspec.server.page"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "jaxspec.server.playground"
+    ]
     assert {path.name for path in PARTS} == {path.name for pattern in patterns for path in FOLDER.glob(pattern)}

@@ -1,0 +1,227 @@
+"""The requests of OpenAI's API, and what they ask the engine for. Each field means what it means for OpenAI, or for SGLang and vLLM
+if it is an extra of theirs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field
+
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.errors import ApiError
+from jaxspec.server.fields import (
+    AllowedTokenIds,
+    Copies,
+    Logprobs,
+    Priority,
+    Prompt,
+    RequestName,
+    Strict,
+    TemplateOptions,
+    Tokens,
+    TokensOrNone,
+    described_as,
+    only,
+)
+from jaxspec.server.model import ServedModel, is_single
+from jaxspec.server.running import RequestBatch
+from jaxspec.server.sampling_fields import OPENAI_NAMES, SamplingFields, sampling_params
+from jaxspec.server.speculation import SpeculativeOptions, chosen_tree, wants_trace
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's for completions; a chat reply may fill the context."""
+COMPLETION_NAMES = {"prompt_logprobs": "logprobs", "rid": "request_id"}
+CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_id"}
+"""Our names of fields, and the clients' where they differ."""
+
+
+class StreamOptions(Strict):
+    """What a stream holds besides text."""
+
+    include_usage: bool | None = None
+    """Token counts in a last event without choices."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's: token counts so far in every event."""
+    include_obfuscation: bool | None = None
+    """OpenAI's padding against traffic analysis. Accepted without effect: the API does not promise it."""
+
+
+class OpenAIRequest(SamplingFields):
+    """The fields that completions and chat completions share."""
+
+    model: str | None = None
+    """None: the served model."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """None: 1.0."""
+    allowed_token_ids: AllowedTokenIds | None = None
+    """vLLM's: only these tokens can be generated."""
+    seed: int | None = None
+    """Completion i of a prompt has the seed + i."""
+    min_tokens: TokensOrNone | None = None
+    include_stop_str_in_output: bool | None = None
+    """vLLM's name of no_stop_trim."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Priority | None = None
+    """Larger is more urgent, as in SGLang. (In vLLM smaller is.)"""
+    speculative: SpeculativeOptions | None = None
+    """Our own: speculation for this request."""
+    return_spec_tokens_details: bool | None = None
+    """SGLang's: the response has sglext.spec_tokens_details."""
+    return_token_ids: bool | None = None
+    """vLLM's: choices have the ids of their tokens and of their prompt."""
+    request_id: RequestName | None = None
+    """vLLM's: the request's name for /abort_request. None: its x-request-id."""
+
+    # Accepted without effect: they identify the client.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    # Not supported yet.
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    structured_outputs: Annotated[Any, only()] = None
+    bad_words: Annotated[Any, only([])] = None
+
+
+class CompletionRequest(OpenAIRequest):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: TokensOrNone | None = None
+    """None: 16, or less if the context ends before. 0, with echo: only the prompt and its logprobs."""
+    echo: bool | None = None
+    """The text begins with the prompt, and so do the logprobs."""
+    logprobs: Logprobs | None = None
+    """Log probabilities of every token and of this many likeliest tokens."""
+    best_of: Copies | None = None
+    """Must equal n: choosing the best of more is not supported."""
+
+    prompt_logprobs: Annotated[Any, only()] = None
+    suffix: Annotated[Any, only("")] = None
+
+
+class TextPart(Strict):
+    """A part of a message; images and audio are not supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+type TextParts = Annotated[list[TextPart], FailFast()]
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | TextParts, described_as('a string or a list of {"type": "text", "text": ...} parts')]
+    name: str | None = None
+
+    # openai-python sends these when a reply becomes part of the next request.
+    refusal: Annotated[Any, only()] = None
+    annotations: Annotated[Any, only([])] = None
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only()] = None
+    tool_calls: Annotated[Any, only([])] = None
+    tool_call_id: Annotated[Any, only()] = None
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates expect it: one string, parts joined by line breaks."""
+        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
+
+
+class ChatRequest(OpenAIRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    max_completion_tokens: Tokens | None = None
+    """None: max_tokens, or the rest of the context."""
+    max_tokens: Tokens | None = None
+    """The older name of max_completion_tokens, which takes precedence."""
+    logprobs: bool | None = None
+    """Log probabilities of every token of the reply."""
+    top_logprobs: Logprobs | None = None
+    """With logprobs: also of this many likeliest tokens."""
+
+    parallel_tool_calls: bool | None = None
+    """Accepted without effect: there are no tools."""
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    verbosity: Annotated[Any, only()] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+    web_search_options: Annotated[Any, only()] = None
+    chat_template: Annotated[Any, only()] = None
+    """Never from a request: a template is a program."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables that the model's own template reads, such as Qwen3's {"enable_thinking": false}."""
+
+
+def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatch:
+    """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field at fault."""
+    model.check_name(body.model)
+    if model.tokenizer is None:
+        message = "prompt: this model has no tokenizer, so there is no text to return; send token ids to /generate as input_ids"
+        raise ApiError(400, message, param="prompt")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, f"best_of is not supported yet (leave it out or send n, {body.n or 1})", param="best_of")
+    if body.echo and body.logprobs is not None and body.stream:
+        raise ApiError(400, "echo with logprobs can't be streamed: leave out stream, echo or logprobs", param="echo")
+    prompt_only = body.max_tokens == 0
+    if prompt_only and (not body.echo or body.stream):
+        raise ApiError(400, "max_tokens must be at least 1, or 0 with echo and without stream", param="max_tokens")
+    model.check_count(body.prompt, body.n, param="prompt", n_param="n")
+    prompts = []
+    for param, ids in model.prompts(body.prompt, "prompt"):
+        max_tokens = 1 if prompt_only else body.max_tokens
+        budget = model.budget(len(ids), max_tokens, DEFAULT_MAX_TOKENS, param=param, budget_param="max_tokens")
+        prompt_logprobs = body.logprobs if body.echo else None
+        prompts.append((ids, _params(body, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)))
+    given = [body.prompt] if is_single(body.prompt) else body.prompt
+    texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+    return _batch(body, model, prompts, echo=texts if body.echo else None, prompt_only=prompt_only)
+
+
+def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
+    """Token ids and sampling parameters of the conversation. Raises ApiError, naming the field at fault."""
+    model.check_name(body.model)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    model.check_count("", body.n, param="messages", n_param="n")
+    names = chat_names(body)
+    messages = [message.for_template() for message in body.messages]
+    ids = model.chat_token_ids(messages, "messages", body.chat_template_kwargs)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _batch(body, model, [(ids, _params(body, names, budget, logprobs=logprobs))])
+
+
+def chat_names(body: ChatRequest) -> dict[str, str]:
+    """CHAT_NAMES, with the name of the budget that this client uses."""
+    return CHAT_NAMES | {"max_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"}
+
+
+def _batch(
+    body: OpenAIRequest, model: ServedModel, prompts: Sequence[tuple[list[int], SamplingParams]], **more: Any
+) -> RequestBatch:
+    """The prompts with the fields that both kinds of requests have."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (body.n or 1))
+    tree = chosen_tree(body.speculative, model)
+    return RequestBatch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.request_id, **more)
+
+
+def _params(body: OpenAIRequest, client_names: Mapping[str, str], max_tokens: int, **logprobs: int | None) -> SamplingParams:
+    given: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
+    given["include_stop_str_in_output"] = body.include_stop_str_in_output or body.no_stop_trim
+    return sampling_params(client_names, max_tokens=max_tokens, **given, **logprobs)

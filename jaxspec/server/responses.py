@@ -1,0 +1,80 @@
+"""How responses are described in /openapi.json and sent. Each API defines its own where it builds them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict
+
+type Documented = dict[int | str, dict[str, Any]]
+"""FastAPI's `responses`: what each status means."""
+
+
+class ResponseModel(BaseModel):
+    """A JSON object that the server sends, with the fields that were set. Later versions may add fields, never remove them."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class ErrorDetail(ResponseModel):
+    """What went wrong, in OpenAI's terms."""
+
+    message: str
+    type: str
+    """invalid_request_error, or server_error from status 500 on."""
+    param: str | None
+    """The field at fault."""
+    code: str | int
+    """OpenAI's code if there is one, else the status."""
+
+
+class ErrorResponse(ResponseModel):
+    """Every failure."""
+
+    error: ErrorDetail
+
+
+_MEANINGS = {
+    400: "A field, parameter or header is wrong; the message says which.",
+    401: "The key is missing or wrong.",
+    404: "There is no such endpoint or model.",
+    405: "The endpoint does not support this method.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    500: "The server failed; its log says why.",
+    503: "The queue is full, the engine does not work, or the server is shutting down. Retry-After says when to try again.",
+    504: "The request was not finished in time.",
+}
+
+
+def failures(*statuses: int) -> Documented:
+    """Documents failures, which all have one shape."""
+    return {status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in statuses}
+
+
+def success(model: Any) -> Documented:
+    """Documents a response in JSON."""
+    return {200: {"model": model, "description": "The response."}}
+
+
+def success_or_stream(model: Any, event: str) -> Documented:
+    """Documents a response in JSON, or with `stream` as server-sent events; `event` describes what each holds."""
+    data = {"type": "string", "description": f"JSON, {event}; of the last event: [DONE]."}
+    events = {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
+    return {200: {"model": model, "description": "The response, whole or as a stream.", "content": {"text/event-stream": events}}}
+
+
+COMMON_FAILURES = failures(400, 401, 405, 408, 413, 500, 503)
+"""Failures of any endpoint."""
+
+
+def to_json(model: BaseModel) -> str:
+    """The JSON of the fields that were set."""
+    return model.model_dump_json(exclude_unset=True)
+
+
+def json_response(content: BaseModel | Sequence[BaseModel]) -> Response:
+    """A response, or a list of them, as JSON. Slow for thousands of log probabilities."""
+    text = to_json(content) if isinstance(content, BaseModel) else f"[{','.join(map(to_json, content))}]"
+    return Response(text, media_type="application/json")

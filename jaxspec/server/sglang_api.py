@@ -1,0 +1,302 @@
+"""SGLang's API: /generate, with text or token ids in. Its streams repeat all text so far in every event."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field, SkipValidation
+
+from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
+from jaxspec.server.errors import ApiError
+from jaxspec.server.fields import (
+    MAX_INT,
+    NAME_OR_NAMES,
+    ListsOfTokenIds,
+    Logprobs,
+    Priority,
+    RequestName,
+    RequestNames,
+    Strict,
+    StringOrStrings,
+    TokenIds,
+    Tokens,
+    TokensOrNone,
+    described_as,
+    only,
+)
+from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
+from jaxspec.server.model import ServedModel, is_single
+from jaxspec.server.responses import ResponseModel, failures, success_or_stream
+from jaxspec.server.running import RequestBatch, RunningRequests
+from jaxspec.server.sampling_fields import NATIVE_NAMES, SamplingFields, sampling_params
+from jaxspec.server.speculation import (
+    SglangSpeculation,
+    SpeculativeOptions,
+    SpeculativeTrace,
+    TraceBuilder,
+    chosen_tree,
+    sglang_speculation,
+    wants_trace,
+)
+from jaxspec.server.streaming import respond
+
+DEFAULT_MAX_NEW_TOKENS = 128
+"""SGLang's."""
+CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in NATIVE_NAMES.items()} | {
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+}
+"""Our names of fields, and where SGLang's clients put them."""
+
+InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
+
+
+class SglangSampling(SamplingFields):
+    """`sampling_params` of /generate."""
+
+    max_new_tokens: Tokens | None = None
+    """None: 128, or less if the context ends before."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """None: 1.0."""
+    sampling_seed: int | None = None
+    """Completion i of a prompt has the seed + i."""
+    min_new_tokens: TokensOrNone | None = None
+
+    # Not supported yet.
+    json_schema: Annotated[Any, only()] = None
+    regex: Annotated[Any, only()] = None
+    ebnf: Annotated[Any, only()] = None
+    structural_tag: Annotated[Any, only()] = None
+    spaces_between_special_tokens: Annotated[Any, only(True)] = None
+
+
+class GenerateRequest(Strict):
+    """POST /generate, with either text or input_ids. A list of prompts gets a list of responses."""
+
+    text: StringOrStrings = None
+    input_ids: InputIds = None
+    sampling_params: SglangSampling = SglangSampling()
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: Logprobs | None = None
+    """With return_logprob: also of this many likeliest tokens."""
+    logprob_start_len: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
+    """With return_logprob: the first token of the prompt to report; -1: only the output is reported. In a stream, the last event
+    has the prompt's."""
+    return_text_in_logprobs: bool | None = None
+    priority: Priority | None = None
+    """Larger is more urgent."""
+    speculative: SpeculativeOptions | None = None
+    """Our own: speculation for this request."""
+    rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
+    """The request's name for /abort_request and meta_info.id; a list names each prompt."""
+
+    # Not supported yet.
+    token_ids_logprob: Annotated[Any, only()] = None
+    return_hidden_states: Annotated[Any, only(False)] = None
+    image_data: Annotated[Any, only()] = None
+    audio_data: Annotated[Any, only()] = None
+    video_data: Annotated[Any, only()] = None
+    lora_path: Annotated[Any, only()] = None
+    session_params: Annotated[Any, only()] = None
+
+    @property
+    def prompt_start(self) -> int | None:
+        """The first token of the prompt to report log probabilities of; None: none is reported."""
+        start = self.logprob_start_len
+        return None if not self.return_logprob or start is None or start < 0 else start
+
+
+class FinishReason(ResponseModel):
+    type: str
+    """stop, length or abort."""
+    matched: str | int | None = None
+    """The stop string or token."""
+    length: int | None = None
+    """The number of tokens, if that ended it."""
+
+
+class PartialMetaInfo(ResponseModel):
+    """What is known of a completion that is still running."""
+
+    id: str
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    output_token_logprobs: SkipValidation[list[SglangEntry]] | None = None
+    """[log probability, token id, text] of each token."""
+    output_top_logprobs: SkipValidation[list[list[SglangEntry] | None]] | None = None
+
+
+class MetaInfo(PartialMetaInfo, SglangSpeculation):
+    """About a finished completion."""
+
+    cached_tokens: int
+    e2e_latency: float
+    """Seconds."""
+    input_token_logprobs: SkipValidation[list[SglangEntry]] | None = None
+    input_top_logprobs: SkipValidation[list[list[SglangEntry] | None]] | None = None
+
+
+class GenerateEvent(ResponseModel):
+    """An event of a stream: all text and tokens of a completion so far."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: PartialMetaInfo
+    index: int | None = None
+    """In a stream of several completions: the number of this one."""
+    speculative_trace: SpeculativeTrace | None = None
+    """With speculative.trace."""
+
+
+class GenerateResponse(GenerateEvent):
+    """A finished completion."""
+
+    meta_info: MetaInfo
+
+
+GENERATE = success_or_stream(GenerateResponse | list[GenerateResponse], "each with the whole text so far") | failures(404, 415, 504)
+
+
+def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
+    """The endpoint over one engine and its model."""
+    router = APIRouter()
+
+    @router.post("/generate", responses=GENERATE)
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        client_names = {**CLIENT_NAMES, "prompt": "input_ids" if body.text is None else "text"}
+        build = partial(GenerateBuilder, model, body, request.state.request_id, perf_counter())
+        return await respond(running, request, partial(generate_batch, body, model), build, client_names, stream=body.stream)
+
+    return router
+
+
+def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
+    """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field at fault."""
+    if (body.text is None) == (body.input_ids is None):
+        raise ApiError(400, "give either text or input_ids", param="text")
+    check_logprobs(body, model)
+    param = "text" if body.input_ids is None else "input_ids"
+    given: Any = body.text if body.input_ids is None else body.input_ids
+    fields, budget_param = body.sampling_params, CLIENT_NAMES["max_tokens"]
+    model.check_count(given, fields.n, param=param, n_param=CLIENT_NAMES["n"])
+    logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
+    prompts = []
+    for name, ids in model.prompts(given, param):
+        budget = model.budget(len(ids), fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS, param=name, budget_param=budget_param)
+        if body.prompt_start is not None and body.prompt_start >= len(ids):
+            message = f"logprob_start_len {body.prompt_start} is not inside {name}, which has {len(ids)} tokens"
+            raise ApiError(400, message, param="logprob_start_len")
+        values = {ours: getattr(fields, theirs) for ours, theirs in NATIVE_NAMES.items()} | {"max_tokens": budget}
+        prompt_logprobs = None if body.prompt_start is None else logprobs
+        prompts.append((ids, sampling_params(CLIENT_NAMES, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
+    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (fields.n or 1))
+    return RequestBatch(prompts, body.priority or 0, tree=chosen_tree(body.speculative, model), trace=trace, rid=body.rid)
+
+
+def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
+    """Refuses fields that have no effect without return_logprob, and text without a tokenizer."""
+    for name, neutral in {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": False}.items():
+        if not body.return_logprob and getattr(body, name) not in (None, neutral):
+            raise ApiError(400, f"{name} needs return_logprob to be true", param=name)
+    if body.return_text_in_logprobs and model.tokenizer is None:
+        raise ApiError(400, "return_text_in_logprobs: this model has no tokenizer", param="return_text_in_logprobs")
+
+
+@dataclass
+class _Progress:
+    """All that a stream has sent of one completion."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, update: Update) -> None:
+        self.text += update.text
+        self.token_ids += update.token_ids
+        self.logprobs += update.logprobs or ()
+
+
+class GenerateBuilder:
+    """Builds the response to one request."""
+
+    def __init__(self, model: ServedModel, body: GenerateRequest, request_id: str, started: float, batch: RequestBatch):
+        """`started`: perf_counter() when the request came."""
+        self._model, self._body, self._batch, self._started = model, body, batch, started
+        self._ids = batch.ids(request_id)
+        self._text_of: Callable[[int], str] | None = model.token_text if body.return_text_in_logprobs else None
+        self._is_single = is_single(body.text if body.input_ids is None else body.input_ids) and batch.n == 1
+        self._progress = [_Progress() for _ in self._ids]
+        self._trace = TraceBuilder(model, batch.prompts[0][1]) if batch.trace else None
+
+    def whole(self, outputs: Sequence[GenerationOutput]) -> GenerateResponse | list[GenerateResponse]:
+        """A single prompt gets one response; lists of prompts, and n > 1, get a list."""
+        responses = [self._finished(index, output) for index, output in enumerate(outputs)]
+        return responses[0] if self._is_single else responses
+
+    def events(self, index: int, update: Update) -> list[GenerateEvent]:
+        progress = self._progress[index]
+        progress.add(update)
+        if update.output is not None:
+            event: GenerateEvent = self._finished(index, update.output)
+        else:
+            meta_info = PartialMetaInfo(
+                id=self._ids[index],
+                finish_reason=None,
+                prompt_tokens=len(self._batch.prompt_of(index)[0]),
+                completion_tokens=len(progress.token_ids),
+                **self._logprobs("output", progress.token_ids, progress.logprobs),
+            )
+            event = GenerateEvent(text=progress.text, output_ids=progress.token_ids, meta_info=meta_info)
+        if self._trace is not None:
+            event.speculative_trace = self._trace.add(update)
+        if not self._is_single:
+            event.index = index
+        return [event]
+
+    def last_events(self) -> list[GenerateEvent]:
+        return []
+
+    def _finished(self, index: int, output: GenerationOutput) -> GenerateResponse:
+        meta_info = MetaInfo(
+            id=self._ids[index],
+            finish_reason=finish_reason(output),
+            prompt_tokens=len(output.prompt_token_ids),
+            completion_tokens=len(output.token_ids),
+            cached_tokens=output.cached_tokens,
+            e2e_latency=round(perf_counter() - self._started, 6),
+            **dict(sglang_speculation(output.speculation)),
+            **self._input_logprobs(output),
+            **self._logprobs("output", output.token_ids, output.logprobs or ()),
+        )
+        return GenerateResponse(text=output.text, output_ids=list(output.token_ids), meta_info=meta_info)
+
+    def _input_logprobs(self, output: GenerationOutput) -> dict[str, Any]:
+        """From logprob_start_len on. As in SGLang, the first of these tokens has no log probability, wherever it is."""
+        start = self._body.prompt_start
+        if start is None or output.prompt_logprobs is None:
+            return self._logprobs("input", (), ())
+        return self._logprobs("input", output.prompt_token_ids[start:], (None, *output.prompt_logprobs[start + 1 :]))
+
+    def _logprobs(self, side: str, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+        """The fields of the "input" or "output" side that the request asked for."""
+        if not self._body.return_logprob:
+            return {}
+        fields: dict[str, Any] = {f"{side}_token_logprobs": sglang_logprobs(token_ids, entries, self._text_of)}
+        if self._body.top_logprobs_num:
+            fields[f"{side}_top_logprobs"] = sglang_top(entries, self._text_of)
+        return fields
+
+
+def finish_reason(output: GenerationOutput) -> FinishReason:
+    """Why it ended, with the stop string or token that matched, or the number of tokens."""
+    if output.finish_reason == "stop":
+        return FinishReason(type="stop", matched=output.matched_stop)
+    if output.finish_reason == "length":
+        return FinishReason(type="length", length=len(output.token_ids))
+    return FinishReason(type=output.finish_reason)

@@ -1,0 +1,271 @@
+"""Names, keys and body limits: what every request passes before a route sees it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.types import Message
+
+from jaxspec.server.middleware import PUBLIC, BodyLimit
+from jaxspec.server.model import ServedModel
+from jaxspec.server.settings import ServerSettings
+from tests.server.conftest import Client, serving
+from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+from tests.server.test_bad_input import refusal
+
+# Keys
+
+KEY, ADMIN = "sk-ünicode key", "sk-admin"
+PROMPT = {"prompt": "hello", "max_tokens": 3}
+
+
+@contextmanager
+def server(settings: ServerSettings) -> Iterator[httpx.Client]:
+    model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
+    with serving(FakeEngine(), model, settings) as url, httpx.Client(base_url=url, timeout=20) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def one_key() -> Iterator[httpx.Client]:
+    with server(ServerSettings(api_key=KEY, shown={"page_size": 16})) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def two_keys() -> Iterator[httpx.Client]:
+    with server(ServerSettings(api_key=KEY, admin_api_key=ADMIN, shown={"log_level": "info"})) as http:
+        yield http
+
+
+def bearer(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
+    return {"authorization": f"{scheme} {key}".strip().encode()}
+
+
+def key_refusal(response: httpx.Response) -> dict:
+    """The error, checked for what openai-python and browsers need."""
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), response.text
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert KEY not in response.text
+    return error
+
+
+@pytest.mark.parametrize("headers", [bearer(KEY), bearer(KEY, "bearer"), bearer(f" {KEY}"), {"x-api-key": KEY.encode()}])
+def test_the_key_opens_everything(one_key: httpx.Client, headers):
+    assert one_key.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+    assert one_key.get("/v1/models", headers=headers).status_code == 200
+    assert one_key.post("/flush_cache", headers=headers).status_code == 200  # without an admin key this one is enough
+    assert one_key.get("/server_info", headers=headers).json()["page_size"] == 16
+
+
+WRONG = [{}, {"x-api-key": ""}, *map(bearer, ("", "sk-unicode key", KEY[:-1], KEY + "x")), bearer(KEY, "Basic"), bearer(KEY, "")]
+
+
+@pytest.mark.parametrize("headers", WRONG)
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/server_info", "/tokenizer_info", "/openapi.json", "/no/such/endpoint", "/healthy"]
+)
+def test_no_other_key_does(one_key: httpx.Client, path: str, headers):
+    key_refusal(one_key.get(path, headers=headers))
+
+
+def test_clients_that_are_made_from_the_document_know_of_the_key(one_key: httpx.Client, shared: Client):
+    document = one_key.get("/openapi.json", headers=bearer(KEY)).json()
+    [name] = document["security"][0]
+    assert document["components"]["securitySchemes"][name] == {"type": "http", "scheme": "bearer"}
+    assert "security" not in shared.http.get("/openapi.json").json()
+
+
+def test_missing_and_wrong_keys_are_told_apart(one_key: httpx.Client):
+    assert "asks for" in key_refusal(one_key.get("/v1/models"))["message"]
+    assert "wrong" in key_refusal(one_key.get("/v1/models", headers=bearer("x")))["message"]
+
+
+def test_bodies_are_not_read_without_a_key(one_key: httpx.Client):
+    key_refusal(one_key.post("/v1/completions", content=b"x" * 17 * 2**20))  # more than a body may have, and no JSON
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC))
+def test_what_needs_no_key(one_key: httpx.Client, path: str):
+    assert one_key.get(path).status_code == 200
+
+
+def test_a_server_without_keys_ignores_them():
+    """lm-eval sends an empty one if it has none."""
+    with server(ServerSettings()) as http:
+        for headers in WRONG:
+            assert http.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+            assert http.post("/flush_cache", headers=headers).status_code == 200
+
+
+def test_what_only_the_owner_may_do(two_keys: httpx.Client):
+    for headers, is_admin in ((bearer(KEY), False), (bearer(ADMIN), True)):
+        assert two_keys.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+        assert two_keys.post("/abort_request", json={"rid": "nothing"}, headers=headers).json() == {"aborted": 0}
+        info = two_keys.get("/server_info", headers=headers).json()
+        assert ("log_level" in info) is is_admin and info["served_model_name"] == "fake"
+        owners = [
+            two_keys.get("/flush_cache", headers=headers),
+            two_keys.post("/flush_cache", headers=headers),
+            two_keys.post("/abort_request", json={"abort_all": True}, headers=headers),
+        ]
+        for response in owners:
+            if is_admin:
+                assert response.status_code == 200
+            else:
+                assert "admin" in key_refusal(response)["message"]
+
+
+def test_an_admin_key_alone_leaves_the_rest_open():
+    with server(ServerSettings(admin_api_key=ADMIN)) as http:
+        assert http.post("/v1/completions", json=PROMPT).status_code == 200
+        assert http.get("/server_info").status_code == 200
+        key_refusal(http.post("/flush_cache"))
+        assert http.post("/flush_cache", headers=bearer(ADMIN)).status_code == 200
+
+
+@pytest.mark.parametrize("keys", [{"api_key": ""}, {"api_key": "x", "admin_api_key": ""}])
+def test_an_empty_key_is_refused(keys: dict):
+    with pytest.raises(ValueError, match="must not be empty"):
+        ServerSettings(**keys)
+
+
+# Names
+
+PATHS = [("GET", "/health"), ("GET", "/no/such/endpoint"), ("PUT", "/health"), ("POST", "/v1/completions"), ("GET", "/")]
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+@pytest.mark.parametrize("given", ["a", "req-7_x.y:z", "two words", "x" * 128])
+def test_it_is_repeated(client: Client, method: str, path: str, given: str):
+    response = client.http.request(method, path, headers={"x-request-id": given})
+    assert response.headers.get_list("x-request-id") == [given]
+
+
+def test_one_is_made_up(client: Client):
+    ids = [client.http.get("/health").headers["x-request-id"] for _ in range(3)]
+    assert len(set(ids)) == 3 and all(len(each) == 32 for each in ids)
+
+
+@pytest.mark.parametrize("given", [b"x" * 129, "ü".encode(), b"\xff", b"a\tb"])
+def test_others_are_refused(client: Client, given: bytes):
+    response = client.http.get("/health", headers={"x-request-id": given})
+    assert refusal(response, 400)["param"] == "x-request-id"
+    [made_up] = response.headers.get_list("x-request-id")
+    assert made_up.encode() != given
+
+
+def test_streams_have_one(client: Client):
+    body = {"prompt": "x", "max_tokens": 3, "stream": True}
+    response = client.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    assert (response.status_code, response.headers["x-request-id"]) == (200, "mine")
+
+
+def test_errors_of_every_layer_have_one(client: Client):
+    """Also those that come from outside of the routes."""
+    headers = {"x-request-id": "mine", "content-type": "application/json"}
+    answers: list[httpx.Response] = [client.http.post("/generate", content=b"x" * 17 * 2**20, headers=headers)]
+    answers.append(client.http.post("/generate", content=b"{", headers=headers))
+    client.engine.failures = 1
+    answers.append(client.http.post("/generate", json={"text": "x"}, headers=headers))
+    client.engine.room = 0
+    answers.append(client.http.post("/generate", json={"text": "x"}, headers=headers))
+    assert [answer.status_code for answer in answers] == [413, 400, 500, 503]
+    assert {answer.headers["x-request-id"] for answer in answers} == {"mine"}
+
+
+# Limits of bodies, one layer alone: test_bad_input.py sends too large ones to a whole server
+
+
+class Connection:
+    """Sends the parts of a body with pauses between them; keeps what comes back."""
+
+    def __init__(self, parts: list[bytes], seconds: float = 0.0, declared: bytes | None = None):
+        self._parts, self._seconds = parts, seconds
+        headers = [] if declared is None else [(b"content-length", declared)]
+        self.scope = {"type": "http", "headers": headers}
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        await asyncio.sleep(self._seconds)
+        if not self._parts:
+            await asyncio.sleep(0.2)
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._parts.pop(0), "more_body": bool(self._parts)}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"]
+
+
+class Reader:
+    """An application that reads the body, then waits for the client to hang up, as a stream does."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope, receive, send) -> None:
+        body = b""
+        while (part := await receive())["type"] == "http.request":
+            body += part["body"]
+            if not part["more_body"]:
+                self.bodies.append(body)
+        await send({"type": "http.response.start", "status": 200})
+
+
+def raised_by(limit: BodyLimit, connection: Connection) -> HTTPException:
+    with pytest.raises(HTTPException) as error:
+        asyncio.run(limit(connection.scope, connection.receive, connection.send))
+    return error.value
+
+
+def test_bodies_pass():
+    reader = Reader()
+    limit = BodyLimit(reader, max_bytes=4, max_total_bytes=4, seconds=0.1)
+    for parts in ([b"abcd"], [b"ab", b"cd"], [b""]):
+        connection = Connection(parts)
+        asyncio.run(limit(connection.scope, connection.receive, connection.send))  # longer than `seconds`: it is there by then
+        assert connection.status == 200
+    assert reader.bodies == [b"abcd", b"abcd", b""]
+
+
+@pytest.mark.parametrize("declared", [b"5", b"99999999999999999999", b"-1", b"x", b""])
+def test_what_is_declared_too_large_is_not_read(declared: bytes):
+    connection = Connection([b"abc"], declared=declared)
+    asyncio.run(BodyLimit(Reader(), max_bytes=4)(connection.scope, connection.receive, connection.send))
+    assert connection.status == 413
+    assert json.loads(connection.sent[1]["body"])["error"]["code"] == 413
+
+
+def test_one_that_is_too_large():
+    assert raised_by(BodyLimit(Reader(), max_bytes=4), Connection([b"abc", b"de"])).status_code == 413
+
+
+def test_one_that_comes_too_slowly():
+    error = raised_by(BodyLimit(Reader(), seconds=0.2), Connection([b"a"] * 20, seconds=0.05))
+    assert (error.status_code, error.headers) == (408, {"Connection": "close"})
+
+
+def test_many_at_once_share_the_room():
+    """What has been read counts until its request has been answered, and no longer."""
+    reader = Reader()
+    limit = BodyLimit(reader, max_bytes=4, max_total_bytes=10)
+
+    async def together(count: int) -> list[int]:
+        connections = [Connection([b"abcd"]) for _ in range(count)]
+        work = [limit(each.scope, each.receive, each.send) for each in connections]
+        results = await asyncio.gather(*work, return_exceptions=True)
+        return sorted(result.status_code if isinstance(result, HTTPException) else 200 for result in results)
+
+    assert asyncio.run(together(2)) == [200, 200]
+    assert asyncio.run(together(3)) == [200, 200, 503]
+    assert asyncio.run(together(2)) == [200, 200]  # the refused one has given its room back too
