@@ -70,7 +70,7 @@ class ShownTree(TypedDict):
 
 
 ShownToken = TypedDict("ShownToken", {"id": int, "text": str, "from": str, "depth": NotRequired[int]})
-"""A token and its origin; `depth` of an accepted draft. See jaxspec/engine/token_trace.py."""
+"""A token and its origin; `depth` of an accepted draft. See TracedToken in jaxspec/engine/output.py."""
 
 
 class SpeculativeTrace(TypedDict):
