@@ -24,7 +24,6 @@ from jaxspec.engine.stats import EngineStats
 from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.chat_template import ChatTemplate
-from jaxspec.server.errors import ApiError
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
@@ -173,10 +172,7 @@ class LLM:
             self._chat_template = ChatTemplate.of_model(self.tokenizer)
         if self._chat_template is None or self.tokenizer is None:
             raise ValueError("the model has no chat template: use generate, with the prompt as the model expects it")
-        try:
-            text = self._chat_template.render(messages, chat_template_kwargs)
-        except ApiError as error:
-            raise ValueError(str(error)) from None
+        text = self._chat_template.render(messages, chat_template_kwargs)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def stats(self) -> EngineStats:

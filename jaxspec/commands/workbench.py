@@ -64,8 +64,7 @@ def chat_tokens(llm: LLM, messages: Sequence[Prompt]) -> list[list[int]]:
 
     Raises ValueError if the model has no template or it refuses a message, or a message is not text.
     """
-    from jaxspec.server.chat_template import ChatTemplate  # loads what the server needs
-    from jaxspec.server.errors import ApiError
+    from jaxspec.server.chat_template import ChatTemplate  # loads jinja2
 
     template = ChatTemplate.of_model(llm.tokenizer)
     if template is None or llm.tokenizer is None:
@@ -73,10 +72,7 @@ def chat_tokens(llm: LLM, messages: Sequence[Prompt]) -> list[list[int]]:
     if not all(isinstance(message, str) for message in messages):
         raise ValueError("--chat takes prompts of text, and one of them is token ids")
     with template:
-        try:
-            texts = [template.render([{"role": "user", "content": str(message)}]) for message in messages]
-        except ApiError as error:
-            raise ValueError(str(error)) from None
+        texts = [template.render([{"role": "user", "content": str(message)}]) for message in messages]
     return [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 

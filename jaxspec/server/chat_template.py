@@ -1,34 +1,71 @@
-"""The model's chat template: from a conversation to the text of the prompt, within limits of time and output."""
+"""The model's chat template: from a conversation to the text of the prompt.
+
+A chat template is a program that comes with a model. jinja2's sandbox keeps it away from the interpreter but doesn't bound its time
+or memory, and a thread can't be stopped. So it runs in a process with limits, which executes this same file. The file imports
+nothing of jaxspec or transformers, so that the process starts in a fifth of a second.
+
+The process reads one JSON object per line from its standard input, a socket. The first is {"template", "variables",
+"max_characters"}, and the reply {"names"} that the template reads; each further one is {"variables"}, and the reply {"text"}. Any
+reply can be {"error"}.
+"""
 
 import contextlib
+import json
 import logging
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from jaxspec.server.errors import ApiError, echo
-from jaxspec.server.template_process import TemplateProcess
-from jaxspec.tokenizer import Tokenizer
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes, pass_eval_context
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+if TYPE_CHECKING:
+    from jaxspec.tokenizer import Tokenizer
 
 RENDER_SECONDS = 2.0
 """For one conversation; most take a millisecond."""
 START_SECONDS = 15.0
-"""For a process to start and compile the template; mostly a fifth of a second."""
+"""For a process to start and compile the template; usually a fifth of a second."""
+ORPHAN_SECONDS = 20
+"""After these a process ends itself: its server must be gone, or it would have stopped the process."""
 MAX_CHARACTERS = 8 * 2**20
 """Of a rendered text; a million tokens are about half as many."""
+MAX_MEMORY = 512 * 2**20
+"""Bytes of a process's address space, including 30 MiB of the interpreter."""
+MAX_ERROR, MAX_QUOTED = 1000, 200
+"""Characters of an error from the template, in a reply and in a message."""
 PROCESSES = 2
-"""The second is started when two conversations are rendered at once."""
-OURS = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
+"""The second starts when two conversations are rendered at once."""
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
 """Variables that no request may set, besides special tokens such as bos_token."""
 
 logger = logging.getLogger(__name__)
 
 
-class ChatTemplate:
-    """Renders conversations in processes of their own, which are stopped and replaced at a limit. Thread-safe; close() it.
+class RenderError(ValueError):
+    """A conversation can't be rendered. `status` is HTTP's, `param` the client's field at fault."""
 
-    `source` tells the owner where the text is from. Raises ValueError, naming it, if the text is no template.
+    def __init__(self, status: int, message: str, param: str | None = None):
+        super().__init__(message)
+        self.status, self.param = status, param
+
+
+class ChatTemplate:
+    """Renders conversations in processes that are replaced when they exceed a limit. Thread-safe; close() ends the processes.
+
+    `source` is the template's file, for errors. Raises ValueError if the text is not a valid template.
     """
 
     def __init__(
@@ -43,27 +80,26 @@ class ChatTemplate:
         self.text = text
         self._variables = {**special_tokens, "tools": None, "documents": None}
         self._source, self._seconds, self._max_characters = source, seconds, max_characters
-        self._max_bytes = 6 * max_characters + 2**20  # a character in JSON has up to six
         self._is_open = True
         self._idle: queue.LifoQueue[TemplateProcess | None] = queue.LifoQueue()
         for _ in range(PROCESSES - 1):
             self._idle.put(None)  # to be started
         process, names = self._start()
         self._idle.put(process)
-        self._options = [name for name in names if not (name in OURS or name.startswith("_") or name.endswith("_token"))]
+        self._options = [name for name in names if not (name in RESERVED or name.startswith("_") or name.endswith("_token"))]
 
     @classmethod
-    def of_model(cls, tokenizer: Tokenizer | None, text: str | None = None, source: str = "the chat template") -> Self | None:
+    def of_model(cls, tokenizer: "Tokenizer | None", text: str | None = None, source: str = "the chat template") -> Self | None:
         """The given text, else the tokenizer's template (of several the one named default), else None.
 
-        Raises ValueError for a text without a tokenizer, for several templates without a default, and for what is no template.
+        Raises ValueError for a text without a tokenizer, for several templates without a default, and for an invalid template.
         """
         if tokenizer is None:
             if text is not None:
                 raise ValueError(f"{source} has no use: the model has no tokenizer")
             return None
         if text is None:
-            text, source = tokenizer.chat_template, _template_file(tokenizer)
+            text, source = tokenizer.chat_template, _template_file(tokenizer.name_or_path)
             if isinstance(text, dict):
                 if "default" not in text:
                     raise ValueError(f"{source} has chat templates named {', '.join(text)}, but no default: give --chat-template")
@@ -73,23 +109,27 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None, *, param: str = "messages"
     ) -> str:
-        """The conversation and the start of the reply, as text. Blocks: for a millisecond, at worst for twice the limit of time.
+        """The conversation and the start of the reply, as text. Takes about a millisecond, at most twice the limit of time.
 
-        `options` are the request's chat_template_kwargs; `param` is the client's name of messages.
+        `options` are the request's chat_template_kwargs; `param` is the client's name of the messages.
 
-        Raises ApiError: the template has no such option, refuses the conversation, exceeds a limit, or all processes are busy.
+        Raises RenderError: the template has no such option, refuses the conversation or exceeds a limit, or all processes are busy.
         """
         options = options or {}
-        self._check(options)
+        for name in options:
+            if name not in self._options:
+                known = f"its options: {', '.join(self._options)}" if self._options else "it has none"
+                message = f"chat_template_kwargs: {_quote(name)} is not an option of the model's chat template; {known}"
+                raise RenderError(400, message, "chat_template_kwargs")
         with self._process() as process:
-            question = {"variables": {"messages": messages, "add_generation_prompt": True, **options}}
-            answer = self._ask(process, question, self._seconds)
-        if "error" in answer:
-            raise ApiError(400, f"{param}: the model's chat template can't render them: {echo(answer['error'])}", param=param)
-        return answer["text"]
+            request = {"variables": {"messages": messages, "add_generation_prompt": True, **options}}
+            reply = self._ask(process, request, self._seconds)
+        if "error" in reply:
+            raise RenderError(400, f"{param}: the model's chat template can't render them: {_quote(reply['error'])}", param)
+        return reply["text"]
 
     def close(self) -> None:
-        """Ends the processes, each after the conversation that it renders. Nothing can be rendered afterwards."""
+        """Ends the processes, each after its current conversation. Nothing can be rendered afterwards."""
         if self._is_open:
             self._is_open = False
             for _ in range(PROCESSES):
@@ -102,20 +142,13 @@ class ChatTemplate:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, options: Mapping[str, Any]) -> None:
-        for name in options:
-            if name not in self._options:
-                its = f"its options: {', '.join(self._options)}" if self._options else "it has none"
-                message = f"chat_template_kwargs: {echo(name)} is no option of the model's chat template; {its}"
-                raise ApiError(400, message, param="chat_template_kwargs")
-
     @contextlib.contextmanager
-    def _process(self) -> Iterator[TemplateProcess]:
-        """A process for one conversation, a new one if the last has ended."""
+    def _process(self) -> Iterator["TemplateProcess"]:
+        """A process for one conversation; a new one if the last has ended."""
         try:
             process = self._idle.get(timeout=self._seconds)
         except queue.Empty:
-            raise ApiError(503, "too many conversations are being rendered: try again later") from None
+            raise RenderError(503, "too many conversations are being rendered: try again later") from None
         try:
             if process is not None and not process.is_alive:
                 process.close()
@@ -130,32 +163,216 @@ class ChatTemplate:
         finally:
             self._idle.put(process)
 
-    def _start(self) -> tuple[TemplateProcess, list[str]]:
+    def _start(self) -> tuple["TemplateProcess", list[str]]:
         """A process that has compiled the template, and the names that the template reads. Raises ValueError."""
         process = TemplateProcess()
-        question = {"template": self.text, "variables": self._variables, "max_characters": self._max_characters}
-        answer = self._ask(process, question, START_SECONDS)
-        if "error" in answer:
+        request = {"template": self.text, "variables": self._variables, "max_characters": self._max_characters}
+        reply = self._ask(process, request, START_SECONDS)
+        if "error" in reply:
             process.close()
-            raise ValueError(f"{self._source} is no chat template: {answer['error']}")
-        return process, answer["options"]
+            raise ValueError(f"{self._source} is not a valid chat template: {reply['error']}")
+        return process, reply["names"]
 
-    def _ask(self, process: TemplateProcess, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer. Without one the process is ended, and the answer is an error too."""
+    def _ask(self, process: "TemplateProcess", request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """The reply. Without one the process is ended, and the reply is an error."""
         try:
-            return process.ask(question, seconds, self._max_bytes)
+            return process.ask(request, seconds, 6 * self._max_characters + 2**20)  # a character has up to six bytes in JSON
         except TimeoutError:
             error = f"it takes more than {seconds:g} seconds"
         except ConnectionError:
             error = "its process ended"
         process.close()
-        logger.warning("a process of the chat template is replaced: %s", error)
+        logger.warning("replacing a process of the chat template: %s", error)
         return {"error": error}
 
 
-def _template_file(tokenizer: Tokenizer) -> str:
-    """Where transformers found the template, as far as can be told."""
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        if tokenizer.name_or_path and (file := Path(tokenizer.name_or_path) / name).is_file():
-            return str(file)
-    return "the tokenizer's chat template"
+def _quote(text: str) -> str:
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted if len(quoted) <= MAX_QUOTED else quoted[: MAX_QUOTED - 3] + "..."
+
+
+def _template_file(directory: str) -> str:
+    """The file that transformers took the template from, as far as we can know."""
+    files = [Path(directory) / name for name in ("chat_template.jinja", "tokenizer_config.json")] if directory else []
+    return next((str(file) for file in files if file.is_file()), "the tokenizer's chat template")
+
+
+class TemplateProcess:
+    """A process that answers one request at a time. After an error of `ask` it can only be closed."""
+
+    def __init__(self) -> None:
+        self._socket, other_end = socket.socketpair()
+        with other_end:
+            # Its own process group: Ctrl-C in the terminal is for the server alone. -P: this folder is not on its path.
+            command = [sys.executable, "-P", __file__]
+            self._process = subprocess.Popen(command, stdin=other_end.fileno(), stdout=subprocess.DEVNULL, process_group=0)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is still running."""
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], seconds: float, max_bytes: int) -> dict[str, Any]:
+        """The reply. Raises TimeoutError, or ConnectionError if the process has ended or its reply exceeds max_bytes."""
+        deadline = time.monotonic() + seconds
+        self._socket.settimeout(seconds)
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        reply = bytearray()
+        while not reply.endswith(b"\n"):
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            part = self._socket.recv(2**20)
+            reply += part
+            if not part or len(reply) > max_bytes:
+                raise ConnectionError
+        return json.loads(reply)
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing. May be repeated."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+# What follows runs in the process.
+
+
+class Renderer:
+    """One template, its sandbox, and the variables of every conversation."""
+
+    def __init__(self) -> None:
+        self._environment = sandbox()
+        self._template = self._environment.from_string("")
+        self._variables: dict[str, Any] = {}
+        self._max_characters = 0
+
+    def reply(self, line: bytes) -> dict[str, Any]:
+        """The reply to one line."""
+        request = json.loads(line)
+        if "template" in request:
+            return {"names": self.load(**request)}
+        return {"text": self.render(request["variables"])}
+
+    def load(self, template: str, variables: Mapping[str, Any], max_characters: int) -> list[str]:
+        """The names that the template reads, without those of jinja2's functions."""
+        self._template = self._environment.from_string(template)
+        self._variables, self._max_characters = dict(variables), max_characters
+        return sorted(meta.find_undeclared_variables(self._environment.parse(template)))
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text. Raises ValueError if it gets too long."""
+        pieces, length = [], 0
+        for piece in self._template.generate({**self._variables, **variables}):
+            length += len(piece)
+            if length > self._max_characters:
+                raise ValueError(f"the text has more than {self._max_characters} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def sandbox() -> ImmutableSandboxedEnvironment:
+    """The environment of transformers' `apply_chat_template`. A test compares the texts of both."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
+    environment.filters["tojson"] = tojson
+    functions = {"raise_exception": raise_exception, "strftime_now": lambda format: datetime.now().strftime(format)}
+    environment.globals |= functions | {"dict": SafeDict(), "namespace": SafeNamespace}
+    return environment
+
+
+class GenerationBlock(Extension):
+    """{% generation %} marks the assistant's tokens for training; here it renders as its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    @pass_eval_context
+    def _content(self, _context: nodes.EvalContext, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class SafeDict:
+    """Builds dictionaries. The class `dict` itself has methods that change them."""
+
+    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*args, **items)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class SafeNamespace(Namespace):
+    """Refuses attributes with underscores, which could reach into Python."""
+
+    def __init__(*args: Any, **attributes: Any):  # an attribute may be called self
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **attributes)
+        for name in attributes:
+            _refuse_underscore(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"access to attribute {name!r} of a namespace is unsafe")
+
+
+def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    """Unlike jinja2's filter, it escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: str) -> None:
+    """With this function a template refuses a conversation."""
+    raise TemplateError(message)
+
+
+def attempt(work: Callable[[bytes], dict[str, Any]], line: bytes) -> bytes:
+    """The reply to the line, or {"error"}, as a line."""
+    signal.alarm(ORPHAN_SECONDS)  # without a handler it ends the process, whatever that is doing
+    try:
+        return json.dumps(work(line), ensure_ascii=False).encode() + b"\n"
+    except TemplateSyntaxError as error:
+        reason = f"line {error.lineno}: {error.message}"
+    except MemoryError:
+        reason = f"it needs more than {MAX_MEMORY // 2**20} MiB of memory"
+    except UnicodeEncodeError:
+        reason = "the text is not valid Unicode"
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+    finally:
+        signal.alarm(0)
+    return json.dumps({"error": reason[:MAX_ERROR]}).encode() + b"\n"
+
+
+def limit_resources() -> None:
+    """Bounds memory. Even code that broke out of the sandbox can't write files nor, unless it is root, start processes."""
+    limits = {resource.RLIMIT_AS: MAX_MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
+    for kind, most in limits.items():
+        allowed = resource.getrlimit(kind)[1]
+        limit = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
+        with contextlib.suppress(ValueError):  # macOS can't limit the address space; the limit of time remains
+            resource.setrlimit(kind, (limit, limit))
+
+
+def main() -> None:
+    """Answers until the other end is closed, which also happens when the server ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for the server, which may still have requests
+    limit_resources()
+    renderer = Renderer()
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=0) as connection, connection.makefile("rb") as lines:
+        for line in lines:
+            connection.sendall(attempt(renderer.reply, line))
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ from time import time
 from typing import Any
 
 from jaxspec.config import SpecConfig
-from jaxspec.server.chat_template import ChatTemplate
+from jaxspec.server.chat_template import ChatTemplate, RenderError
 from jaxspec.server.errors import ApiError, echo
 from jaxspec.tokenizer import Tokenizer
 
@@ -85,7 +85,10 @@ class ServedModel:
         if self.tokenizer is None or self.chat_template is None:
             what = "tokenizer; send token ids to /generate" if self.tokenizer is None else "chat template; use /v1/completions"
             raise ApiError(400, f"{param}: this model has no {what}", param=param)
-        text = self.chat_template.render(messages, options, param=param)
+        try:
+            text = self.chat_template.render(messages, options, param=param)
+        except RenderError as error:
+            raise ApiError(error.status, str(error), param=error.param) from None
         self._refuse_too_long(self.tokenizer, text, param)
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.server.chat_template import PROCESSES, ChatTemplate
-from jaxspec.server.errors import ApiError
-from jaxspec.server.template_process import WORKER, TemplateProcess
+from jaxspec.server import chat_template
+from jaxspec.server.chat_template import PROCESSES, ChatTemplate, RenderError, TemplateProcess
 from jaxspec.tokenizer import load_tokenizer
 from tests.server.conftest import wait_until
 from tests.server.fakes import byte_tokenizer
 from tests.server.templates import ATTACKS, QWEN_3, WELL_KNOWN
 
+WORKER = chat_template.__file__
 USER = [{"role": "user", "content": "hi"}]
 SECONDS = 1.0
 ON_DEMAND = "".join(
@@ -59,7 +59,7 @@ def children() -> set[int]:
     found = set()
     for line in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, line.read_text().split()):
-            if has_ended(pid) or WORKER.name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if has_ended(pid) or WORKER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.add(pid)
     return found
 
@@ -103,7 +103,7 @@ def test_the_text_is_that_of_transformers(well_known: dict[str, ChatTemplate], n
     try:
         expected = tokenizer(name).apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
-        with pytest.raises(ApiError, match="can't render them") as refusal:
+        with pytest.raises(RenderError, match="can't render them") as refusal:
             well_known[name].render(messages)
         assert error.message[:100] in str(refusal.value)
     else:
@@ -131,7 +131,7 @@ OURS = ["messages", "tools", "documents", "add_generation_prompt", "tokenize", "
 def test_other_options_are_refused_by_name(name: str):
     reads_all = "{{ messages, tools, documents, add_generation_prompt, tokenize, _x, chat_template, bos_token, pad_token }}"
     with ChatTemplate(reads_all + QWEN_3, {"eos_token": "</s>"}, "test") as template:
-        with pytest.raises(ApiError) as error:
+        with pytest.raises(RenderError) as error:
             template.render(USER, {"enable_thinking": True, name: 1})
         assert (error.value.status, error.value.param) == (400, "chat_template_kwargs")
         assert name[:100] in str(error.value) and len(str(error.value)) < 400
@@ -199,10 +199,10 @@ def test_of_several_the_default():
 )
 def test_a_wrong_one_is_refused_before_any_request(alone: set[int], text: str, said: str, tmp_path: Path):
     byte_tokenizer(text).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"chat_template\.jinja is no chat template: ") as error:
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is not a valid chat template: ") as error:
         ChatTemplate.of_model(load_tokenizer(tmp_path))
     assert said in str(error.value)
-    with pytest.raises(ValueError, match=r"^mine\.jinja is no chat template: "):
+    with pytest.raises(ValueError, match=r"^mine\.jinja is not a valid chat template: "):
         ChatTemplate.of_model(byte_tokenizer(), text, "mine.jinja")
 
 
@@ -212,7 +212,7 @@ def test_a_wrong_one_is_refused_before_any_request(alone: set[int], text: str, s
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_fail_and_cost_nobody_anything(victim: ChatTemplate, name: str):
     started = time.monotonic()
-    with pytest.raises(ApiError, match="the model's chat template can't render them: ") as error:
+    with pytest.raises(RenderError, match="the model's chat template can't render them: ") as error:
         victim.render(attack(name), param="input")
     assert time.monotonic() - started < 3 * SECONDS
     assert (error.value.status, error.value.param) == (400, "input")
@@ -226,7 +226,7 @@ def test_others_are_rendered_meanwhile(victim: ChatTemplate):
         pass  # both are started
 
     def be_slow() -> None:
-        with pytest.raises(ApiError) as error:
+        with pytest.raises(RenderError) as error:
             victim.render(attack("nested loops"))
         errors.append(str(error.value))
 
@@ -244,7 +244,7 @@ def test_nobody_waits_longer_than_the_limit(victim: ChatTemplate):
         for _ in range(PROCESSES):
             stack.enter_context(victim._process())
         started = time.monotonic()
-        with pytest.raises(ApiError) as error:
+        with pytest.raises(RenderError) as error:
             victim.render(USER)
         assert SECONDS <= time.monotonic() - started < 2 * SECONDS
     assert (error.value.status, error.value.param) == (503, None)
@@ -256,7 +256,7 @@ def test_a_stopped_process_is_replaced(alone: set[int]):
         [first] = children() - alone
         template.render(USER)
         assert children() - alone == {first}
-        with pytest.raises(ApiError):
+        with pytest.raises(RenderError):
             template.render(attack("nested loops"))
         assert children() - alone == set()
         template.render(USER)
@@ -273,7 +273,7 @@ def test_a_process_that_ends_meanwhile(alone: set[int]):
         [pid] = children() - alone
         timer = threading.Timer(0.3, os.kill, [pid, signal.SIGKILL])
         timer.start()
-        with pytest.raises(ApiError, match="its process ended"):
+        with pytest.raises(RenderError, match="its process ended"):
             template.render(attack("nested loops"))
         timer.join()
 
@@ -281,7 +281,7 @@ def test_a_process_that_ends_meanwhile(alone: set[int]):
 def test_output_limit():
     with ChatTemplate("{{ messages[0].content }}{{ messages[0].content }}", {}, "test", max_characters=100) as template:
         assert template.render([{"role": "user", "content": "\x01" * 50}]) == "\x01" * 100
-        with pytest.raises(ApiError, match="more than 100 characters"):
+        with pytest.raises(RenderError, match="more than 100 characters"):
             template.render([{"role": "user", "content": "x" * 51}])
 
 
@@ -289,7 +289,7 @@ def test_closing_ends_what_runs_and_may_be_repeated(alone: set[int]):
     template = ChatTemplate(ON_DEMAND, {}, "test", seconds=SECONDS)
 
     def be_slow() -> None:
-        with pytest.raises(ApiError):
+        with pytest.raises(RenderError):
             template.render(attack("nested loops"))
 
     slow = threading.Thread(target=be_slow)
@@ -305,7 +305,7 @@ def test_closing_ends_what_runs_and_may_be_repeated(alone: set[int]):
 
 
 def test_the_process_imports_next_to_nothing():
-    code = f"import runpy, sys; runpy.run_path({str(WORKER)!r}); print(*sys.modules)"
+    code = f"import runpy, sys; runpy.run_path({WORKER!r}); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "jinja2" in modules and not {"jax", "numpy", "transformers", "jaxspec"} & set(modules)
 
@@ -332,7 +332,7 @@ def test_signals_for_the_server_are_not_for_the_process(alone: set[int]):
 
 KILLED_SERVER = """\
 import os, signal
-from jaxspec.server.template_process import TemplateProcess
+from jaxspec.server.chat_template import TemplateProcess
 process = TemplateProcess()
 process.ask({"template": "", "variables": {}, "max_characters": 9}, 20, 999)
 print(process._process.pid, flush=True)
@@ -348,14 +348,14 @@ def test_it_ends_with_the_server():
 
 
 def test_an_alarm_ends_it_while_it_renders():
-    code = "from jaxspec.server import template_worker; template_worker.ORPHAN_SECONDS = 1; template_worker.main()"
+    code = "from jaxspec.server import chat_template; chat_template.ORPHAN_SECONDS = 1; chat_template.main()"
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs.fileno())
     with ours:
         for question in ({"template": ATTACKS["nested loops"], "max_characters": 9, "variables": {}}, {"variables": {}}):
             ours.sendall(json.dumps(question).encode() + b"\n")
-            assert "template" not in question or ours.recv(999) == b'{"options": []}\n'
+            assert "template" not in question or ours.recv(999) == b'{"names": []}\n'
     try:
         assert process.wait(20) == -signal.SIGALRM
     finally:
@@ -365,7 +365,7 @@ def test_an_alarm_ends_it_while_it_renders():
 def test_it_says_nothing_when_nobody_listens():
     ours, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen([sys.executable, "-P", str(WORKER)], stdin=theirs.fileno(), stderr=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-P", WORKER], stdin=theirs.fileno(), stderr=subprocess.PIPE)
     with ours:
         ours.sendall(b'{"template": "", "variables": {}, "max_characters": 9}\n')
     assert process.communicate(timeout=20)[1] == b"" and process.returncode == 0
