@@ -168,8 +168,9 @@ class LLM:
         """Token ids of a conversation in the model's chat template, up to where the reply begins. Raises ValueError as `chat`."""
         if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
             raise ValueError(f"a conversation must be a list of messages with role and content, got {messages!r:.80}")
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate.of_model(self.tokenizer)
+        with self._shared.turn():  # one thread starts it, and none after close()
+            if self._chat_template is None:
+                self._chat_template = ChatTemplate.of_model(self.tokenizer)
         if self._chat_template is None or self.tokenizer is None:
             raise ValueError("the model has no chat template: use generate, with the prompt as the model expects it")
         text = self._chat_template.render(messages, chat_template_kwargs)
