@@ -1,4 +1,4 @@
-"""What the server writes to its log."""
+"""The server's log: its format, and the line about decoding."""
 
 import logging
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from jaxspec.engine.stats import EngineStats
 INTERVAL = 5.0
 """Seconds between two lines while there is work."""
 IDLE_INTERVAL = 1.0
-"""When the work runs out a line is due earlier, so that a single short request shows up."""
+"""The same when the work has run out, so that a single short request gets a line too."""
 
 logger = logging.getLogger("jaxspec")
 
 
 def configure_logging(level: str) -> None:
-    """Our lines and uvicorn's to stderr in SGLang's form, warnings of everyone else too; Python's warnings."""
+    """Logs to stderr in SGLang's format: our lines and uvicorn's from `level` on, warnings of other packages and of Python."""
     logging.basicConfig(level=logging.WARNING, format="[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True)
     for name in ("jaxspec", "uvicorn"):
         logging.getLogger(name).setLevel(level.upper())
@@ -24,10 +24,10 @@ def configure_logging(level: str) -> None:
 
 
 class DecodeLog:
-    """SGLang's "Decode batch" line, so that what reads its logs reads ours: none without activity, else one per interval.
+    """Logs SGLang's "Decode batch" line once per interval while there is work, for tools that parse SGLang's logs.
 
-    The gauges (requests, cache use) are those of the last step that left work behind; accept length and throughput are
-    over the steps since the line before.
+    Requests and cache use are those of the last step that left work behind; accept length and throughput are averages since
+    the previous line.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter):
@@ -36,12 +36,12 @@ class DecodeLog:
         self._last_step: float | None = None
         """When the last step ended; None while idle."""
         self._active = 0.0
-        """Seconds of activity since the line before."""
+        """Seconds of work since the previous line."""
         self._busy: EngineStats | None = None
         self._reported = EngineStats()
 
     def finished(self, output: GenerationOutput) -> None:
-        """Nothing is logged of single requests."""
+        """Does nothing: single requests are not logged."""
 
     def after_step(self, stats: EngineStats, idle: bool) -> None:
         now = self._clock()
@@ -57,7 +57,7 @@ class DecodeLog:
 
 
 def decode_line(now: EngineStats, gauges: EngineStats, before: EngineStats, seconds: float) -> str:
-    """What happened between two counts."""
+    """The line for the time between two counts."""
     verifications = now.verify_count - before.verify_count
     accept_length = (now.verified_tokens - before.verified_tokens) / verifications if verifications else 0.0
     throughput = (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0

@@ -28,12 +28,12 @@ THREADS = 2
 """For these endpoints, so that they can't delay the prompts of other requests."""
 
 type Texts = Annotated[Strings, Field(max_length=MAX_TEXTS)]
-type IdList = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], FailFast()]
-type IdLists = Annotated[list[IdList], Field(max_length=MAX_TEXTS), FailFast()]
+type TokenIdList = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], FailFast()]
+type TokenIdLists = Annotated[list[TokenIdList], Field(max_length=MAX_TEXTS), FailFast()]
 type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
 TextOrTexts = Annotated[str | Texts | None, described_as(f"a string or a list of at most {MAX_TEXTS} strings")]
 IdsToDecode = Annotated[
-    IdList | IdLists, described_as(f"a list of token ids, 0 or larger, or a list of at most {MAX_TEXTS} such lists")
+    TokenIdList | TokenIdLists, described_as(f"a list of token ids, 0 or larger, or a list of at most {MAX_TEXTS} such lists")
 ]
 
 

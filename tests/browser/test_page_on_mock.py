@@ -78,7 +78,7 @@ def test_a_server_that_is_gone_is_told(visit, mock_url):
     page = visit(mock_url)
     page.page.route("**/v1/*", lambda route: route.abort())
     page.run("def f():")
-    assert page.text("#failure-0") == "There is no connection to the server."
+    assert page.text("#failure-0") == "Can't connect to the server."
     page.page.evaluate("meet()")
     page.until("byId('model').textContent === 'no answer from the server'", seconds=5)
     assert all("ERR_FAILED" in complaint for complaint in page.complaints)

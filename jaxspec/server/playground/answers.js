@@ -64,7 +64,7 @@ function showAnswer() {
   byId("stage").scrollIntoView({ behavior: calm ? "auto" : "smooth" });
 }
 
-/** One side: asks, collects what comes, and says how it ended. */
+/** One side: sends the request, collects the events, and shows how it ended. */
 async function answerIn(lane, prompt, request, signal) {
   const run = newRun(request.body.speculative.enabled !== false);
   state.runs[lane] = run;
@@ -98,7 +98,7 @@ function endInWords(run) {
 function fail(lane, error) {
   const known = error instanceof ServerError;
   if (!known) console.error(error);
-  byId(`failure-${lane}`).textContent = known ? error.message : "This page has a fault; the browser's console says which.";
+  byId(`failure-${lane}`).textContent = known ? error.message : "This page has a bug: see the browser's console.";
   byId(`failure-${lane}`).hidden = false;
   if (error.status === 401) byId("key-box").open = true;
   if (error.status === 400) blame(error.param);

@@ -29,7 +29,7 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-/** The number in a field, or undefined if it is empty: the server then has its default, and says what it thinks of the rest. */
+/** The number in a field, or undefined if it is empty. The server has defaults, and checks the values. */
 function numberIn(id) {
   const text = byId(id).value.trim();
   return text === "" ? undefined : Number(text);

@@ -8,7 +8,7 @@ function changeMode() {
   forgetChat();
 }
 
-/** Says something about the model, above the prompt. */
+/** Shows a note about the model above the prompt. */
 function note(text) {
   byId("mode-note").textContent = text;
   byId("mode-note").hidden = false;
@@ -22,7 +22,7 @@ function forgetChat() {
 function refuseChat() {
   byId("chat-mode").disabled = true;
   document.querySelector('input[name="mode"][value="text"]').checked = true;
-  note("This model has no chat template: it completes text.");
+  note("This model has no chat template: it can only complete text.");
   changeMode();
 }
 
@@ -31,7 +31,7 @@ function noteOrder() {
   byId("order-note").textContent = together ? "Both share the machine: each is slower." : "Each has the machine to itself.";
 }
 
-/** Asks the server what it serves; it may leave any of it unanswered. */
+/** Asks the server for its model and trees; any of these requests may fail. */
 async function meet() {
   const key = byId("key").value;
   const models = await readJson("/v1/models", key);
@@ -44,7 +44,7 @@ async function meet() {
       : "no answer from the server";
   if (models.status === 401) byId("key-box").open = true;
   if (!card) return;
-  if (card.id === BUILT_IN) note("The built-in model is tiny: what it writes looks like Python, no more.");
+  if (card.id === BUILT_IN) note("The built-in model is tiny: its output only looks like Python.");
   const [server, model] = await Promise.all([readJson("/server_info", key), readJson("/model_info", key)]);
   offerTrees({ ...model.json, ...server.json });
   if (model.json?.has_chat_template === false) refuseChat();

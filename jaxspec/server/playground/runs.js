@@ -72,7 +72,7 @@ function originOf(token) {
   return token.from === "bonus" ? "bonus" : "plain";
 }
 
-/** How a token came, in words. */
+/** Where a token came from, in words. */
 function originInWords(token) {
   if (token.from === "draft") return `accepted draft, depth ${token.depth}`;
   if (token.from === "bonus") return "bonus: the model's own, in the same pass";

@@ -1,7 +1,7 @@
 "use strict";
 /* Talks to the server that served this page. Nothing here touches the document. */
 
-/** A refusal or failure, in the server's words. `status` is 0 if there was no answer, or if it failed midway. */
+/** A failure, with the server's message. `status` is 0 if there was no response, or if it failed midway. */
 class ServerError extends Error {
   constructor(status, message, param) {
     super(message);
@@ -32,11 +32,11 @@ async function streamAnswer(path, body, key, signal, onEvent) {
     response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
   } catch (error) {
     if (signal.aborted) throw error;
-    throw new ServerError(0, "There is no connection to the server.");
+    throw new ServerError(0, "Can't connect to the server.");
   }
   if (!response.ok) throw await refusalOf(response);
   for await (const event of serverEvents(response, signal)) {
-    if (event.error) throw new ServerError(0, event.error.message ?? "The answer failed.", event.error.param);
+    if (event.error) throw new ServerError(0, event.error.message ?? "The request failed.", event.error.param);
     onEvent(event);
   }
 }
@@ -66,7 +66,7 @@ async function* serverEvents(response, signal) {
   throw new ServerError(0, "The connection ended before the answer did.");
 }
 
-/** What a response other than 200 says. */
+/** The error in a response other than 200. */
 async function refusalOf(response) {
   const body = await response.json().catch(() => null);
   const said = body?.error?.message ?? `${response.status} ${response.statusText}`;

@@ -1,5 +1,5 @@
 "use strict";
-/* The answer as text in which every token is coloured by how it came. All text goes in as text, never as HTML. */
+/* The answer as text in which every token is coloured by where it came from. All text goes in as text, never as HTML. */
 
 const SHOWN_TOKENS = 2000; // older ones of an answer become one piece of text: thousands of elements in a paragraph are slow
 const FOLD_TOKENS = 500; // so many at a time, at least
