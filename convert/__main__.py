@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-DTYPES = ("float32", "bfloat16", "float16")
+from jaxspec.config import DTYPES
+
 EXAMPLES = """examples:
   python -m convert Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
   python -m convert MiMo-7B-RL converted/mimo                      (its MTP layer comes along)

@@ -1,4 +1,4 @@
-"""The command `jaxspec`: finds the command that was asked for and hands over. Only that command's modules are loaded."""
+"""The command `jaxspec`: hands over to a command's module. Only the modules of that command are loaded."""
 
 import difflib
 import sys
@@ -19,25 +19,25 @@ class Command(NamedTuple):
 
 GROUPS = {
     "run a model": (
-        Command("serve", "an HTTP server for one model, with OpenAI's API and SGLang's", "jaxspec.serve"),
-        Command("generate", "complete one prompt here, on the terminal", "jaxspec.commands.generate"),
+        Command("serve", "serve a model over HTTP, with OpenAI's and SGLang's APIs", "jaxspec.serve"),
+        Command("generate", "complete one prompt on the terminal", "jaxspec.commands.generate"),
     ),
     "prepare": (
-        Command("convert", "checkpoints that load faster; look into checkpoints; export heads", "convert.__main__"),
-        Command("plan", "does it fit on this GPU, and what does its memory allow: no GPU needed", "jaxspec.plan"),
+        Command("convert", "convert checkpoints so that they load faster; inspect and export them", "convert.__main__"),
+        Command("plan", "does a model fit on a GPU, and how fast can it be there; needs no GPU", "jaxspec.plan"),
     ),
     "check and measure": (
         Command("check-draft", "is this draft head right for this model, and does it pay", "jaxspec.commands.check_draft"),
-        Command("check-lossless", "speculation against plain decoding, token for token", "jaxspec.commands.check_lossless"),
-        Command("bench", "benchmarks of this machine, and how to measure a running server", "jaxspec.commands.bench"),
-        Command("collect-env", "versions, devices and settings, for a bug report", "jaxspec.commands.collect_env"),
+        Command("check-lossless", "compare speculation with plain decoding, token for token", "jaxspec.commands.check_lossless"),
+        Command("bench", "run the benchmarks; how to measure a running server", "jaxspec.commands.bench"),
+        Command("collect-env", "versions, devices and settings for a bug report", "jaxspec.commands.collect_env"),
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. The exit status is the command's; 2 if there is no such command."""
+    """Runs one command and returns its exit status; 2 if it does not exist."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
@@ -56,16 +56,18 @@ def overview() -> str:
     lines = [
         "usage: jaxspec COMMAND [options]",
         "",
-        "Speculative decoding for LLM serving, in JAX. Without a model the commands take the built-in one.",
+        "Speculative decoding for LLM serving in JAX. Without --model-path, commands use the built-in model.",
     ]
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {command.name:<15} {command.summary}" for command in group)]
-    return "\n".join([*lines, "", "`jaxspec COMMAND --help` lists a command's options, `jaxspec --version` tells the version."])
+    return "\n".join(
+        [*lines, "", "`jaxspec COMMAND --help` lists the options of a command, `jaxspec --version` prints the version."]
+    )
 
 
 def unknown(name: str) -> str:
-    """What is wrong with a command that does not exist, and what was perhaps meant."""
+    """The error for a command that does not exist, with the one that was perhaps meant."""
+    if name.startswith("-"):
+        return f"expected a command before the option {name[:80]!r}; commands: {', '.join(COMMANDS)}"
     close = difflib.get_close_matches(name, COMMANDS, 1)
-    meant = f"did you mean {close[0]}?" if close else f"there is: {', '.join(COMMANDS)}"
-    what = "an option where a command was expected" if name.startswith("-") else "no command"
-    return f"{name[:80]!r} is {what}: {meant}"
+    return f"unknown command {name[:80]!r}: " + (f"did you mean {close[0]}?" if close else f"commands are {', '.join(COMMANDS)}")

@@ -1,6 +1,6 @@
-"""What a model is (ModelConfig), how it speculates (SpecConfig) and how the engine runs it (EngineConfig).
+"""The shape of a model (ModelConfig), of its draft tree (SpecConfig), and how the engine runs (EngineConfig).
 
-All are frozen; a wrong value raises ValueError at construction, saying what was got, what was expected and what to do.
+All are frozen. A wrong value raises ValueError at construction; the message names the field and says what to do.
 """
 
 import re
@@ -14,7 +14,7 @@ from jaxspec.models.rope import RopeConfig
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights and cache may be; "auto" chooses one of them."""
 
-# Attributes of a Hugging Face config that would change the computation, with the only value that is supported.
+# Attributes of a Hugging Face config that change the computation, with the only supported value.
 _ONLY_SUPPORTED = {
     "hidden_act": "silu",
     "mlp_bias": False,
@@ -43,16 +43,16 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope: RopeConfig = field(default_factory=RopeConfig)
     max_position_embeddings: int = 2048
-    """The longest sequence (prompt and output) the model was made for, in tokens."""
+    """The longest sequence, prompt and output, that the model was trained for, in tokens."""
     tie_word_embeddings: bool = False
     """True: the transposed embedding is the output projection, and the checkpoint has no lm_head."""
     qkv_bias: bool = False
     """The query, key and value projections have biases (Qwen2, MiMo)."""
     qk_norm: bool = False
-    """Queries and keys are normed per head before the rotation (Qwen3)."""
+    """Queries and keys are normalized per head before RoPE (Qwen3)."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
-    """The dtype that the checkpoint was saved in; the engine may choose another."""
+    """The dtype of the checkpoint; the engine may use another."""
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -64,7 +64,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: dict, *, qkv_bias: bool = False, qk_norm: bool = False) -> "ModelConfig":
-        """The sizes in a parsed config.json; which biases and norms there are, the family or the file says, not the config.
+        """From a parsed config.json. Biases and norms are not in it: the model family or the file tells.
 
         Raises:
             ValueError: an attribute is missing or has a value that is not supported; the message names it.
@@ -93,18 +93,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, init=False)
 class SpecConfig:
-    """The draft tree: how deep, how wide, how many nodes are verified. SGLang's three numbers, with its names.
+    """The draft tree: depth, width and number of verified nodes. SGLang's three numbers, with its names.
 
     SpecConfig() is 5/4/8; SpecConfig(num_steps=0) is plain decoding; topk=1 is a chain of num_steps + 1 nodes.
     Give all three numbers or none (topk=1 and num_steps=0 need no num_draft_tokens).
     """
 
     num_steps: int
-    """Levels drafted below the root; at most num_steps drafts are accepted per cycle."""
+    """Levels below the root; at most num_steps drafts are accepted per cycle."""
     topk: int
-    """Children kept per drafted row."""
+    """Children kept per drafted token."""
     num_draft_tokens: int
-    """Nodes of the tree that the target verifies, the root included."""
+    """Nodes that the target verifies, the root included."""
 
     def __init__(self, num_steps: int | None = None, topk: int | None = None, num_draft_tokens: int | None = None):
         given = {"num_steps": num_steps, "topk": topk, "num_draft_tokens": num_draft_tokens}
@@ -191,7 +191,7 @@ ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the engine runs: sizes of the cache, of the batch and of the prefill chunks."""
+    """How the engine runs: sizes of the cache, batch and prefill chunks, and how it speculates."""
 
     max_running_requests: int = 8
     """Requests that decode together, at most; further ones wait."""
@@ -226,9 +226,9 @@ class EngineConfig:
     attention_kernel: str | None = None
     """One of ATTENTION_KERNELS. None: the GPU's or, elsewhere, plain XLA."""
     overlap: bool = True
-    """Launch cycle n+1 before the result of cycle n is read. False: the plain loop, the same results in order."""
+    """Launch cycle n+1 before the result of cycle n is read. False: one after another, with the same results."""
     random_seed: int = 0
-    """Seed of the seeds of sampled requests that have none."""
+    """Source of the seeds of sampled requests that have none."""
 
     def __post_init__(self):
         for name in ("max_running_requests", "page_size", "prefill_chunk"):
@@ -259,7 +259,7 @@ class EngineConfig:
 
     @property
     def head_options(self) -> tuple[str, ...]:
-        """The fields that are set and mean nothing without a draft head."""
+        """The fields that are set and have no effect without a draft head."""
         names = (
             "adaptive",
             "adaptive_trees",
@@ -272,7 +272,7 @@ class EngineConfig:
 
     @property
     def is_lossy(self) -> bool:
-        """Drafts may be accepted that the target would not have chosen."""
+        """Whether drafts may be accepted that the target would not have chosen."""
         return self.accept_threshold_single < 1 or self.accept_threshold_acc < 1
 
 
@@ -292,7 +292,7 @@ def require_size(config: dict, name: str) -> int:
 
 
 def known(config: dict) -> dict:
-    """The attributes that are not null."""
+    """The attributes of a config.json that are not null."""
     return {name: value for name, value in config.items() if value is not None}
 
 
@@ -304,7 +304,7 @@ def refuse(config: dict, only: dict) -> None:
 
 
 def refuse_unsupported(config: dict) -> None:
-    """As `refuse`, for the attributes that any model's config may have."""
+    """Refuses unsupported values of the attributes that any model's config may have."""
     refuse(config, _ONLY_SUPPORTED)
     # Qwen configs carry a window that use_sliding_window=false turns off; elsewhere the number alone turns it on.
     if config.get("sliding_window") is not None and "use_sliding_window" not in config:

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig, TreeLike
+from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig, TreeLike
 from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -25,8 +25,6 @@ from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
-
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 type Prompt = str | Sequence[int]
 type Params = SamplingParams | Mapping[str, Any]
@@ -276,7 +274,7 @@ def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:
         name = gpu_dtype(target_model_config(directory).dtype)
     if name not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {name!r}")
-    return jnp.dtype(DTYPES[name])
+    return jnp.dtype(name)
 
 
 def _warn(config: EngineConfig, made_for: int) -> None:

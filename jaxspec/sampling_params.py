@@ -74,7 +74,7 @@ class Flag(NamedTuple):
         return value
 
 
-class Strings(NamedTuple):
+class StringList(NamedTuple):
     """One string or several, none of them empty."""
 
     most: int
@@ -130,7 +130,7 @@ class Biases(NamedTuple):
         return tuple((int(token), bias if isinstance(bias, int | float) else float(bias)) for token, bias in pairs)
 
 
-type Check = Whole | Number | Seed | Flag | Strings | IdList | Biases
+type Check = Whole | Number | Seed | Flag | StringList | IdList | Biases
 
 
 class Declaration(NamedTuple):
@@ -164,7 +164,7 @@ class SamplingParams:
     """
 
     max_tokens: int = field(default=128, metadata=declared(Whole(1), openai=None, sglang="max_new_tokens", cli="N"))
-    """Tokens to generate, at most; the first one that follows the prompt counts."""
+    """Tokens to generate, at most."""
     temperature: float = field(default=1.0, metadata=declared(Number(0, 100), cli="T"))
     """0 is greedy; otherwise logits are divided by it before sampling."""
     top_k: int = field(default=-1, metadata=declared(Whole(-1), cli="K"))
@@ -192,7 +192,7 @@ class SamplingParams:
     n: int = field(default=1, metadata=declared(Whole(1, MAX_N)))
     """Completions of the prompt. With a seed, completion i has the seed + i, modulo 2**64."""
     stop: str | tuple[str, ...] | list[str] = field(
-        default=(), metadata=declared(Strings(MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH), cli="TEXT")
+        default=(), metadata=declared(StringList(MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH), cli="TEXT")
     )
     """Generation ends before the first of these strings; it is not part of the text (but see include_stop_str_in_output)."""
     stop_token_ids: tuple[int, ...] | list[int] = field(default=(), metadata=declared(IdList(0, MAX_STOP_TOKEN_IDS)))

@@ -1,4 +1,4 @@
-"""The command `jaxspec`: what it lists, whom it hands over to, and that asking for help loads nothing."""
+"""The command `jaxspec`: what it lists, which module it calls, and that help loads nothing."""
 
 import subprocess
 import sys
@@ -59,9 +59,9 @@ def test_the_rest_of_the_line_is_the_command_s(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serv"], "'serv' is no command: did you mean serve?"),
-        (["xyz"], "'xyz' is no command: there is: serve, generate"),
-        (["--port", "1"], "'--port' is an option where a command was expected"),
+        (["serv"], "unknown command 'serv': did you mean serve?"),
+        (["xyz"], "unknown command 'xyz': commands are serve, generate"),
+        (["--port", "1"], "expected a command before the option '--port'; commands: serve, generate"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, said, capsys):

@@ -1,4 +1,4 @@
-"""jaxspec check-draft: whether a draft head is right for a model, by running some prompts with and without it."""
+"""jaxspec check-draft: runs prompts with and without a draft head, to see whether it is right for the model."""
 
 import argparse
 import json
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 NUM_PROMPTS, MAX_TOKENS = 20, 128
 USELESS = 1.1
-"""Mean accept length below which a head does nothing; 1.0 is plain decoding."""
+"""Mean accept length below which a head is useless; 1.0 is plain decoding."""
 RARE = 0.05
-"""Share of the verifications: levels that are accepted less often are not worth drafting."""
+"""Levels accepted in a smaller share of the verifications are not worth drafting."""
 BAR = 40
-"""Characters of a full bar."""
-EPILOG = """The verdict is the exit status: 0, or 1 if the mean accept length is below --min-accept-length.
-Prompts should be like what the head was trained on: for a chat model give --chat, and --prompts of your own.
-The speeds are of one pass each: `jaxspec bench speculative` measures with more care."""
+"""Length of a full bar, in characters."""
+EPILOG = """The exit status is 0, or 1 if the mean accept length is below --min-accept-length.
+Prompts should resemble the head's training data: for a chat model give --chat, and --prompts of your own.
+Speeds are of one pass each; `jaxspec bench speculative` measures with more care."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """The measurements."""
 
     model: str
     head: str
@@ -45,14 +45,14 @@ class Report:
     accept_length: float
     """Mean tokens per verification, bonus included."""
     accepted_at_depth: list[float]
-    """Share of the verifications that accepted a draft at depth 1, 2, ..."""
+    """Share of verifications that accepted a draft at depth 1, 2, ..."""
     accepted_given_parent: list[float]
-    """The same, of the verifications that accepted one at the depth before."""
+    """The same, among verifications that accepted a draft at the depth before."""
     histogram: dict[int, int]
-    """Tokens per verification -> verifications."""
+    """Number of verifications, by tokens per verification."""
     accept_length_of_prompts: list[float]
     worst_prompt: str
-    """How the prompt with the lowest accept length begins."""
+    """The beginning of the prompt with the lowest accept length."""
     tokens_per_second: float
     plain_tokens_per_second: float
     prompts_equal_to_plain: int
@@ -64,7 +64,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the head passes, why, and what else there is to say."""
+    """Whether the head passes, why, and further remarks."""
 
     passed: bool
     reason: str
@@ -72,16 +72,18 @@ class Verdict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, 1 if the head accepts too little, 2 if it can't be loaded or does not fit."""
+    """Returns 0, 1 if too few drafts are accepted, 2 if the head can't be loaded or does not fit."""
     parser = Parser("jaxspec check-draft", "Is this draft head right for this model, and does it pay on this machine?", EPILOG)
     add_model_options(parser)
     add_tree_options(parser)
     add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy; else seeded")
     parser.add_argument(
-        "--min-accept-length", type=float, default=USELESS, metavar="X", help="exit with 1 below this (default: %(default)s)"
+        "--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy; sampled runs are seeded"
     )
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument(
+        "--min-accept-length", type=float, default=USELESS, metavar="X", help="fail below this accept length (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
 
     def run() -> int:
@@ -96,11 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> Report:
     """Runs the prompts without and with the head, one at a time, after an untimed pass of each that compiles.
 
-    Raises ValueError if there is no head, or head, model and prompts do not fit together.
+    Raises ValueError if there is no head, or if head, model and prompts do not fit.
     """
     spec = chosen_tree(options)
     if spec == PLAIN:
-        raise ValueError("plain decoding leaves nothing to check: give a tree, or none for the default")
+        raise ValueError("--tree plain uses no draft head: give another tree, or leave it out")
 
     from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, count_equal, depth_acceptance, run
@@ -148,23 +150,23 @@ def check(options: argparse.Namespace) -> Report:
 
 
 def judge(report: Report, least: float) -> Verdict:
-    """The verdict, why, and what else there is to say."""
+    """The verdict on a report."""
     reason = f"accept length {report.accept_length:.2f}, {report.speed_up:.2f} times the speed of plain decoding"
     if report.accept_length < USELESS:
         reason = (
-            f"accept length {report.accept_length:.2f}: the head does nothing. Is it for another model, does it read other layers "
-            "of it (see `jaxspec convert --inspect`), or do the prompts need --chat?"
+            f"accept length {report.accept_length:.2f}: the head is useless. Is it for another model, does it read other layers "
+            "(see `jaxspec convert --inspect`), or do the prompts need --chat?"
         )
     elif report.accept_length < least:
         reason = f"accept length {report.accept_length:.2f} is below {least:g}"
     notes = []
     if different := len(report.accept_length_of_prompts) - report.prompts_equal_to_plain:
-        notes.append(f"{different} texts differ from plain decoding's: `jaxspec check-lossless` says where and by how much")
+        notes.append(f"{different} texts differ from plain decoding: `jaxspec check-lossless` shows where and by how much")
     if report.speed_up < 1:
         notes.append(f"slower than plain decoding here, {report.speed_up:.2f} times: try a smaller --tree, such as 3/1/4")
     useful = sum(share >= RARE for share in report.accepted_at_depth)
     if 0 < useful < len(report.accepted_at_depth) and report.accept_length >= USELESS:
-        notes.append(f"below depth {useful} less than {RARE:.0%} of the verifications accept a draft: fewer steps will do")
+        notes.append(f"below depth {useful}, less than {RARE:.0%} of verifications accept a draft: use fewer steps")
     return Verdict(report.accept_length >= least, reason, notes)
 
 
@@ -177,10 +179,10 @@ def show(report: Report, verdict: Verdict) -> str:
         "model": f"{report.model}, {report.head} head, tree {report.tree}, {sampling}, one request at a time",
         "prompts": f"{len(own)} ({report.prompts['source']}), {report.tokens} tokens in {report.verifications} verifications",
         "accept length": f"{report.accept_length:.2f} tokens per verification, bonus included (plain: 1, at most: {deepest})",
-        "of the prompts": f"{min(own):.2f} to {max(own):.2f}, median {median(own):.2f}; lowest for {report.worst_prompt}",
+        "per prompt": f"{min(own):.2f} to {max(own):.2f}, median {median(own):.2f}; lowest for {report.worst_prompt}",
         "speed": f"{report.tokens_per_second:.0f} tokens/s, {report.plain_tokens_per_second:.0f} without speculation: "
         f"{report.speed_up:.2f} times",
-        "same text": f"{report.prompts_equal_to_plain} of {len(own)} as plain decoding",
+        "same text": f"{report.prompts_equal_to_plain} of {len(own)} prompts, compared with plain decoding",
     }
     given = [*report.accepted_given_parent, *[0.0] * len(report.accepted_at_depth)]
     depths = [
@@ -192,7 +194,7 @@ def show(report: Report, verdict: Verdict) -> str:
     return "\n\n".join(
         [
             listing(facts),
-            table(["depth", "accepted", "if the one before was"], depths),
+            table(["depth", "accepted", "given parent"], depths),
             f"tokens per verification\n{listing(bars)}",
             "\n".join([f"{outcome}: {verdict.reason}", *(f"  note: {note}" for note in verdict.notes)]),
         ]

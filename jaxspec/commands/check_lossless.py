@@ -1,7 +1,7 @@
-"""jaxspec check-lossless: speculation changes no token. Plain decoding at batch 1 against trees, alone and in mixed batches.
+"""jaxspec check-lossless: compares draft trees, alone and in batches, with plain decoding at batch 1, token for token.
 
-Sampled requests have a fixed seed each, and the noise depends on seed, position and token only, so their text must be the
-same with any tree.
+Sampled requests have fixed seeds, and their noise depends on seed, position and token only: their text must be the same with any
+tree.
 """
 
 import argparse
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 NUM_PROMPTS, MAX_TOKENS = 20, 64
 SHOWN_TOKENS = 3
-"""Of each side of a difference."""
+"""Tokens shown of each side of a difference."""
 SHOWN_CONTEXT = 12
-"""Tokens before a difference."""
+"""Tokens shown before a difference."""
 SHOWN_DIFFERENCES = 5
-"""Of each tree, batch size and way of sampling."""
+"""Differences shown per tree, batch size and way of sampling."""
 TIE = 0.02
-"""Gap between two log probabilities that rounding of 16-bit numbers may well turn around."""
+"""Gap between two log probabilities that 16-bit rounding may close."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two runs of one prompt part."""
+    """The first place where two runs of one prompt differ."""
 
     prompt: int
     position: int
     """Among the generated tokens, from 0."""
     expected: list[int]
-    """Plain decoding's tokens from there on, a few."""
+    """The next tokens of plain decoding."""
     found: list[int]
     context: str = ""
-    """The text right before it, and both ways on, if the model has a tokenizer."""
+    """The text before it and both continuations, if the model has a tokenizer."""
     gap: float | None = None
-    """By how much plain decoding prefers its token, in log probability; None: not greedy, or not among the likeliest tokens."""
+    """By how much plain decoding prefers its token, in log probability. None: sampled, or not among the likeliest tokens."""
 
     def __str__(self) -> str:
         where = f"prompt {self.prompt}, generated token {self.position}: plain {self.expected}, speculative {self.found}"
@@ -57,7 +57,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tree at one batch size, sampled in one way, against plain decoding at batch 1."""
+    """One tree, batch size and way of sampling, compared with plain decoding at batch 1."""
 
     tree: str
     batch: int
@@ -66,11 +66,11 @@ class Comparison:
     total: int
     accept_length: float
     differences: list[Difference]
-    """The first few."""
+    """The first of them."""
 
 
 def differences(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> list[Difference]:
-    """One for every prompt whose tokens differ.
+    """One Difference per prompt whose tokens differ.
 
     In: [[5, 6, 7]], [[5, 9, 7]]  Out: prompt 0, position 1, expected [6, 7], found [9, 7]
     """
@@ -84,7 +84,7 @@ def differences(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]
 
 
 def ways_of_sampling(count: int, max_tokens: int, temperature: float, seed: int) -> dict[str, list[SamplingParams]]:
-    """Per way, the parameters of every prompt; prompt i has the seed `seed` + i."""
+    """For greedy and sampled decoding, the parameters of every prompt; prompt i has the seed `seed` + i."""
     greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     return {
         "greedy": [greedy] * count,
@@ -143,7 +143,7 @@ def explain(difference: Difference, reference: "Engine", right: "GenerationOutpu
 
 
 def preference(engine: "Engine", tokens: Sequence[int], one: int, other: int) -> float | None:
-    """By how much the model prefers one token to another one after these, in log probability; None if that can't be told."""
+    """By how much the model prefers one next token to another, in log probability; None if one is not among the likeliest."""
     from jaxspec.commands.workbench import run
 
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=MAX_LOGPROBS)
@@ -170,28 +170,30 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     """One line."""
     equal, total = sum(each.equal for each in comparisons), sum(each.total for each in comparisons)
     if equal == total:
-        return f"lossless: all {total} outputs are plain decoding's, token for token"
+        return f"lossless: all {total} outputs equal plain decoding, token for token"
     gaps = [difference.gap for each in comparisons for difference in each.differences if difference.gap is not None]
-    ties = ": near ties, which rounding turns around" if gaps and max(gaps) < TIE else ""
-    return f"NOT EQUAL: {total - equal} of {total} outputs differ from plain decoding's{ties}"
+    ties = ": near ties, which rounding can decide" if gaps and max(gaps) < TIE else ""
+    return f"NOT EQUAL: {total - equal} of {total} outputs differ from plain decoding{ties}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, 1 if an output differs, 2 if something can't be loaded."""
-    description = "Speculation against plain decoding of one request at a time, token for token, greedy and sampled with seeds."
+    """Returns 0, 1 if an output differs, 2 if model or head can't be loaded."""
+    description = "Compare speculation with plain decoding at batch 1, token for token, greedy and sampled with seeds."
     parser = Parser("jaxspec check-lossless", description, "The exit status is 1 if any output differs.")
     add_model_options(parser)
     group = parser.add_argument_group("what is compared")
     group.add_argument(
         "--trees", type=tree, nargs="+", metavar="S/K/D", help="num_steps/topk/num_draft_tokens (default: 5/4/8; MTP: 1/1/2)"
     )
+    group.add_argument("--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="batch sizes (default: 1 4)")
     group.add_argument(
-        "--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="requests that run together, at most (default: 1 4)"
+        "--temperature", type=float, default=0.8, metavar="T", help="temperature of the sampled runs (default: %(default)s)"
     )
-    group.add_argument("--temperature", type=float, default=0.8, metavar="T", help="of the sampled runs (default: %(default)s)")
-    group.add_argument("--seed", type=int, default=1000, metavar="N", help="of the first sampled prompt (default: %(default)s)")
+    group.add_argument(
+        "--seed", type=int, default=1000, metavar="N", help="seed of the first sampled prompt (default: %(default)s)"
+    )
     add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
 
     def run() -> int:
@@ -206,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> list[Comparison]:
-    """Loads, and compares. Raises ValueError if there is no head, or head, model and prompts do not fit together."""
+    """Loads and compares. Raises ValueError if there is no head, or if head, model and prompts do not fit."""
     from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench
 

@@ -1,4 +1,4 @@
-"""jaxspec collect-env: what a bug report needs to say about the machine. Keys and tokens are shown as set or not set only."""
+"""jaxspec collect-env: the machine, for a bug report. Keys and tokens are only shown as set."""
 
 import json
 import os
@@ -21,7 +21,7 @@ PACKAGES = (
     "uvicorn", "jinja2", "optax", "torch",
 )  # fmt: skip
 PLUGINS = re.compile(r"jax-(cuda|rocm|metal|.*-plugin|.*-pjrt)|libtpu|nvidia-|triton")
-"""What JAX finds devices through, and what they need."""
+"""JAX's plugins, and the libraries that they need."""
 VARIABLES = re.compile(r"(XLA|JAX|JAXSPEC|LIBTPU|NCCL)_|(CUDA|NVIDIA)_VISIBLE_DEVICES$|LD_LIBRARY_PATH$")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 SHOWN_CHARACTERS = 500
@@ -31,8 +31,8 @@ GIB = 1 << 30
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the report. The exit status is 0."""
-    parser = Parser("jaxspec collect-env", "Versions, devices and settings, for a bug report. Shows no secrets.")
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser = Parser("jaxspec collect-env", "Versions, devices and settings for a bug report, without secrets.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
 
     def run() -> int:
@@ -75,9 +75,9 @@ def show(found: Mapping[str, Any]) -> str:
 
 
 def as_text(name: str, value: object) -> str:
-    """A value for people; what is named bytes, in MiB or GiB."""
+    """A value for people; sizes in MiB or GiB."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{plain_name(inner)} {as_text(inner, its)}" for inner, its in value.items())
+        return ", ".join(f"{plain_name(inner)} {as_text(inner, entry)}" for inner, entry in value.items())
     if name.endswith("bytes") and isinstance(value, int):
         return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / 2**20:.1f} MiB"
     return str(value)
@@ -89,7 +89,7 @@ def plain_name(name: str) -> str:
 
 
 def commit(root: Path) -> dict[str, Any]:
-    """The clone's commit, and whether files differ from it; nothing if this is no clone."""
+    """The clone's commit, and how many files differ from it; nothing if this is not a clone."""
     if not (root / ".git").exists():
         return {}
     head, status = output("git", "-C", str(root), "rev-parse", "HEAD"), output("git", "-C", str(root), "status", "--porcelain")
@@ -97,42 +97,42 @@ def commit(root: Path) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, if the system reports it."""
     found = re.search(r"^model name\s*: (.*)$", contents(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
 
 
 def cores() -> int | None:
-    """Those that this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def memory() -> dict[str, int]:
-    """Main memory in bytes, in all and free for use, where the system tells it."""
+    """Main memory in bytes, total and available, if the system reports it."""
     found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", contents(Path("/proc/meminfo")), re.MULTILINE))
     names = {"memory_bytes": "MemTotal", "available_bytes": "MemAvailable"}
     return {name: 1024 * int(found[key]) for name, key in names.items() if key in found}
 
 
 def devices() -> list[dict[str, Any]]:
-    """What JAX runs on; what it says instead if it finds nothing."""
+    """JAX's devices, or its error if it finds none."""
     import jax
 
     try:
         found = jax.devices()
-    except RuntimeError as error:  # such as a plugin that does not fit its driver: that is what the report is for
+    except RuntimeError as error:  # such as a plugin that does not match its driver: the report is for this
         return [{"error": str(error)[:SHOWN_CHARACTERS]}]
     return [{"kind": device.device_kind, "platform": device.platform, **device_memory(device.memory_stats())} for device in found]
 
 
 def device_memory(statistics: Mapping[str, int] | None) -> dict[str, int]:
-    """What JAX may take of a device's memory and what is in use; CPUs don't tell."""
+    """A device's memory: JAX's limit, and what is in use; CPUs don't report it."""
     names = {"limit_bytes": "bytes_limit", "used_bytes": "bytes_in_use"}
     return {name: statistics[key] for name, key in names.items() if key in statistics} if statistics else {}
 
 
 def driver() -> list[str]:
-    """NVIDIA's GPUs as its own tool lists them: name, driver version, memory."""
+    """NVIDIA's GPUs as nvidia-smi lists them: name, driver version, memory."""
     if shutil.which("nvidia-smi") is None:
         return []
     listed = output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
@@ -140,7 +140,7 @@ def driver() -> list[str]:
 
 
 def compilation_cache() -> dict[str, Any]:
-    """Where compiled programs are kept, and how much that is."""
+    """Where compiled programs are kept, and how large they are."""
     from jaxspec.engine.program_cache import enable_compilation_cache
 
     directory = enable_compilation_cache()
@@ -151,7 +151,7 @@ def compilation_cache() -> dict[str, Any]:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that change what JAX or jaxspec does, values of secrets left out.
+    """Variables that change what JAX or jaxspec does, without the values of secrets.
 
     In:  {"JAX_PLATFORMS": "cpu", "JAXSPEC_API_KEY": "abc", "HOME": "/root"}
     Out: {"JAXSPEC_API_KEY": "(set)", "JAX_PLATFORMS": "cpu"}
@@ -161,7 +161,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_home(path: Path) -> str:
-    """A path that does not tell the user's name."""
+    """A path without the user's name."""
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
@@ -170,7 +170,7 @@ def contents(path: Path) -> str:
 
 
 def output(*command: str) -> str | None:
-    """What a command prints; None if it fails or is not there."""
+    """What a command prints; None if it fails or does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

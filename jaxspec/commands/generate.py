@@ -1,16 +1,17 @@
-"""jaxspec generate: completes one prompt on the terminal, every token in the colour of how it came."""
+"""jaxspec generate: completes one prompt on the terminal and colours every token by its origin."""
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, whole
+from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, help_of
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
 from jaxspec.engine.request import GenerationOutput
-from jaxspec.sampling_params import SamplingParams
+from jaxspec.sampling_params import Flag, Number, SamplingParams, StringList, declaration
 
 if TYPE_CHECKING:
     from jaxspec.llm import LLM
@@ -25,24 +26,36 @@ EXAMPLES = """examples:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked as far as that needs no model."""
-    parser = Parser("jaxspec generate", "Complete one prompt; the text goes to stdout, what it took to stderr.", EXAMPLES)
-    parser.add_argument("prompt", help="the text to go on from; - reads it from stdin")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message: put it into the model's chat template")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="auto: on a terminal")
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=whole(1), default=128, metavar="N", help="tokens to generate (default: %(default)s)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest tokens (default: %(default)s, all)")
-    group.add_argument("--top-k", type=int, default=-1, metavar="K", help="of the likeliest tokens (default: all)")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="share of the likeliest token's probability")
-    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text, with any tree or none")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end-of-sequence token")
-    add_model_options(parser)
-    parser.add_argument("--context-length", type=whole(2), metavar="N", help="longest prompt and output (default: the model's)")
+    """The command line, checked as far as possible without the model."""
+    parser = Parser("jaxspec generate", "Complete one prompt; the text goes to stdout, statistics to stderr.", EXAMPLES)
+    parser.add_argument("prompt", help="the text to continue; - reads it from stdin")
+    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template, as a user's message")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour tokens by their origin; auto: on a terminal (default: %(default)s)",
+    )
+    add_sampling_options(parser)
+    add_model_options(parser, "context_length")
     add_tree_options(parser)
     return parser.parse_args(argv)
+
+
+def add_sampling_options(parser: Parser) -> None:
+    """The parameters of SamplingParams that are declared with an option; greedy by default."""
+    group = parser.add_argument_group("sampling")
+    for field in fields(SamplingParams):
+        check, metavar = declaration(field.name).check, declaration(field.name).cli
+        if metavar is None:
+            continue
+        default = 0.0 if field.name == "temperature" else field.default
+        settings: dict[str, Any] = {"default": default, "metavar": metavar, "type": float if isinstance(check, Number) else int}
+        if isinstance(check, Flag):
+            settings = {"action": "store_true"}
+        elif isinstance(check, StringList):
+            settings = {"action": "append", "default": [], "metavar": metavar}
+        group.add_argument(f"--{field.name.replace('_', '-')}", help=help_of(SamplingParams, field.name, default), **settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Loads, compiles, streams. Raises ValueError or OSError saying what is wrong."""
+    """Loads, compiles, streams. Raises ValueError or OSError for what the user can mend."""
     spec = chosen_tree(options)
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
-    params = SamplingParams(**{name: getattr(options, name) for name in names})
+    given = vars(options)
+    params = SamplingParams(**{field.name: given[field.name] for field in fields(SamplingParams) if field.name in given})
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 
     from jaxspec.commands.workbench import CompilationCounter, Workbench
@@ -79,9 +92,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compile_ahead(llm: "LLM", tokens: Sequence[int]) -> None:
-    """Compiles the programs that the prompt needs, by a request that is thrown away, so that the time taken is the model's."""
+    """Compiles the programs that the prompt needs with a request that is thrown away, so that compilation is not timed."""
     if sys.stderr.isatty():
-        print("compiling, if that was not done before ...", end="", file=sys.stderr, flush=True)
+        print("compiling ...", end="", file=sys.stderr, flush=True)
     llm.generate([tokens], SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
     llm.engine.flush_cache()
     if sys.stderr.isatty():
@@ -89,7 +102,7 @@ def compile_ahead(llm: "LLM", tokens: Sequence[int]) -> None:
 
 
 def stream(llm: "LLM", tokens: Sequence[int], params: SamplingParams, *, coloured: bool) -> GenerationOutput:
-    """Prints the text as it comes; returns the whole."""
+    """Prints the text as it arrives; returns the output."""
     trace = TokenTrace(llm.tokenizer, params)
     for update in llm.stream(tokens, params):
         text = update.text
@@ -109,5 +122,5 @@ def summary(output: GenerationOutput, seconds: float, *, compiled: bool) -> str:
         parts.append(f"accept length {output.speculation.accept_length:.2f}")
     parts.append(f"ended by {output.finish_reason}")
     if compiled:
-        parts.append("compiling included")
+        parts.append("including compilation")
     return ", ".join(parts)

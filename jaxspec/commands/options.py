@@ -69,14 +69,13 @@ class Option(NamedTuple):
     """One option, whichever commands have it."""
 
     names: str
-    """Its spellings, separated by spaces; the first one names it in messages. Without dashes: a positional argument."""
+    """Its spellings, the first of which is used in messages, and what the help shows for its value. Without dashes: positional."""
     help: str = ""
     """Empty: the docstring of the field that it sets."""
     sets: str = ""
     """The field whose value it is: engine.FIELD of EngineConfig, server.FIELD of ServerSettings."""
     type: Callable[[str], Any] | None = None
     """None: that of the field, else text."""
-    metavar: str | None = None
     choices: Sequence[str] | None = None
     default: Any = None
     """None for fields: the field's own."""
@@ -92,6 +91,15 @@ class Option(NamedTuple):
         return self.names.split()[0]
 
     @property
+    def spellings(self) -> list[str]:
+        return [name for name in self.names.split() if not name.isupper()]
+
+    @property
+    def metavar(self) -> str | None:
+        """How the help shows the value."""
+        return next((name for name in self.names.split() if name.isupper()), None)
+
+    @property
     def dest(self) -> str:
         """Its name in a namespace of argparse."""
         return self.flag.lstrip("-").replace("-", "_")
@@ -105,14 +113,10 @@ class Option(NamedTuple):
     @property
     def text(self) -> str:
         """Its help, with the default if there is one."""
-        text, unset, default = self.help, "", self.default
-        if self.sets and not text:
-            text, _, unset = docstrings(CONFIGS[self.sets.partition(".")[0]])[self.field.name].partition(" None: ")
-            text = text[0].lower() + text[1:].rstrip(".")
-        if self.sets and default is None and self.switch is None:
-            default = self.field.default
-        shown = unset.rstrip(".") if default is None else default
-        return text if shown == "" or "(default: " in text else f"{text} (default: {shown})"
+        if self.sets and not self.help:
+            return help_of(CONFIGS[self.sets.partition(".")[0]], self.field.name, self.default)
+        default = self.field.default if self.sets and self.default is None and self.switch is None else self.default
+        return self.help if default is None or "(default: " in self.help else f"{self.help} (default: {default})"
 
     def add_to(self, group: Any, **changes: Any) -> argparse.Action:
         """Makes a parser, or a section of one, take it."""
@@ -127,19 +131,15 @@ class Option(NamedTuple):
                 settings["default"] = self.field.default
         if not self.flag.startswith("-"):
             settings["nargs"] = "?"
-        return group.add_argument(*self.names.split(), **(settings | changes))
+        return group.add_argument(*self.spellings, **(settings | changes))
 
 
 TABLE: dict[str, tuple[Option, ...]] = {
     "model": (
-        Option("model_dir", "the same as --model-path", metavar="MODEL_DIR"),
-        Option(
-            "--model-path --model",
-            "model directory, Hugging Face's or a converted one (default: the built-in model)",
-            metavar="DIR",
-        ),
-        Option("--tokenizer-path --tokenizer", "accepted if it is the model's directory, whose tokenizer is used", metavar="DIR"),
-        Option("--served-model-name", "name of the model in the API (default: the directory's)", metavar="NAME"),
+        Option("model_dir MODEL_DIR", "the same as --model-path"),
+        Option("--model-path --model DIR", "model directory, Hugging Face's or a converted one (default: the built-in model)"),
+        Option("--tokenizer-path --tokenizer DIR", "accepted if it is the model's directory, whose tokenizer is used"),
+        Option("--served-model-name NAME", "name of the model in the API (default: the directory's)"),
         Option(
             "--dtype",
             "of weights and cache; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
@@ -147,53 +147,42 @@ TABLE: dict[str, tuple[Option, ...]] = {
             default="auto",
         ),
         Option("--context-length --max-model-len", sets="engine.context_length"),
-        Option("--chat-template", "a Jinja template for conversations (default: the model's)", metavar="FILE"),
+        Option("--chat-template FILE", "a Jinja template for conversations (default: the model's)"),
     ),
     "speculative decoding": (
         Option(
-            "--speculative-algorithm",
+            "--speculative-algorithm NAME",
             "EAGLE, EAGLE3, NEXTN, or NONE for plain decoding (default: the head's kind, NONE without a head)",
-            metavar="NAME",
         ),
         Option(
-            "--speculative-draft-model-path --speculative-draft-model --draft",
+            "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's directory (default: the head that comes with the model, such as MiMo's)",
-            metavar="DIR",
         ),
-        Option("--tree", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree, metavar="S/K/D"),
-        Option("--speculative-num-steps", "levels drafted; 0 is plain decoding (default: 5; MTP: 1)", type=whole(0), metavar="S"),
-        Option("--speculative-eagle-topk", "children kept per drafted token (default: 4; MTP: 1)", type=whole(0), metavar="K"),
+        Option("--tree S/K/D", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree),
+        Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1)", type=whole(0)),
+        Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP: 1)", type=whole(0)),
+        Option("--speculative-num-draft-tokens D", "nodes verified at once, the root included (default: 8; MTP: 2)", type=whole(0)),
         Option(
-            "--speculative-num-draft-tokens",
-            "nodes verified at once, the root included (default: 8; MTP: 2)",
-            type=whole(0),
-            metavar="D",
-        ),
-        Option(
-            "--speculative-token-map",
+            "--speculative-token-map FILE",
             "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",
-            metavar="FILE",
         ),
         Option(
-            "--speculative-config",
+            "--speculative-config JSON",
             "vLLM's notation: method (eagle, eagle3, mtp), model, num_speculative_tokens (the steps of a chain)",
-            metavar="JSON",
         ),
     ),
     "speculative decoding, advanced": (
         Option("--speculative-adaptive", sets="engine.adaptive", switch=True, needs_head=True),
         Option(
-            "--speculative-adaptive-trees",
+            "--speculative-adaptive-trees TREES",
             'trees to choose from, as in "2/1/3 5/4/8"; `jaxspec bench speculative` finds them (default: a chain of three steps)',
             "engine.adaptive_trees",
-            metavar="TREES",
             needs_head=True,
         ),
         Option(
-            "--speculative-request-trees",
+            "--speculative-request-trees TREES",
             'trees that single requests may ask for, as in "0 3/1/4", where 0 is plain decoding; or none (default: 0)',
             "engine.request_trees",
-            metavar="TREES",
             needs_head=True,
         ),
         Option("--speculative-draft-window-size", sets="engine.draft_window_size", needs_head=True),
@@ -212,11 +201,10 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--chunked-prefill-size --max-num-batched-tokens", sets="engine.prefill_chunk"),
         Option("--page-size --block-size", sets="engine.page_size"),
         Option(
-            "--attention-kernel",
+            "--attention-kernel NAME",
             f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else reference)",
             "engine.attention_kernel",
             choices=ATTENTION_KERNELS,
-            metavar="NAME",
         ),
         Option(
             "--max-total-tokens",
@@ -229,33 +217,29 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "engine.prefix_cache",
             switch=False,
         ),
-        Option(
-            "--mem-fraction-static --mem-fraction --gpu-memory-utilization", sets="engine.mem_fraction", type=float, metavar="X"
-        ),
+        Option("--mem-fraction-static --mem-fraction --gpu-memory-utilization X", sets="engine.mem_fraction", type=float),
         Option("--random-seed --seed", sets="engine.random_seed"),
     ),
     "server": (
-        Option("--host", "address to listen on", metavar="HOST", default="127.0.0.1"),
-        Option("--port", "port to listen on; 0 is any free one", type=whole(0, 65535), metavar="N", default=30000),
+        Option("--host HOST", "address to listen on", default="127.0.0.1"),
+        Option("--port N", "port to listen on; 0 is any free one", type=whole(0, 65535), default=30000),
         Option(
-            "--api-key",
+            "--api-key KEY",
             "what clients must send as a bearer token; safer in the variable JAXSPEC_API_KEY, which other users can't read",
             "server.api_key",
-            metavar="KEY",
             secret="JAXSPEC_API_KEY",
         ),
         Option(
-            "--admin-api-key",
+            "--admin-api-key KEY",
             "the key for what only the owner may do, such as /flush_cache; or JAXSPEC_ADMIN_API_KEY (default: --api-key)",
             "server.admin_api_key",
-            metavar="KEY",
             secret="JAXSPEC_ADMIN_API_KEY",
         ),
         Option("--no-tokenizer-info", "close /tokenizer_info, which evaluation tools read", "server.tokenizer_info", switch=False),
-        Option("--request-timeout", sets="server.request_timeout", type=positive_seconds, metavar="SECONDS"),
-        Option("--shutdown-timeout", sets="server.shutdown_timeout", type=seconds, metavar="SECONDS"),
-        Option("--log-level", ", ".join(LOG_LEVELS), type=str.lower, choices=LOG_LEVELS, metavar="LEVEL", default="info"),
-        Option("--config", "YAML file with any of these options, as in `port: 8000`; the command line wins", metavar="FILE"),
+        Option("--request-timeout SECONDS", sets="server.request_timeout", type=positive_seconds),
+        Option("--shutdown-timeout SECONDS", sets="server.shutdown_timeout", type=seconds),
+        Option("--log-level LEVEL", ", ".join(LOG_LEVELS), type=str.lower, choices=LOG_LEVELS, default="info"),
+        Option("--config FILE", "YAML file with any of these options, as in `port: 8000`; the command line wins"),
     ),
 }
 """The options of `jaxspec serve`, by their section in its help. Other commands take some of them."""
@@ -279,14 +263,13 @@ class Parser(argparse.ArgumentParser):
     """Ends a wrong command line with one line and exit status 2."""
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None, **settings: Any):
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False, **settings)
+        super().__init__(prog, description=description, epilog=epilog, formatter_class=_Format, allow_abbrev=False, **settings)
 
-    def add_options(self, section: str, *names: str, **changes: Any) -> None:
-        """A section with options of the table, by their `dest`."""
+    def add_options(self, section: str, *names: str) -> None:
+        """A section with options of the table, by their `dest`. Directories and files are Paths."""
         group = self.add_argument_group(section)
         for name in names:
-            OPTIONS[name].add_to(group, **changes)
+            OPTIONS[name].add_to(group, **({"type": Path} if OPTIONS[name].metavar in ("DIR", "FILE") else {}))
 
     @property
     def by_name(self) -> dict[str, argparse.Action]:
@@ -316,10 +299,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
-def add_model_options(parser: Parser) -> None:
-    """Which model and head."""
-    parser.add_options("model", "model_path", "speculative_draft_model_path", "speculative_token_map", type=Path)
-    OPTIONS["dtype"].add_to(parser)
+def add_model_options(parser: Parser, *more: str) -> None:
+    """Which model and head, and further options of the table."""
+    names = ("model_path", "speculative_draft_model_path", "speculative_token_map", "dtype", *more)
+    parser.add_options("model", *names)
 
 
 def add_tree_options(parser: Parser) -> None:
@@ -362,6 +345,18 @@ def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
     return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF[word[0]] if word[0] in only else word[0], message)
 
 
+def help_of(config: type, field: str, default: Any = None) -> str:
+    """The docstring of a dataclass's field as the help of an option.
+
+    In:  "Longest sequence, in tokens. None: the model's own."
+    Out: "longest sequence, in tokens (default: the model's own)"
+    """
+    text, _, unset = docstrings(config)[field].partition(" None: ")
+    default = config.__dataclass_fields__[field].default if default is None else default
+    shown = unset.rstrip(".") if default is None else "" if default is False or default == () else default
+    return text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")
+
+
 @cache
 def docstrings(config: type) -> Mapping[str, str]:
     """The docstrings below the fields of a dataclass, each on one line."""
@@ -380,7 +375,7 @@ def as_markdown() -> Iterator[str]:
     for section, options in TABLE.items():
         yield f"| **{section}** | | |"
         for option in options:
-            flag, *others = option.names.split() if option.flag.startswith("-") else [option.metavar]
+            flag, *others = option.spellings if option.flag.startswith("-") else [option.metavar]
             yield f"| `{flag}` | {', '.join(f'`{other}`' for other in others)} | {option.text} |".replace("|  |", "| |")
 
 

@@ -1,4 +1,4 @@
-"""One model, loaded once; engines that share its weights, one per draft tree; and a pass of prompts through one of them."""
+"""For checks and benchmarks: a model loaded once, engines that share its weights, and passes of prompts through them."""
 
 import itertools
 import time
@@ -16,69 +16,54 @@ from jaxspec.llm import LLM, Prompt
 from jaxspec.sampling_params import SamplingParams
 
 SMALLEST_CONTEXT = 2
-"""Tokens. For a model whose own engine is not used: its cache then takes no memory."""
+"""Context length of an LLM whose own engine is not used, so that its cache takes no memory."""
 ROUNDED_TO = 256
-"""Tokens. Contexts grow by powers of two from here, so that programs compiled for some prompts serve others too."""
+"""Context lengths are powers of two from here on, so that different prompts share compiled programs."""
 
 
 class Workbench:
-    """The model; plain engines hold no head. `options` are those of LLM."""
+    """A loaded model. `options` are those of LLM."""
 
     def __init__(self, model: Path | None, draft: Path | None, **options):
         self.llm = LLM(model, draft, **{"progress": True, "max_running_requests": 1, **options})
 
     @classmethod
     def of(cls, given: Namespace, **options) -> "Workbench":
-        """With what was given for `add_model_options`."""
+        """From the options of `add_model_options`."""
         model, draft, token_map = given.model_path, given.speculative_draft_model_path, given.speculative_token_map
         return cls(model, draft, token_map=token_map, dtype=given.dtype, **options)
 
     def engine(self, spec: SpecConfig, batch: int, context_length: int | None = None, *, prefix_cache: bool = True) -> Engine:
-        """A new engine that runs up to `batch` requests together; it compiles what it needs on its first pass."""
+        """A new engine for up to `batch` requests; it compiles its programs in the first pass. Plain engines have no head."""
         if spec.num_steps and self.llm.head is None:
-            raise ValueError("trees need a draft head: give --draft")
+            raise ValueError("a draft tree needs a draft head: give --draft")
         head = self.llm.head if spec.num_steps else None
         config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache)
         return Engine(self.llm.target, head, self.llm.tokenizer, spec, config)
 
     def encode(self, prompts: Sequence[Prompt], *, chat: bool = False) -> list[list[int]]:
-        """Token ids of the prompts; `chat`: of conversations that begin with them."""
+        """Token ids of the prompts; `chat`: as users' messages in the model's chat template."""
         if chat:
-            return chat_tokens(self.llm, prompts)
+            if not all(isinstance(prompt, str) for prompt in prompts):
+                raise ValueError("--chat needs prompts of text, but one consists of token ids")
+            return [self.llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
         return [self.llm.encode(prompt) for prompt in prompts]
 
     def context_for(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
-        """A context length that holds these prompts and what is generated for them. Raises ValueError if the model's does not."""
+        """A context length for these prompts and their outputs. Raises ValueError if the model's is too short."""
         longest = max(map(len, prompts)) + max_tokens
         limit = self.llm.target.config.max_position_embeddings
         if longest > limit:
             raise ValueError(
-                f"the longest prompt and --max-tokens {max_tokens} take {longest} tokens, the model was made for {limit}: "
+                f"the longest prompt and --max-tokens {max_tokens} need {longest} tokens, but the model's limit is {limit}: "
                 "lower --max-tokens or leave out long prompts"
             )
         return min(limit, max(ROUNDED_TO, 1 << (longest - 1).bit_length()))
 
 
-def chat_tokens(llm: LLM, messages: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of conversations, each of one user's message, in the model's chat template and up to where the reply begins.
-
-    Raises ValueError if the model has no template or it refuses a message, or a message is not text.
-    """
-    from jaxspec.server.chat_template import ChatTemplate  # loads jinja2
-
-    template = ChatTemplate.of_model(llm.tokenizer)
-    if template is None or llm.tokenizer is None:
-        raise ValueError("the model has no chat template: leave out --chat")
-    if not all(isinstance(message, str) for message in messages):
-        raise ValueError("--chat takes prompts of text, and one of them is token ids")
-    with template:
-        texts = [template.render([{"role": "user", "content": str(message)}]) for message in messages]
-    return [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-
-
 @dataclass(frozen=True)
 class Pass:
-    """All prompts through one engine, once."""
+    """The result of running all prompts through an engine once."""
 
     outputs: list[GenerationOutput]
     seconds: float
@@ -96,7 +81,7 @@ class Pass:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Per request and without prefill: what one user sees."""
+        """Per request, without prefill: the speed that a user sees."""
         return sum(len(tokens) - 1 for tokens in self.tokens) / self.decode_seconds
 
     @property
@@ -111,7 +96,7 @@ class Pass:
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Pass:
-    """Queues every prompt and steps the engine until all are done. No prompt finds a prefix that an earlier pass left."""
+    """Runs all prompts to the end. The prefix cache is flushed first, so that no pass profits from an earlier one."""
     engine.flush_cache()
     started = time.perf_counter()
     order = [engine.add(prompt, each).id for prompt, each in zip(prompts, params, strict=True)]
@@ -129,12 +114,12 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
 
 
 def mean(values: Sequence[float]) -> float:
-    """0.0 of nothing."""
+    """The mean; 0.0 for an empty sequence."""
     return sum(values) / len(values) if values else 0.0
 
 
 def depth_acceptance(accept_lengths: Sequence[int]) -> list[float]:
-    """How often a draft at depth 1, 2, ... was accepted, given that all before it were.
+    """How often a draft at depth 1, 2, ... was accepted, given that the one before it was.
 
     In: [1, 3, 3, 2]  Out: [0.75, 0.667] (three of four verifications took a first draft, two of those three a second)
     """
@@ -143,12 +128,12 @@ def depth_acceptance(accept_lengths: Sequence[int]) -> list[float]:
 
 
 def count_equal(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> int:
-    """Prompts whose tokens are the same in both."""
+    """The number of prompts whose tokens are equal in both."""
     return sum(list(one) == list(other) for one, other in zip(first, second, strict=True))
 
 
 class CompilationCounter:
-    """Counts what JAX compiles in this process, loads from the persistent cache included."""
+    """Counts the programs that JAX compiles in this process, or loads from the persistent cache."""
 
     EVENT = "/jax/core/compile/backend_compile_duration"
 

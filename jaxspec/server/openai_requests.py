@@ -9,7 +9,6 @@ from pydantic import FailFast, Field
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
-    AllowedTokenIds,
     Copies,
     Logprobs,
     Priority,
@@ -24,7 +23,7 @@ from jaxspec.server.fields import (
 )
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.running import RequestBatch
-from jaxspec.server.sampling_fields import OPENAI_NAMES, SamplingFields, sampling_params
+from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, chosen_tree, wants_trace
 
 DEFAULT_MAX_TOKENS = 16
@@ -45,20 +44,15 @@ class StreamOptions(Strict):
     """OpenAI's padding against traffic analysis. Accepted without effect: the API does not promise it."""
 
 
-class OpenAIRequest(SamplingFields):
+class OpenAIRequest(OpenAISamplingFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
     """None: the served model."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """None: 1.0."""
-    allowed_token_ids: AllowedTokenIds | None = None
-    """vLLM's: only these tokens can be generated."""
-    seed: int | None = None
-    """Completion i of a prompt has the seed + i."""
-    min_tokens: TokensOrNone | None = None
-    include_stop_str_in_output: bool | None = None
-    """vLLM's name of no_stop_trim."""
+    """0 is greedy. None: 1.0."""
+    no_stop_trim: bool | None = None
+    """SGLang's name of include_stop_str_in_output."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Priority | None = None

@@ -1,73 +1,67 @@
-"""The sampling parameters that OpenAI's and SGLang's requests have in common."""
+"""The sampling parameters of OpenAI's and SGLang's requests, made from the declarations of SamplingParams."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxspec.sampling_params import SamplingParams
+from pydantic import Field, create_model
+
+from jaxspec.commands.options import docstrings
+from jaxspec.sampling_params import Biases, Check, Flag, IdList, Number, SamplingParams, Seed, StringList, Whole, declaration
 from jaxspec.server.errors import refused
-from jaxspec.server.fields import (
-    Copies,
-    LogitBias,
-    MinP,
-    Penalty,
-    RepetitionPenalty,
-    Strict,
-    StringOrStrings,
-    TokenIds,
-    TopK,
-    TopP,
-    only,
-)
+from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, Strict, StringOrStrings, TokenIds, only
+
+OPENAI_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).openai)}
+SGLANG_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).sglang)}
+"""Names of SamplingParams, and those of the fields in OpenAI's and SGLang's requests."""
 
 
-class SamplingFields(Strict):
-    """Null is the same as left out: the default of SamplingParams."""
+def accepted_type(check: Check) -> Any:
+    """The type of a request's field that holds such a parameter."""
+    match check:
+        case Whole(least, most):
+            return Annotated[int, Field(ge=least, le=MAX_INT if most is None else most)]
+        case Number(least, most, above):
+            limits = {"gt": least} if above else {"ge": least}
+            return Annotated[float, Field(**limits, le=most, allow_inf_nan=False)]
+        case Seed():
+            return int
+        case Flag():
+            return bool
+        case StringList():
+            return StringOrStrings
+        case IdList(least):
+            return AllowedTokenIds if least else TokenIds
+        case Biases():
+            return LogitBias
 
-    n: Copies | None = None
-    """Completions of each prompt."""
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    """-1 or 0: all tokens."""
-    min_p: MinP | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: LogitBias = None
-    stop: StringOrStrings = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
-    """The text ends with the stop string or token that ended it."""
 
-    # Not supported yet.
+def fields_of(names: Mapping[str, str]) -> dict[str, Any]:
+    """Fields for pydantic's create_model, by the clients' names. Null is the same as left out: the default of SamplingParams."""
+    described = docstrings(SamplingParams)
+    return {
+        theirs: (accepted_type(declaration(name).check) | None, Field(default=None, description=described[name]))
+        for name, theirs in names.items()
+    }
+
+
+class _Unsupported(Strict):
     stop_regex: Annotated[Any, only([])] = None
 
 
-SAME_NAMES = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-)
-"""What requests of both APIs and SamplingParams have by the same name."""
-OPENAI_NAMES = {name: name for name in (*SAME_NAMES, "min_tokens", "seed", "allowed_token_ids", "include_stop_str_in_output")}
-NATIVE_NAMES = {name: name for name in SAME_NAMES} | {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-    "include_stop_str_in_output": "no_stop_trim",
-}
-"""Names of SamplingParams, and those that clients of OpenAI's and SGLang's API use."""
+if TYPE_CHECKING:
+
+    class SamplingFields(_Unsupported):
+        """The fields are made at run time."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    class OpenAISamplingFields(SamplingFields): ...
+
+    class SglangSamplingFields(SamplingFields): ...
+
+else:
+    OpenAISamplingFields = create_model("OpenAISamplingFields", __base__=_Unsupported, **fields_of(OPENAI_NAMES))
+    SglangSamplingFields = create_model("SglangSamplingFields", __base__=_Unsupported, **fields_of(SGLANG_NAMES))
 
 
 def sampling_params(client_names: Mapping[str, str], **fields: Any) -> SamplingParams:

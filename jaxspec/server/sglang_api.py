@@ -23,8 +23,6 @@ from jaxspec.server.fields import (
     Strict,
     StringOrStrings,
     TokenIds,
-    Tokens,
-    TokensOrNone,
     described_as,
     only,
 )
@@ -32,7 +30,7 @@ from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.responses import ResponseModel, failures, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests
-from jaxspec.server.sampling_fields import NATIVE_NAMES, SamplingFields, sampling_params
+from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeOptions,
@@ -46,7 +44,7 @@ from jaxspec.server.streaming import respond
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's."""
-CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in NATIVE_NAMES.items()} | {
+CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SGLANG_NAMES.items()} | {
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "top_logprobs_num",
 }
@@ -55,16 +53,8 @@ CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in NATIVE_NAM
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
-class SglangSampling(SamplingFields):
+class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
-
-    max_new_tokens: Tokens | None = None
-    """None: 128, or less if the context ends before."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    """None: 1.0."""
-    sampling_seed: int | None = None
-    """Completion i of a prompt has the seed + i."""
-    min_new_tokens: TokensOrNone | None = None
 
     # Not supported yet.
     json_schema: Annotated[Any, only()] = None
@@ -192,7 +182,7 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
         if body.prompt_start is not None and body.prompt_start >= len(ids):
             message = f"logprob_start_len {body.prompt_start} is not inside {name}, which has {len(ids)} tokens"
             raise ApiError(400, message, param="logprob_start_len")
-        values = {ours: getattr(fields, theirs) for ours, theirs in NATIVE_NAMES.items()} | {"max_tokens": budget}
+        values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
         prompt_logprobs = None if body.prompt_start is None else logprobs
         prompts.append((ids, sampling_params(CLIENT_NAMES, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
     trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (fields.n or 1))

@@ -36,7 +36,7 @@ def test_the_exit_status_is_the_verdict(monkeypatch, capsys):
     report = replace(GOOD, accept_length=1.02)
     monkeypatch.setattr("jaxspec.commands.check_draft.check", lambda options: report)
     assert main([]) == 1
-    assert "FAILED: accept length 1.02: the head does nothing" in capsys.readouterr().out
+    assert "FAILED: accept length 1.02: the head is useless" in capsys.readouterr().out
     assert main(["--min-accept-length", "1.0"]) == 0
     assert "passed: accept length 1.02" in capsys.readouterr().out
 
@@ -51,10 +51,10 @@ def test_the_least_accept_length_decides():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"accept_length": 1.02}, "the head does nothing"),
-        ({"prompts_equal_to_plain": 1}, "1 texts differ from plain decoding's"),
+        ({"accept_length": 1.02}, "the head is useless"),
+        ({"prompts_equal_to_plain": 1}, "1 texts differ from plain decoding"),
         ({"tokens_per_second": 50.0}, "slower than plain decoding here, 0.50 times"),
-        ({"accepted_at_depth": [0.9, 0.5, 0.02]}, "below depth 2 less than 5%"),
+        ({"accepted_at_depth": [0.9, 0.5, 0.02]}, "below depth 2, less than 5%"),
     ],
 )
 def test_what_is_amiss_is_said(changes, said):
@@ -65,12 +65,12 @@ def test_what_is_amiss_is_said(changes, said):
 
 def test_the_report_is_readable():
     said = show(GOOD, judge(GOOD, 1.1))
-    assert "| 2     |      70% |                   78% |" in said
+    assert "| 2     |      70% |          78% |" in said
     assert f"4   40% {'#' * 16}\n" in said and "2.50 to 3.50, median 3.00" in said
     assert said.endswith("passed: accept length 3.00, 3.00 times the speed of plain decoding")
 
 
-@pytest.mark.parametrize(("flags", "said"), [([], "comes without a draft head"), (["--tree", "plain"], "nothing to check")])
+@pytest.mark.parametrize(("flags", "said"), [([], "comes without a draft head"), (["--tree", "plain"], "uses no draft head")])
 def test_without_a_head_or_a_tree_there_is_nothing_to_check(model, flags, said, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("one\n")
     assert main(["--model-path", str(model.target), "--prompts", str(tmp_path / "prompts.txt"), *flags]) == 2

@@ -3,13 +3,15 @@
 import io
 import re
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
-from jaxspec.commands.generate import COLOURS, main, summary
+from jaxspec.commands.generate import COLOURS, main, parse, summary
 from jaxspec.engine.output import BONUS
 from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
+from jaxspec.sampling_params import declaration
 from jaxspec.tokenizer import load_tokenizer
 
 
@@ -65,11 +67,22 @@ def test_a_mistake_is_one_line(arguments, said, capsys):
     assert error.startswith("jaxspec generate: error: ") and said in error and error.count("\n") == 1
 
 
+def test_every_parameter_with_an_option_has_its_help_and_default():
+    options = vars(parse(["x"]))
+    declared = {field.name: field.default for field in fields(SamplingParams) if declaration(field.name).cli is not None}
+    assert {name: options[name] for name in declared} == declared | {"temperature": 0.0, "stop": []}
+    assert len(declared) == 12
+    given = ["--min-tokens", "2", "--presence-penalty", "0.5", "--seed", "7", "--stop", "a", "--stop", "b", "--ignore-eos"]
+    options = vars(parse(["x", *given]))
+    assert (options["min_tokens"], options["presence_penalty"], options["seed"]) == (2, 0.5, 7)
+    assert (options["stop"], options["ignore_eos"]) == (["a", "b"], True)
+
+
 def finished(matched: int | str | None) -> GenerationOutput:
     speculation = Speculation((CycleCounts(3, 2, 3, 3),))
     return GenerationOutput("a", (1,), "abcd", (97,) * 4, "length", matched, speculation, Timing(0, 0, 1))
 
 
-def test_the_summary_says_when_compiling_is_part_of_the_time():
+def test_the_summary_says_when_compilation_is_part_of_the_time():
     said = summary(finished(None), 2.0, compiled=True)
-    assert said == "4 tokens in 2.00 s, 2.0 tokens/s, accept length 3.00, ended by length, compiling included"
+    assert said == "4 tokens in 2.00 s, 2.0 tokens/s, accept length 3.00, ended by length, including compilation"

@@ -30,7 +30,7 @@ def test_contexts_grow_by_powers_of_two(longest, context):
 
 def test_prompts_that_are_too_long_for_the_model_are_an_error():
     bench = SimpleNamespace(llm=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=20))))
-    with pytest.raises(ValueError, match="take 21 tokens, the model was made for 20"):
+    with pytest.raises(ValueError, match="need 21 tokens, but the model's limit is 20"):
         Workbench.context_for(bench, [[1] * 11], 10)  # type: ignore
 
 
