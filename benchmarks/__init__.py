@@ -1,1 +1,1 @@
-"""Benchmarks, each `jaxspec bench NAME`: one process, alternating order, ratios with their spread."""
+"""Benchmarks: `python -m benchmarks.NAME` in a clone, `jaxspec bench NAME` where the package is installed (as jaxspec.bench)."""

@@ -1,13 +1,13 @@
-"""How much of what a head drafts is accepted: accept length and rates by depth, of chains against trees with as many nodes.
+"""Measures how much of a head's drafts is accepted: accept length and rates by depth, chains against trees with as many nodes.
 
-Nodes are what verification costs, so trees are compared at equal node counts. Accept lengths depend on the head, the text and
-the temperature, not on the machine: this benchmark takes no times. Prompts should be like those that the head will see. The
-last verification of a prompt, which --max-tokens may cut, does not count.
+Nodes are what verification costs, so trees are compared at equal node counts. Accept lengths depend on the head, the text and the
+temperature, not on the machine: this benchmark takes no times. Use prompts like those the head will see. The last verification of a
+prompt does not count, because --max-tokens may cut it.
 
 Examples:
-    python -m benchmarks.acceptance
-    python -m benchmarks.acceptance --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --num-prompts 80 --temperature 0.8
-    python -m benchmarks.acceptance --trees 5/4/8 3/1/4
+    jaxspec bench acceptance
+    jaxspec bench acceptance --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --num-prompts 80 --temperature 0.8
+    jaxspec bench acceptance --trees 5/4/8 3/1/4
 """
 
 import argparse
@@ -16,22 +16,30 @@ from statistics import median
 
 from tqdm import tqdm
 
-from benchmarks import record
-from benchmarks.engines import BenchmarkError, exit_on_error
-from benchmarks.load import Load
-from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, prompts_of, sampling_params
-from benchmarks.speculative.grid import why_not
-from benchmarks.speculative.sweep import Sweep
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, depth_acceptance, mean
 from jaxspec.config import PLAIN, SpecConfig
 
+from . import record
+from .load import Load
+from .options import (
+    BenchmarkError,
+    BenchmarkParser,
+    add_common_options,
+    add_sampling_options,
+    exit_on_error,
+    prompts_of,
+    sampling_params,
+)  # fmt: skip
+from .sweep import Sweep
+from .tuning import why_not
+
 GRID = {"num_draft_tokens": [4, 8, 16, 32], "steps": [2, 3, 5, 7], "topk": [2, 4, 8]}
-"""Options and their defaults, which count unless --trees names the trees."""
+"""Options and their defaults, used unless --trees is given."""
 
 
 def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int]) -> list[SpecConfig]:
-    """Per node count the chain that fills it, and every tree of these sizes that has so many nodes.
+    """For each node count, the chain with as many nodes and every tree of these sizes with as many nodes.
 
     In:  nodes [4], steps [1, 2], topks [2]
     Out: 3/1/4, 2/2/4
@@ -47,11 +55,11 @@ def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int])
 
 def describe(spec: SpecConfig, load: Load, plain: Load) -> dict:
     """One tree, for JSON."""
-    whole_ones = [load.accept_lengths[number][:-1] for number in sorted(load.accept_lengths)]  # --max-tokens cuts the last
-    lengths = [length for several in whole_ones for length in several]
-    of_prompts = [mean(several) for several in whole_ones if several]
+    complete = [load.accept_lengths[number][:-1] for number in sorted(load.accept_lengths)]  # --max-tokens may cut the last
+    lengths = [length for several in complete for length in several]
+    of_prompts = [mean(several) for several in complete if several]
     if not lengths:
-        raise BenchmarkError(f"--max-tokens are too few: with {spec} every prompt took one verification")
+        raise BenchmarkError(f"--max-tokens is too small: with {spec} every prompt took one verification")
     drafted = (spec.num_draft_tokens - 1) * len(lengths)
     return {
         "tree": str(spec),
@@ -75,7 +83,7 @@ def tables(results: dict) -> dict[str, str]:
         chain = next((each for each in group if is_chain(each)), None)
         best.append(max(group, key=lambda each: each["accept_length"]))
         rows += [row(each, chain, bold=each is best[-1] and len(group) > 1) for each in group]
-    header = ["tree", "nodes", "accept length", "of the chain's", "per prompt: min, median, max", "of the drafts accepted"]
+    header = ["tree", "nodes", "accept length", "relative to the chain", "per prompt: min, median, max", "drafts accepted"]
     depth = max(len(each["accepted_at_depth"]) for each in best)
     by_depth = [
         [each["tree"], *(f"{rate:.0%}" for rate in each["accepted_at_depth"]), *[""] * (depth - len(each["accepted_at_depth"]))]
@@ -105,10 +113,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_sampling_options(parser)
     group = parser.add_argument_group("trees")
     group.add_argument("--num-draft-tokens", type=whole(2), nargs="+", help="node counts (default: 4 8 16 32)")
-    group.add_argument("--steps", type=whole(1), nargs="+", help="of the trees (default: 2 3 5 7)")
-    group.add_argument("--topk", type=whole(2), nargs="+", help="of the trees (default: 2 4 8)")
-    group.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these instead, as in 5/4/8 3/1/4")
-    parser.add_argument("--batch-size", type=whole(1), default=8, help="requests at once; changes nothing but the time it takes")
+    group.add_argument("--steps", type=whole(1), nargs="+", help="steps of the trees (default: 2 3 5 7)")
+    group.add_argument("--topk", type=whole(2), nargs="+", help="topk of the trees (default: 2 4 8)")
+    group.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="measure these trees instead, as in 5/4/8 3/1/4")
+    parser.add_argument("--batch-size", type=whole(1), default=8, help="requests at once; changes only the run time")
     options = parser.parse(arguments)
     parser.refuse_beside_trees(options, GRID)
     return options
@@ -120,11 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prompts = prompts_of(options)
     bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
     if bench.llm.head is None:
-        raise ValueError("this measures a draft head, and the model comes with none: give --draft")
+        raise ValueError("this benchmark measures a draft head, and the model has none: give --draft")
     given = options.trees or comparable(*(vars(options)[name] or default for name, default in GRID.items()))
     trees = [each for each in dict.fromkeys(given) if each != PLAIN]
     if not trees:
-        raise ValueError("plain decoding drafts nothing: give --trees that draft")
+        raise ValueError("plain decoding drafts nothing: give at least one tree that drafts in --trees")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded)))
     sweep.compile(trees, sweep.batches)
@@ -137,9 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.write("acceptance", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
     if different := [each["tree"] for each in results["trees"] if each["equal_to_plain"] < each["prompts"]]:
-        print(f"some text differs from plain decoding's with {', '.join(different)}: near ties, or see jaxspec check-lossless")
+        print(f"texts differ from plain decoding with {', '.join(different)}: near ties, or run jaxspec check-lossless")
     return 0
 
 
 if __name__ == "__main__":
-    exit_on_error(main)
+    exit_on_error("acceptance", main)

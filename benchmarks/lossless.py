@@ -1,21 +1,21 @@
-"""Speculation changes no token: `jaxspec check-lossless` over several trees and many prompts, with a record of the result.
+"""`jaxspec check-lossless` over several trees and many prompts, with a record of the result.
 
-Exits with 1 and says where the differences are if any output differs from plain decoding's at batch 1.
+The exit status is 1 if any output differs from that of plain decoding at batch 1; the differences are printed.
 
 Example:
-    python -m benchmarks.lossless --num-prompts 50 --trees 5/4/8 3/1/4 --batch 1 8
+    jaxspec bench lossless --num-prompts 50 --trees 5/4/8 3/1/4 --batch 1 8
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from benchmarks import record
-from benchmarks.engines import exit_on_error
-from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
 from jaxspec.commands.check_lossless import compare_all, show, ways_of_sampling
-from jaxspec.commands.options import tree
+from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import Workbench
+
+from . import record
+from .options import BenchmarkParser, add_common_options, exit_on_error, prompts_of
 
 DEFAULT_TREES = ("5/4/8", "5/4/16", "3/1/4", "5/8/32")
 
@@ -28,22 +28,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--trees", type=tree, nargs="+", default=trees, metavar="S/K/N",
         help=f"num_steps/topk/num_draft_tokens (default: {' '.join(DEFAULT_TREES)})",
     )  # fmt: skip
-    parser.add_argument(
-        "--batch-size",
-        "--batch",
-        dest="batch",
-        type=int,
-        nargs="+",
-        default=[1, 8],
-        help="requests that run together, at most (default: 1 8)",
-    )
-    parser.add_argument("--temperature", type=float, default=0.8, help="of the sampled runs (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1000, help="of the first prompt's sampled run (default: %(default)s)")
+    sizes = {"type": whole(1), "nargs": "+", "default": [1, 8]}
+    parser.add_argument("--batch-size", "--batch", dest="batch", **sizes, help="requests that run together (default: 1 8)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="temperature of the sampled runs (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1000, help="seed of the first sampled prompt (default: %(default)s)")
     return parser.parse(arguments)
 
 
 def tables(results: Sequence[dict]) -> dict[str, str]:
-    """Accept lengths per tree (they hardly depend on the batch), and over how many outputs they were equal."""
+    """Accept length per tree at the largest batch size, and the number of equal outputs at all batch sizes."""
     ways = list(dict.fromkeys(each["sampling"] for each in results))
     batch = max(each["batch"] for each in results)
     rows = []
@@ -51,11 +44,11 @@ def tables(results: Sequence[dict]) -> dict[str, str]:
         of = {each["sampling"]: each for each in results if (each["tree"], each["batch"]) == (name, batch)}
         equal, total = (sum(each[field] for each in results if each["tree"] == name) for field in ("equal", "total"))
         rows.append([name, *(f"{of[way]['accept_length']:.2f}" for way in ways), f"{equal} of {total}"])
-    return {"trees": record.table(["tree", *(f"accept length, {way}" for way in ways), "outputs equal to plain decoding's"], rows)}
+    return {"trees": record.table(["tree", *(f"accept length, {way}" for way in ways), "outputs equal to plain decoding"], rows)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 if every output equals plain decoding's, else 1."""
+    """Returns 0 if every output equals that of plain decoding, otherwise 1."""
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options)
@@ -67,4 +60,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_on_error(main)
+    exit_on_error("lossless", main)

@@ -1,4 +1,4 @@
-"""The command lines of the benchmarks: what they have in common, by the names that `jaxspec`'s other commands have for it."""
+"""The command lines of the benchmarks: what they have in common, with the option names of `jaxspec`'s other commands."""
 
 import argparse
 import os
@@ -7,29 +7,42 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
-from jaxspec.commands.common import PromptSet, load_prompts
+from jaxspec.commands.collect_env import cores
+from jaxspec.commands.common import PromptSet, load_prompts, run_guarded
 from jaxspec.commands.options import Parser, add_model_options, add_prompt_options, whole
 from jaxspec.sampling_params import SamplingParams
 
-RESULTS = Path(__file__).parent / "results"
+IN_CLONE = __package__ == "benchmarks"
+"""An installed package is called jaxspec.bench. Nothing may be written into it."""
+RESULTS = Path(__file__).parent / "results" if IN_CLONE else Path()
+"""Where results of the built-in model go by default."""
+BUSY = 0.3
+"""Load average per core above which a machine is too busy for absolute figures."""
+
+
+class BenchmarkError(ValueError):
+    """A benchmark cannot give figures. The message says why and what to do."""
 
 
 class BenchmarkParser(Parser):
-    """A benchmark's options. What it parses remembers the command (for the record) and has `out`, the file of results."""
+    """A benchmark's options. Parsing also sets `command` and `load_average` (for the record) and `out` (the file of results)."""
 
     def __init__(self, name: str, description: str | None, *, here: bool = False):
-        """`here`: results go to the current directory, because what is measured is somebody else's."""
+        """`here`: results go to the current directory by default, because the benchmark may measure another project's server."""
         super().__init__(f"jaxspec bench {name}", description or "")
-        self.name = name.replace("-", "_")
-        self._here = here
-        where = "the current directory" if here else f"{show(RESULTS)}, of another model in the current directory"
+        self.name = name
+        self._folder = Path() if here else RESULTS
+        shown = (
+            "the current directory" if self._folder == Path() else f"{show(RESULTS)}; with --model-path in the current directory"
+        )
         self.add_argument(
-            "--out", type=Path, metavar="FILE", help=f"JSON lines: gets one more (default: {self.name}.jsonl in {where})"
+            "--out", type=Path, metavar="FILE", help=f"append the record to this file (default: {self.name}.jsonl in {shown})"
         )
 
     def refuse_beside_trees(self, options: argparse.Namespace, others: Iterable[str]) -> None:
-        """Ends the process if --trees was given with others, which would then have no effect. Their defaults must be None."""
+        """Ends the process if --trees was given with options that it makes useless. Their defaults must be None."""
         useless = [f"--{name.replace('_', '-')}" for name in others if vars(options)[name] is not None]
         if options.trees and useless:
             self.error(f"--trees names the trees: leave out {', '.join(useless)}")
@@ -37,51 +50,64 @@ class BenchmarkParser(Parser):
     def parse(
         self, arguments: Sequence[str] | None, mode: Callable[[argparse.Namespace], str] = lambda options: ""
     ) -> argparse.Namespace:
-        """Options of these arguments, or of the process's own. Ends the process if they are wrong.
+        """Parses these arguments, or those of the process. Ends the process if they are wrong.
 
-        `mode`: what follows the benchmark's name in the name of its results, for results that are not to be mixed with others.
+        `mode` returns a suffix for the default file name, so that results of different kinds are not mixed.
         """
         given = list(sys.argv[1:] if arguments is None else arguments)
         options = self.parse_args(given)
         if options.out is None:
-            folder = Path() if self._here or vars(options).get("model_path") is not None else RESULTS
+            folder = Path() if vars(options).get("model_path") is not None else self._folder
             options.out = folder / f"{self.name}{mode(options)}.jsonl"
-        options.command = shlex.join(["python", "-m", f"benchmarks.{self.name}", *all_shortened(without_out(given))])
+        start = ["python", "-m", f"benchmarks.{self.name}"] if IN_CLONE else ["jaxspec", "bench", self.name]
+        options.command = shlex.join([*start, *all_shortened(without_out(given))])
         options.load_average = os.getloadavg()[0]
+        if is_busy(options.load_average, cores()):
+            print(
+                f"warning: the load average is {options.load_average:.1f} on {cores()} cores: absolute figures will be too low",
+                file=sys.stderr,
+            )
         return options
 
 
+def is_busy(load_average: float, cores: int) -> bool:
+    """Whether other work took enough of the machine to change the figures."""
+    return load_average > BUSY * cores
+
+
+def exit_on_error(name: str, main: Callable[[], int]) -> NoReturn:
+    """Runs a benchmark and ends the process with its exit status."""
+    raise SystemExit(run_guarded(f"jaxspec bench {name}", main))
+
+
 def add_common_options(parser: BenchmarkParser, *, num_prompts: int, max_tokens: int = 128, rounds: int | None = None) -> None:
-    """Model, head, prompts, and how often to measure."""
+    """Adds the options for the model, the head, the prompts and the number of rounds."""
     add_model_options(parser)
     add_prompt_options(parser, num_prompts=num_prompts, max_tokens=max_tokens)
     if rounds is not None:
-        parser.add_argument(
-            "--rounds", type=whole(1), default=rounds, metavar="N", help="timed runs of each (default: %(default)s)"
-        )
+        parser.add_argument("--rounds", type=whole(1), default=rounds, metavar="N", help="timed rounds (default: %(default)s)")
 
 
 def prompts_of(options: argparse.Namespace) -> PromptSet:
-    """What the options of `add_common_options` name. Raises ValueError if it can't be had."""
+    """The prompts that the options of `add_common_options` name. Raises ValueError if they cannot be read."""
     return load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
 
 
 def add_sampling_options(parser: BenchmarkParser) -> None:
-    """Greedy, unless a temperature is given."""
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, greedy, by default")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0 (greedy)")
     parser.add_argument(
-        "--seed", type=int, default=1000, metavar="N", help="of the first prompt, if sampled (default: %(default)s)"
+        "--seed", type=int, default=1000, metavar="N", help="seed of the first prompt, if sampled (default: %(default)s)"
     )
 
 
 def sampling_params(options: argparse.Namespace, count: int) -> list[SamplingParams]:
-    """Parameters of `count` prompts, all of the same length. Seeds are fixed: with and without speculation the text is the same."""
+    """Parameters of `count` prompts, all of the same length, with fixed seeds: speculation must not change any text."""
     params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, ignore_eos=True)
     return [params if options.temperature == 0 else replace(params, seed=options.seed + index) for index in range(count)]
 
 
 def shortened(argument: str) -> str:
-    """An argument without the place where its file lies on this machine, which tells nobody anything, and without a key.
+    """An argument without directories of this machine and without keys.
 
     In: "--model-path=/home/me/model"  Out: "--model-path=model"
     """
@@ -92,7 +118,7 @@ def shortened(argument: str) -> str:
 
 
 def all_shortened(arguments: Sequence[str]) -> list[str]:
-    """As `shortened`, and what follows an option for a key is left out too.
+    """As `shortened`; a key that follows its option is left out too.
 
     In: ["--api-key", "secret", "/home/me/model"]  Out: ["--api-key", "***", "model"]
     """
@@ -104,7 +130,7 @@ def all_shortened(arguments: Sequence[str]) -> list[str]:
 
 
 def without_out(arguments: Sequence[str]) -> list[str]:
-    """The arguments but for --out and its file."""
+    """The arguments without --out and its file."""
     kept, skip = [], False
     for argument in arguments:
         if not skip and argument != "--out" and not argument.startswith("--out="):
@@ -114,5 +140,5 @@ def without_out(arguments: Sequence[str]) -> list[str]:
 
 
 def show(path: Path) -> str:
-    """A path as one would type it here."""
+    """A path, relative to the current directory if it lies below it."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""What every benchmark writes: one line of JSON per run, with where it ran, the command, the prompts, and what came out."""
+"""The record of a benchmark run: one line of JSON with the environment, the command, the prompts and the results."""
 
 import argparse
 import importlib.metadata
@@ -7,23 +7,40 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.options import all_shortened, shortened
-from benchmarks.options import show as show_path
 from jaxspec.commands.collect_env import cores, cpu_model
 from jaxspec.commands.common import PromptSet
 from jaxspec.commands.common import table as table
 from jaxspec.version import own_version
 
+from .options import all_shortened, is_busy, shortened
+from .options import show as show_path
+
 NOT_FLAGS = ("out", "command", "load_average")
-"""What options have beside what can be given."""
+"""Attributes of parsed options that are not recorded as flags."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Repeated measurements of one quantity."""
+
+    values: list[float]
+
+    def __str__(self) -> str:
+        return f"{median(self.values):.2f} ({min(self.values):.2f}..{max(self.values):.2f})"
+
+    def describe(self) -> dict:
+        """For JSON."""
+        return {"median": median(self.values), "min": min(self.values), "max": max(self.values), "values": self.values}
 
 
 def environment(load_average: float) -> dict:
-    """Versions and hardware. The devices are those of JAX, if this process uses it; the load is that before the benchmark."""
+    """Versions and hardware. `devices` is empty if this process does not use JAX; the load average is that before the run."""
     jax = sys.modules.get("jax")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -41,7 +58,7 @@ def environment(load_average: float) -> dict:
 
 
 def write(benchmark: str, options: argparse.Namespace, prompts: PromptSet | None, results: Any) -> dict:
-    """Adds the record of a run to options.out, says so, and returns it. `results` is what JSON can hold."""
+    """Appends the record of a run to options.out, prints where, and returns it. `results` must be JSON."""
     record = {
         "benchmark": benchmark,
         "command": options.command,
@@ -58,13 +75,13 @@ def write(benchmark: str, options: argparse.Namespace, prompts: PromptSet | None
 
 
 def read(path: Path) -> list[dict]:
-    """The records of a file, oldest first. Raises ValueError if it is no such file."""
+    """The records of a file, oldest first. Raises ValueError if the file cannot be read or holds something else."""
     try:
         records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:
         raise ValueError(f"can't read results: {error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} holds no results, one JSON object per line ({error})") from None
+        raise ValueError(f"{path} holds no results: expected one JSON object per line ({error})") from None
     if not all(isinstance(each, dict) and {"benchmark", "environment", "results"} <= each.keys() for each in records):
         raise ValueError(f"{path} holds no results of these benchmarks")
     return records
@@ -81,7 +98,7 @@ def _plain(value: object) -> object:
 
 
 def measured_on(record: dict) -> str:
-    """One line about a record: when, where, with what.
+    """One line about a record: the date, the versions, the hardware, and the load of the machine if it was high.
 
     Out: "20 November 2026, jax 0.12.0.1, AMD EPYC, 2 cores"
     """
@@ -89,9 +106,11 @@ def measured_on(record: dict) -> str:
     day = datetime.fromisoformat(where["date"])
     devices = sorted({device for device in where["devices"] if device != "cpu"})
     hardware = devices or [f"{where['cpu']}, {where['cores']} cores"]
-    return f"{day.day} {day:%B %Y}, jax {where['jax']}, {', '.join(hardware)}"
+    load = where.get("load_average", 0.0)
+    busy = [f"busy machine: load average {load:.1f}"] if is_busy(load, where["cores"]) else []
+    return f"{day.day} {day:%B %Y}, jax {where['jax']}, {', '.join(hardware + busy)}"
 
 
 def shares(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Pair by pair, one by the other."""
+    """Each value divided by its counterpart."""
     return [value / other for value, other in zip(values, others, strict=True)]

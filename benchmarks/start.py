@@ -4,27 +4,34 @@ The server is a process of its own with default flags, or those behind --. Ready
 one token.
 
 Examples:
-    python -m benchmarks.start
-    python -m benchmarks.start --cold --rounds 1 -- --max-running-requests 32 --speculative-adaptive
+    jaxspec bench start
+    jaxspec bench start --cold --rounds 1 -- --max-running-requests 32 --speculative-adaptive
 """
 
 import argparse
-import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TextIO
 
 from tqdm import tqdm
 
-from benchmarks import record
-from benchmarks.engines import BenchmarkError, Spread, exit_on_error
-from benchmarks.options import BenchmarkParser
-from benchmarks.own_server import serving
-from benchmarks.serving.answers import Request
-from benchmarks.serving.backends import BACKENDS, Generation, UsageFields
 from jaxspec.commands.options import whole
 from jaxspec.defaults import BUILT_IN_NAME
 
+from . import record
+from .options import BenchmarkError, BenchmarkParser, exit_on_error
+from .record import Spread
+
+START_SECONDS = 900
+LOOK_SECONDS = 0.02
 PROMPT = "def main():"
 CACHES = ("JAXSPEC_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
 """Either says where compiled programs are kept; the second wins."""
@@ -38,19 +45,50 @@ def start(flags: Sequence[str], model: str, cache: str | None) -> tuple[float, f
     started = time.perf_counter()
     with serving(flags, dict.fromkeys(CACHES, cache) if cache else None) as url:
         ready = time.perf_counter() - started
-        asyncio.run(one_token(url, model))
+        one_token(url, model)
         return ready, time.perf_counter() - started
 
 
-async def one_token(url: str, model: str) -> None:
-    """Raises BenchmarkError if there is none."""
-    from benchmarks.serving.client import Client  # needs aiohttp, which the table does without
+def one_token(url: str, model: str) -> None:
+    """Raises BenchmarkError if the server does not answer with a completion."""
+    body = json.dumps({"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "ignore_eos": True}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
+            json.load(response)["choices"][0]["text"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise BenchmarkError(f"the server gave no completion: {error}") from None
 
-    generation = Generation(model, temperature=0.0, ignore_eos=True, stream=False, extra_body={})
-    async with Client(url, BACKENDS["openai"], generation, UsageFields.NONE) as client:
-        answer = await client.complete(Request(PROMPT, 1))
-    if answer.failure:
-        raise BenchmarkError(f"the server gave no answer: {answer.failure.reason}")
+
+@contextmanager
+def serving(flags: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The URL of `jaxspec serve` with these flags (and these variables besides this process's own), until the block ends.
+
+    Raises BenchmarkError with the end of its log if it does not start.
+    """
+    command = [sys.executable, "-m", "jaxspec.serve", "--port=0", *flags]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stderr=log, env={**os.environ, **(environment or {})})
+        try:
+            yield wait_for_url(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_for_url(process: subprocess.Popen, log: TextIO) -> str:
+    """Reads the server's log until it says where it listens."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(LOOK_SECONDS)
+        log.seek(0)
+        if found := re.search(r"ready at (http://[\d.]+:\d+)", log.read()):
+            return found[1]
+    log.seek(0)
+    raise BenchmarkError(f"the server was not ready: {log.read()[-1000:]}")
 
 
 def tables(results: dict) -> dict[str, str]:
@@ -85,4 +123,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_on_error(main)
+    exit_on_error("start", main)

@@ -1,20 +1,23 @@
 """Offline throughput: the same prompts with and without speculation, in one process, side by side, per batch size.
 
-Tells tokens per second and the speed-up of every pair, accept length (mean, by depth, histogram), verifications, where the
-time of a cycle goes (host, launching, waiting; draft, verify, commit, extend), and memory. Requests go through the engine as
-`LLM.generate` sends them, a few at a time with both in alternating order, so that a machine that changes its speed does it to
-both. Compiling and an untimed round come before; a compilation while time is taken is an error.
+Measures tokens per second and the speed-up of every pair of runs, accept length (mean, by depth, histogram), verifications, time
+per cycle (host, launching, waiting; draft, verify, commit, extend), and memory. Requests go through the engine as `LLM.generate`
+sends them, a few at a time with both engines in alternating order, so that a machine that changes its speed slows both. Compilation
+and an untimed round come first; a compilation during the timed part is an error. --adaptive also measures an engine that chooses
+between the tree and plain decoding while it runs.
 
 Examples:
-    python -m benchmarks.throughput --tree 3/1/4
-    python -m benchmarks.throughput --prompts mt_bench.jsonl --chat --batch-size 1 8 32 --max-tokens 256
-    python -m benchmarks.throughput --model-path DIR --draft DIR --temperature 0.8
+    jaxspec bench throughput --tree 3/1/4
+    jaxspec bench throughput --prompts mt_bench.jsonl --chat --batch-size 1 8 32 --max-tokens 256
+    jaxspec bench throughput --model-path DIR --draft DIR --temperature 0.8
 """
 
 import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,11 +25,6 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from benchmarks import memory, record
-from benchmarks.engines import BenchmarkError, Spread, check_nothing_compiled, exit_on_error
-from benchmarks.load import Load, parts_of, run, side_by_side
-from benchmarks.options import BenchmarkParser, add_common_options, add_sampling_options, prompts_of, sampling_params
-from benchmarks.stages import Batch, time_parts
 from jaxspec import SamplingParams
 from jaxspec.commands.options import add_tree_options, chosen_tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, depth_acceptance
@@ -36,24 +34,39 @@ from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Status
 
+from . import record
+from .load import Load, check_nothing_compiled, parts_of, run, side_by_side
+from .options import (
+    BenchmarkError,
+    BenchmarkParser,
+    add_common_options,
+    add_sampling_options,
+    exit_on_error,
+    prompts_of,
+    sampling_params,
+)  # fmt: skip
+from .record import Spread
+from .stages import Batch, time_parts
+
 PLAIN_MODE, TREE_MODE = "plain", "speculation"
 PART_SAMPLES = 20
 PEAKS = ("process_peak_bytes", "device_peak_bytes")
-"""Of this process, in which both engines live, while time was taken; of the device since the start."""
+"""Peak memory of this process, which holds all engines, during the timed part; of the device since the start."""
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig, batch: int, options: argparse.Namespace) -> dict:
-    """One batch size: pairs of passes, then the parts of a cycle. For JSON."""
+    """Measures one batch size: runs side by side, then the parts of a cycle. Returns results for JSON."""
     parts = parts_of(len(prompts), batch)
-    wanted = [prompts[index % len(prompts)] for index in range(parts[-1].stop)]
-    params = sampling_params(options, len(wanted))
+    repeated = [prompts[index % len(prompts)] for index in range(parts[-1].stop)]
+    params = sampling_params(options, len(repeated))
     engines = {
         mode: bench.engine(tree, batch, bench.context_for(prompts, options.max_tokens), prefix_cache=False)
         for mode, tree in ((PLAIN_MODE, PLAIN), (TREE_MODE, spec))
     }
 
     def run_part(engine: Engine, part: range) -> Load:
-        return run(engine, [wanted[number] for number in part], [params[number] for number in part], batch)
+        return run(engine, [repeated[number] for number in part], [params[number] for number in part], batch)
 
     def run_round(number: int) -> list[Load]:
         return side_by_side(list(engines.values()), parts, run_part, number)
@@ -61,21 +74,21 @@ def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig
     for _ in tqdm(range(1), desc=f"batch {batch}: compiling, untimed round", unit="round"):
         run_round(0)
     counter = CompilationCounter()
-    memory.restart_peak()
+    restart_peak()
     rounds = [run_round(number) for number in tqdm(range(options.rounds), desc=f"batch {batch}: timed", unit="round")]
     check_nothing_compiled(counter, before=0)
-    peaks = memory.peaks()
+    peaks = memory_peaks()
     plain, tree = ([loads[which] for loads in rounds] for which in (0, 1))
     return {
         "batch": batch,
-        "requests": len(wanted),
+        "requests": len(repeated),
         "speed_up": Spread(record.shares(speeds(tree), speeds(plain))).describe(),
         "decode_speed_up": Spread(record.shares(decode_speeds(tree), decode_speeds(plain))).describe(),
         "equal_to_plain": tree[0].count_equal(plain[0]),
         "acceptance": describe_acceptance(tree[0]),
         "modes": {PLAIN_MODE: describe_passes(plain), TREE_MODE: describe_passes(tree)},
-        "parts_ms": {mode: time_cycle_parts(engines[mode], bench, wanted[:batch], params[:batch]) for mode in engines},
-        "memory": {mode: memory.of_engine(engine) for mode, engine in engines.items()} | peaks,
+        "parts_ms": {mode: time_cycle_parts(engines[mode], bench, repeated[:batch], params[:batch]) for mode in engines},
+        "memory": {mode: memory_of(engine) for mode, engine in engines.items()} | peaks,
     }
 
 
@@ -88,7 +101,7 @@ def decode_speeds(loads: Sequence[Load]) -> list[float]:
 
 
 def describe_passes(loads: Sequence[Load]) -> dict:
-    """Speeds and times over the passes of one mode."""
+    """Speeds and times of one mode, for JSON."""
     return {
         "tokens_per_second": Spread(speeds(loads)).describe(),
         "decode_tokens_per_second": Spread(decode_speeds(loads)).describe(),
@@ -102,7 +115,7 @@ def describe_passes(loads: Sequence[Load]) -> dict:
 
 
 def describe_acceptance(load: Load) -> dict:
-    """How many tokens the verifications of a pass gave."""
+    """Tokens per verification of one run, for JSON."""
     lengths = load.verifications
     return {
         "accept_length": load.accept_length,
@@ -114,12 +127,12 @@ def describe_acceptance(load: Load) -> dict:
 def time_cycle_parts(
     engine: Engine, bench: Workbench, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> dict[str, dict]:
-    """Milliseconds of draft, verify, commit and extend, with these requests at the start of their texts. The engine is used up."""
+    """Milliseconds of draft, verify, commit and extend, with these requests at the start of their texts. Consumes the engine."""
     requests = [engine.add(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
     while any(request.generated < 2 for request in requests):
         engine.step()
     if any(request.status is not Status.RUNNING for request in requests):
-        raise BenchmarkError("--max-tokens are too few: some texts ended before the last prompt was computed")
+        raise BenchmarkError("--max-tokens is too small: some texts ended before the last prompt was computed")
     runner = engine.runner
     head = bench.llm.head if engine.spec.num_steps else None
     merge = merger(bench.llm.target, head, engine.config.attention_kernel)
@@ -129,13 +142,42 @@ def time_cycle_parts(
 
 
 def in_milliseconds(call: Callable[[], Any]) -> list[float]:
-    """Several calls, each waited for, after two untimed ones."""
+    """Times several calls, waiting for each, after two untimed calls."""
     times = []
     for _ in range(PART_SAMPLES + 2):
         started = time.perf_counter()
         jax.block_until_ready(call())
         times.append(1e3 * (time.perf_counter() - started))
     return times[2:]
+
+
+def restart_peak() -> None:
+    """Resets the peak memory of this process (Linux only)."""
+    with suppress(OSError):
+        CLEAR.write_text("5")
+
+
+def memory_peaks() -> dict[str, int]:
+    """Bytes, as far as known: the peak of this process since `restart_peak`, and the peak of the device."""
+    found = dict[str, int]()
+    if STATUS.exists():
+        line = next((line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:")), None)
+        if line:
+            found["process_peak_bytes"] = int(line.split()[1]) * 1024
+    if stats := jax.devices()[0].memory_stats():
+        found["device_peak_bytes"] = stats["peak_bytes_in_use"]
+    return found
+
+
+def memory_of(engine: Engine) -> dict[str, int]:
+    """Bytes of the weights, of caches and other state, and of the largest program's temporaries."""
+    runner = engine.runner
+    programs = runner.programs
+    return {
+        "weights_bytes": sum(array.nbytes for array in jax.tree.leaves(runner.params)),
+        "state_bytes": sum(array.nbytes for array in jax.tree.leaves(runner.state)),
+        "temporary_bytes": max((programs.temporary_bytes(program) for program in programs.compilations), default=0),
+    }
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
@@ -152,7 +194,15 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             rows["memory"].append([str(each["batch"]), name, *(megabytes(used[kind]) for kind in used), *peaks])
         rows["acceptance"].append(acceptance_row(each, depth))
     headers: dict[str, list[str]] = {
-        "speed": ["batch", "", "tokens/s", "of one request, decoding", "first token, ms", "speed-up (min..max)", "decoding alone"],
+        "speed": [
+            "batch",
+            "",
+            "tokens/s",
+            "of one request while decoding",
+            "first token, ms",
+            "speed-up (min..max)",
+            "decoding alone",
+        ],
         "acceptance": [
             "batch",
             "verifications",
@@ -160,7 +210,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
             *(f"depth {number + 1}" for number in range(depth)),
             "tokens: count",
         ],
-        "time": ["batch", "", "host, ms per cycle, prefills included", "launching", "waiting", *(f"{part}, ms" for part in parts)],
+        "time": ["batch", "", "host, ms per cycle (with prefill)", "launching", "waiting", *(f"{part}, ms" for part in parts)],
         "memory": [
             "batch",
             "",
@@ -211,19 +261,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("throughput", __doc__)
     add_common_options(parser, num_prompts=10, rounds=5)
     add_tree_options(parser)
-    parser.add_argument("--batch-size", type=whole(1), nargs="+", default=[1], help="requests at any time (default: 1)")
+    parser.add_argument("--batch-size", type=whole(1), nargs="+", default=[1], help="requests in flight (default: 1)")
     add_sampling_options(parser)
     return parser.parse(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 if any text differs from plain decoding's."""
+    """Returns 0, or 1 if a text differs from plain decoding."""
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
     spec = chosen_tree(options) or default_tree(bench.llm.head.config.algorithm if bench.llm.head else None)
     if not spec.num_steps:
-        raise ValueError("there is nothing to compare with plain decoding: give a tree and a draft head")
+        raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     batches = [measure(bench, encoded, spec, batch, options) for batch in options.batch_size]
     results = {"tree": str(spec), "batches": batches}
@@ -232,11 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     different = [each for each in batches if each["equal_to_plain"] < each["requests"]]
     for each in different:
         total = each["requests"]
-        print(
-            f"batch {each['batch']}: {each['equal_to_plain']} of {total} texts equal plain decoding's; see jaxspec check-lossless"
-        )
+        print(f"batch {each['batch']}: {each['equal_to_plain']} of {total} texts equal plain decoding: run jaxspec check-lossless")
     return 1 if different else 0
 
 
 if __name__ == "__main__":
-    exit_on_error(main)
+    exit_on_error("throughput", main)

@@ -1,3 +1,3 @@
 """Everything that only a GPU can tell, in one command: `python -m benchmarks.gpu`, which command.py explains."""
 
-from benchmarks.gpu.command import main as main
+from .command import main as main

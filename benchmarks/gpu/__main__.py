@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu`."""
 
-from benchmarks.engines import exit_on_error
-from benchmarks.gpu.command import main
+from ..options import exit_on_error
+from .command import main
 
 if __name__ == "__main__":
-    exit_on_error(main)
+    exit_on_error("gpu", main)

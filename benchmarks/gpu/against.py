@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.gpu.sizes import SIZES, Size
-from benchmarks.gpu.supervisor import GRACE, Supervisor
 from jaxspec.checkpoints.exporting import hf_config
+
+from .sizes import SIZES, Size
+from .supervisor import GRACE, Supervisor
 
 START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 """Not the file by its name: that puts its folder first among those that libraries are imported from."""

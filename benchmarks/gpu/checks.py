@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu import inputs
-from benchmarks.gpu.lab import Lab, Skip, Together
 from pallas_kernels.cache_write.api import IMPLEMENTATIONS as WRITES
 from pallas_kernels.cache_write.api import cache_write
 from pallas_kernels.rms_norm.api import IMPLEMENTATIONS as NORMS
@@ -18,6 +16,9 @@ from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS as ROTATIONS
 from pallas_kernels.rotate_qkv.api import rotate_qkv
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS as ATTENTIONS
 from pallas_kernels.tree_attention.api import tree_attention
+
+from . import inputs
+from .lab import Lab, Skip, Together
 
 BOUND = 2e-2
 """Largest error in bfloat16; the results of benchmarks.gpu.inputs are of order 1."""

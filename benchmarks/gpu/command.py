@@ -7,7 +7,6 @@ The model is a Llama 3.1 8B with an EAGLE-3 head, both with random weights, in b
   copy     the bandwidth of a large copy and the speed of a large matrix product: the rooflines of everything below
   cycle    the whole cycle of each tree at batch 1 and context 1024, beside the bytes that it must move
   attention  whole cycles with each attention kernel: what decides which one is the default
-  stages   draft, verification, commit and extension as programs of their own
   peer     transformers' Llama, static cache, torch.compile with CUDA graphs, the same step; needs torch with CUDA
   compile  how long compiling the 5/4/8 cycle takes, without a cache and with JAX's
   kernels  each implementation of attention at batches 1 to 64 and contexts 512 to 32768
@@ -33,14 +32,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.engines import BenchmarkError
-from benchmarks.gpu.against import run_peer
-from benchmarks.gpu.supervisor import GRACE, NoDevice, Supervisor
-from benchmarks.gpu.tables import head, show, worth
-from benchmarks.options import RESULTS
 from jaxspec.commands.options import Parser
 
-ORDER = ("check", "copy", "cycle", "attention", "stages", "peer", "compile", "kernels", "prefill", "grid")
+from ..options import RESULTS, BenchmarkError
+from .against import run_peer
+from .supervisor import GRACE, NoDevice, Supervisor
+from .tables import head, show, worth
+
+ORDER = ("check", "copy", "cycle", "attention", "peer", "compile", "kernels", "prefill", "grid")
 
 
 class Report:

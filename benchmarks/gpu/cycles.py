@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
-from benchmarks.gpu.kernels import Cases
-from benchmarks.gpu.lab import Lab, Skip, Together
-from benchmarks.gpu.sizes import ASSUMED_ACCEPT_LENGTHS
-from benchmarks.gpu.state import Batch, batch_bytes, batch_shapes, make_batch
 from jaxspec.capacity import estimate
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
 from jaxspec.engine.program_cache import CacheHits
 from jaxspec.spec.cycle import cycle
 from jaxspec.spec.prefill import Chunk, prefill
 from jaxspec.spec.state import State
+
+from .kernels import Cases
+from .lab import Lab, Skip, Together
+from .sizes import ASSUMED_ACCEPT_LENGTHS
+from .state import Batch, batch_bytes, batch_shapes, make_batch
 
 
 def lower_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: str | None = None) -> jax.stages.Lowered:

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.lab import Lab, random_array
-from benchmarks.gpu.sizes import Shape
 from pallas_kernels.rotate_qkv.api import QkvLayout
+
+from .lab import Lab, random_array
+from .sizes import Shape
 
 NORM_WEIGHT = 0.1
 """Standard deviation of norms' weights: real ones are near 1, but then the largest results of many have errors near the bound."""

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.checks import Cases, taken
-from benchmarks.gpu.lab import Lab, Together, random_array
-from benchmarks.gpu.state import PAGE
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS, tree_attention
+
+from .checks import Cases, taken
+from .lab import Lab, Together, random_array
+from .state import PAGE
 
 LAST = ("reference", "mosaic")
 """The reference gathers whole caches and takes long. How long compiling for Mosaic takes is unknown: should it end the worker, all

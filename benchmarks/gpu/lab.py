@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from benchmarks.engines import Spread
-from benchmarks.gpu.sizes import MOST_CALLS, Size
 from jaxspec.capacity.estimate import Pair, pair
 from jaxspec.engine.device_state import merger
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.spec.state import Models
+
+from ..record import Spread
+from .sizes import MOST_CALLS, Size
 
 RESERVED = 0.03
 """Share of the memory that measurements leave free."""

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.lab import Lab, random_array
-from benchmarks.gpu.sizes import MOST_CALLS
 from jaxspec.config import EngineConfig
 from jaxspec.engine.device_state import new_state, state_sizes
 from jaxspec.spec.state import Sizes, State, empty_state
+
+from .lab import Lab, random_array
+from .sizes import MOST_CALLS
 
 PAGE = EngineConfig().page_size
 """Tokens per page where time is taken."""

@@ -14,7 +14,7 @@ from queue import Empty, Queue
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-c", "from benchmarks.gpu.worker import main; main()")
+COMMAND = (sys.executable, "-c", "from .worker import main; main()")
 SILENCE = {"check": 60.0, "kernels": 60.0}
 OTHER_SILENCE = 150.0
 """Seconds without a word from a worker after which it counts as hung: compiling a few cycles at a time takes less."""

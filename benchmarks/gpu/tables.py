@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks import record
-from benchmarks.engines import Spread
+from .. import record
+from ..record import Spread
 
 Row = Mapping[str, Any]
 Column = Callable[[Row], str]
@@ -53,12 +53,6 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "cycle": CYCLE,
     "attention": {"attention": text("attention"), **CYCLE},
-    "stages": {
-        "tree": text("tree"),
-        "context": text("context"),
-        "parts, ms": lambda row: ", ".join(f"{name} {median(each):.2f}" for name, each in row["milliseconds"].items()),
-        "sum of parts / whole": number("sum_over_whole", 2),
-    },
     "peer": {
         "": text("name"),
         "step, ms (min..max)": spread("milliseconds"),

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks import record
-from benchmarks.gpu import checks, cycles, kernels, stages
-from benchmarks.gpu.lab import Lab, Skip
-from benchmarks.gpu.sizes import SIZES
 from jaxspec.commands.collect_env import driver
+
+from .. import record
+from . import checks, cycles, kernels
+from .lab import Lab, Skip
+from .sizes import SIZES
 
 Send = Callable[..., None]
 
@@ -38,7 +39,6 @@ SECTIONS: dict[str, Section] = {
     "copy": kernels.copy,
     "cycle": cycles.goals,
     "attention": cycles.by_attention,
-    "stages": stages.stages,
     "compile": cycles.compiling,
     "kernels": kernels.times,
     "prefill": cycles.prefills,

@@ -1,4 +1,4 @@
 """Against other engines: the same weights, prompts and machine, everybody in turn in one run."""
 
-from benchmarks.peers.command import main as main
-from benchmarks.peers.tables import tables as tables
+from .command import main as main
+from .tables import tables as tables

@@ -1,6 +1,6 @@
 """`python -m benchmarks.peers`."""
 
-from benchmarks.engines import exit_on_error
-from benchmarks.peers.command import main
+from ..options import exit_on_error
+from .command import main
 
-exit_on_error(main)
+exit_on_error("peers", main)

@@ -24,17 +24,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks import record
-from benchmarks.engines import BenchmarkError
-from benchmarks.options import BenchmarkParser, add_common_options, prompts_of
-from benchmarks.peers.measure import TRANSFORMERS, Contender, measure, ours, summarize, theirs
-from benchmarks.peers.process import KINDS, Kind, NotRun, Peer
-from benchmarks.peers.tables import gain, tables
 from jaxspec.commands.common import listing
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN
 from jaxspec.defaults import BUILT_IN_TARGET
+
+from .. import record
+from ..options import BenchmarkError, BenchmarkParser, add_common_options, prompts_of
+from .measure import TRANSFORMERS, Contender, measure, ours, summarize, theirs
+from .process import KINDS, Kind, NotRun, Peer
+from .tables import gain, tables
 
 NAMES = tuple(kind.name for kind in KINDS)
 TRIAL_TOKENS = 32

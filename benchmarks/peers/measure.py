@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.engines import Spread, alternate, check_nothing_compiled
-from benchmarks.peers.process import NotRun, Peer, Timed
-from benchmarks.record import shares
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
 from jaxspec.config import PLAIN, SpecConfig
+
+from ..load import alternate, check_nothing_compiled
+from ..record import Spread, shares
+from .process import NotRun, Peer, Timed
 
 OURS = "jaxspec"
 TRANSFORMERS = "transformers"

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.engines import BenchmarkError, alternate
+from ..load import alternate
+from ..options import BenchmarkError
 
 Timed = tuple[float, list[list[int]]]
 """The seconds that all prompts took, and their tokens."""

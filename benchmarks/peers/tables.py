@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from benchmarks.engines import Spread
-from benchmarks.record import table
+from ..record import Spread, table
 
 
 def tables(results: dict) -> dict[str, str]:

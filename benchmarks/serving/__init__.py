@@ -1,4 +1,4 @@
 """A load generator for any OpenAI-compatible server: `python -m benchmarks.serving`, which command.py explains."""
 
-from benchmarks.serving.command import main as main
-from benchmarks.serving.command import tables as tables
+from .command import main as main
+from .command import tables as tables

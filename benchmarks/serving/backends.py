@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Any, NamedTuple
 
-from benchmarks.serving.answers import Request
+from .answers import Request
 
 
 class UsageFields(Enum):

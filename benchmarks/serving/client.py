@@ -7,10 +7,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.engines import BenchmarkError
-from benchmarks.serving.answers import Answer, Chunk, FailedRequest, Failure, Request
-from benchmarks.serving.backends import Backend, Generation, Piece, UsageFields
-from benchmarks.serving.events import EventParser, EventTooLarge
+from ..options import BenchmarkError
+from .answers import Answer, Chunk, FailedRequest, Failure, Request
+from .backends import Backend, Generation, Piece, UsageFields
+from .events import EventParser, EventTooLarge
 
 try:
     import aiohttp

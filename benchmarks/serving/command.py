@@ -25,13 +25,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.serving import options as command_line
-from benchmarks.serving.markdown import tables as tables
+from . import options as command_line
+from .markdown import tables as tables
 
 if TYPE_CHECKING:
-    from benchmarks.serving.client import Client
-    from benchmarks.serving.datasets import Workload
-    from benchmarks.serving.load import Run
+    from .client import Client
+    from .datasets import Workload
+    from .load import Run
 
 LATE_MS = 50.0
 PAUSE_MS = 100.0
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if requests failed, 130 if it was interrupted. Raises BenchmarkError or ValueError for what is wrong before."""
     options = parse(arguments)
 
-    from benchmarks import record  # after the options, since this takes a while to import
-    from benchmarks.serving.privacy import recordable
+    from .. import record  # after the options, since this takes a while to import
+    from .privacy import recordable
 
     try:
         workload, results = asyncio.run(measure(options))
@@ -69,11 +69,11 @@ def address(options: argparse.Namespace) -> str:
 
 async def measure(options: argparse.Namespace) -> "tuple[Workload, dict[str, Any]]":
     """Probes, warms up, runs the load. Returns what was sent and what came out."""
-    from benchmarks.serving import metrics, probe, server_stats
-    from benchmarks.serving.arrivals import arrival_times
-    from benchmarks.serving.backends import BACKENDS, Generation
-    from benchmarks.serving.client import Client
-    from benchmarks.serving.datasets import load
+    from . import metrics, probe, server_stats
+    from .arrivals import arrival_times
+    from .backends import BACKENDS, Generation
+    from .client import Client
+    from .datasets import load
 
     url = address(options)
     generation = Generation(
@@ -109,7 +109,7 @@ async def measure(options: argparse.Namespace) -> "tuple[Workload, dict[str, Any
 
 def wanted(options: argparse.Namespace) -> Any:
     """What the options say about the prompts; one request more than the warm-ups is for the probe."""
-    from benchmarks.serving.datasets import Wanted
+    from .datasets import Wanted
 
     return Wanted(
         options.dataset_name, options.dataset_path, options.num_prompts, 1 + options.num_warmups, options.output_len,
@@ -122,7 +122,7 @@ async def send(client: "Client", requests: Sequence, times: Sequence[float], lim
     """Runs a load under a progress bar that also counts the failures."""
     from tqdm import tqdm
 
-    from benchmarks.serving.load import run
+    from .load import run
 
     failed = 0
     with tqdm(total=len(requests), desc=what, unit=" requests", disable=True if quiet else None) as bar:

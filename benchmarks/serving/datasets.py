@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.engines import BenchmarkError
-from benchmarks.serving.answers import Request
 from jaxspec.commands.common import BUILT_IN, PromptSet, load_prompts
 from jaxspec.demo.corpus import heldout_prompts
+
+from ..options import BenchmarkError
+from .answers import Request
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from benchmarks.serving.answers import Answer, Request
-from benchmarks.serving.client import Client
+from .answers import Answer, Request
+from .client import Client
 
 WATCH_SECONDS = 0.02
 

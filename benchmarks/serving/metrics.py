@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.answers import Answer
-from benchmarks.serving.load import Run
+from .answers import Answer
+from .load import Run
 
 
 def summarize(run: Run, percentiles: Sequence[float], objectives: dict[str, float]) -> dict[str, Any]:

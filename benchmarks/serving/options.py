@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.options import BenchmarkParser
 from jaxspec.commands.options import whole
+
+from ..options import BenchmarkParser
 
 KEY_VARIABLE = "JAXSPEC_API_KEY"
 BACKENDS = ("openai", "openai-chat", "sglang")

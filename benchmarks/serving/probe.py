@@ -1,9 +1,9 @@
 """Before the load: is there a server, which model has it, and what does it tell about tokens? What is wrong is said at once."""
 
-from benchmarks.engines import BenchmarkError
-from benchmarks.serving.answers import Answer, FailedRequest, Failure, Request
-from benchmarks.serving.backends import UsageFields
-from benchmarks.serving.client import Client
+from ..options import BenchmarkError
+from .answers import Answer, FailedRequest, Failure, Request
+from .backends import UsageFields
+from .client import Client
 
 PROBE_TOKENS = 16
 REFUSED = (400, 422)

@@ -4,8 +4,8 @@ import re
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from benchmarks.serving.answers import FailedRequest
-from benchmarks.serving.client import Client
+from .answers import FailedRequest
+from .client import Client
 
 COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts_total",

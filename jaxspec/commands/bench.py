@@ -1,38 +1,41 @@
-"""jaxspec bench: the benchmarks by name, and how to measure a running server with the clients that people know."""
+"""jaxspec bench: the benchmarks by name, and how to measure a running server with well-known clients."""
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
+
+from jaxspec.commands.common import run_guarded
+
+PACKAGE = "jaxspec.bench" if find_spec("jaxspec.bench") else "benchmarks"
+"""The folder benchmarks/ is installed as jaxspec.bench. A clone that is not installed has only the folder."""
 
 
 class Benchmark(NamedTuple):
-    """One of benchmarks/; its `main` takes arguments and returns the exit status."""
+    """A module of benchmarks/. Its `main` takes arguments and returns the exit status."""
 
     name: str
     summary: str
 
     @property
     def module(self) -> str:
-        return f"benchmarks.{self.name.replace('-', '_')}"
+        return f"{PACKAGE}.{self.name}"
 
 
 BENCHMARKS = (
-    Benchmark("throughput", "tokens per second with and without speculation, accept length, the parts of a cycle, memory"),
-    Benchmark("speculative", "picks the draft tree: every batch size, a file for `serve --config`, a picture"),
-    Benchmark("acceptance", "how much of a head's drafts is accepted: by depth, chains against trees with as many nodes"),
-    Benchmark("serving", "a load generator for a running server, ours or another: latencies, throughput, goodput, accept length"),
-    Benchmark("lossless", "check-lossless over several trees and many prompts, with a record of the result"),
-    Benchmark("under-load", "growing batches, the prefix cache, long prompts, the host's share of a cycle"),
-    Benchmark("through-server", "what HTTP costs: tokens per second through the server against LLM.generate"),
-    Benchmark("start", "how long a server takes from its launch to the first token"),
-    Benchmark("peers", "against transformers, llama.cpp, vLLM and others with the same weights and prompts; those it finds"),
-    Benchmark("report", "results as one page with plots, and as the tables of README and docs/"),
-    Benchmark("gpu", "on a GPU, at the size of an 8B model: are the kernels right, and how near to its bandwidth are they"),
-    Benchmark("conversion", "how fast checkpoints convert and load, and the memory that takes, on a synthetic 8B model"),
+    Benchmark("speculative", "find the fastest draft tree per batch size; writes a file for `serve --config` and a picture"),
+    Benchmark("throughput", "tokens/s with and without speculation, accept length, parts of a cycle, memory"),
+    Benchmark("acceptance", "how many drafts a head gets accepted: by depth, chains against trees"),
+    Benchmark("serving", "latency, throughput and goodput of a running server (OpenAI or SGLang API)"),
+    Benchmark("peers", "compare with transformers, OpenVINO, CTranslate2, llama.cpp and vLLM on a CPU"),
+    Benchmark("gpu", "check the kernels on a GPU and time an 8B model's programs"),
+    Benchmark("lossless", "check-lossless over several trees and many prompts, with a record"),
+    Benchmark("start", "seconds from launching a server to its first token"),
+    Benchmark("report", "one HTML page with tables and plots of all results"),
 )
-CLIENTS = """a running server, with the clients that people know (`jaxspec serve` listens on port 30000; NAME is the model's name in
-the API, DIR its directory, for the tokenizer):
+CLIENTS = """For more load patterns and data sets use these clients (`jaxspec serve` listens on port 30000; NAME is the model's name
+in the API, DIR its directory, for the tokenizer):
 
   SGLang's (`pip install sglang`), which prints the accept length:
     python -m sglang.bench_serving --backend sglang --base-url http://127.0.0.1:30000 --tokenizer DIR \\
@@ -47,7 +50,7 @@ the API, DIR its directory, for the tokenizer):
       --constraint kind=max_duration,seconds=60 --data kind=synthetic_text,prompt_tokens=256,output_tokens=128 \\
       --tokenizer kind=huggingface_auto,model=DIR
 
-Random tokens are hard to draft: accept lengths are those of real text only with prompts of real text."""
+Random prompts give unrealistically low accept lengths: use real text to measure speculation."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,17 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     chosen = next((benchmark for benchmark in BENCHMARKS if benchmark.name == arguments[0]), None)
     if chosen is None:
-        listed = ", ".join(benchmark.name for benchmark in BENCHMARKS)
-        print(f"jaxspec bench: error: {arguments[0][:80]!r} is no benchmark: there is {listed}", file=sys.stderr)
+        names = ", ".join(benchmark.name for benchmark in BENCHMARKS)
+        print(f"jaxspec bench: error: unknown benchmark {arguments[0][:80]!r}; benchmarks: {names}", file=sys.stderr)
         return 2
-
-    from benchmarks.engines import run_guarded
-
-    return run_guarded(lambda: import_module(chosen.module).main(arguments[1:]))
+    return run_guarded(f"jaxspec bench {chosen.name}", lambda: import_module(chosen.module).main(arguments[1:]))
 
 
 def overview() -> str:
-    """Every benchmark with one line, and the standard clients."""
-    lines = ["usage: jaxspec bench NAME [options]", "", "benchmarks of this machine (`jaxspec bench NAME --help` for options):"]
+    """Every benchmark with one line, and the other clients."""
+    lines = ["usage: jaxspec bench NAME [options]", "", "benchmarks (`jaxspec bench NAME --help` lists the options):"]
     lines += [f"  {benchmark.name:<14} {benchmark.summary}" for benchmark in BENCHMARKS]
     return "\n".join([*lines, "", CLIENTS])

@@ -31,3 +31,9 @@ def newest(tmp_path) -> Callable[[], dict]:
         return json.loads(path.read_text().splitlines()[-1])
 
     return read
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch) -> None:
+    """No warnings about the load of the machine that runs the tests."""
+    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.1, 0.1))

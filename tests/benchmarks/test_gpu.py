@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engines import BenchmarkError
 from benchmarks.gpu import command, main
 from benchmarks.gpu.against import take_answer
 from benchmarks.gpu.checks import check
@@ -17,7 +16,7 @@ from benchmarks.gpu.lab import Lab
 from benchmarks.gpu.sizes import FULL, PLAIN, SMALL
 from benchmarks.gpu.state import make_batch
 from benchmarks.gpu.supervisor import GRACE, Supervisor
-from benchmarks.options import RESULTS
+from benchmarks.options import RESULTS, BenchmarkError
 from jaxspec.capacity import estimate
 from jaxspec.capacity.models import weights_of
 from jaxspec.commands.options import tree

@@ -1,8 +1,13 @@
 """Several ways to run the same requests, side by side."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from benchmarks.load import Load, merged, parts_of, side_by_side
+from benchmarks.load import Load, alternate, check_nothing_compiled, merged, parts_of, side_by_side
+from benchmarks.options import BenchmarkError
+from jaxspec.commands.common import table
+from jaxspec.commands.workbench import CompilationCounter
 
 
 def test_parts_are_whole_and_hold_every_request():
@@ -34,3 +39,16 @@ def test_loads_in_a_row_are_one_load():
     assert both.first_token == {0: 0.1, 1: 0.2, 2: 0.3} and both.accept_lengths[2] == (3,)
     assert (both.host_ms, both.launch_ms, both.wait_ms) == pytest.approx((5 / 3, 2.0, 30.0))
     assert both.tokens_per_second == 2.0 and both.decode_tokens_per_second == pytest.approx(3 / 2)
+
+
+def test_a_compilation_while_time_is_taken_is_an_error():
+    counter = CompilationCounter()
+    check_nothing_compiled(counter, before=0)
+    jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
+    with pytest.raises(BenchmarkError, match="compiled during the timed part"):
+        check_nothing_compiled(counter, before=0)
+
+
+def test_small_helpers():
+    assert list(alternate(["a", "b"], 2)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
+    assert table(["a", "b"], [["x", "10"]]).splitlines()[1] == "|---|---:|"

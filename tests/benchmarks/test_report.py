@@ -9,12 +9,8 @@ import pytest
 
 from benchmarks import report
 from benchmarks.options import RESULTS
-from benchmarks.record import read
-from benchmarks.report.agreement import agreements, widest
-from benchmarks.report.command import MARKDOWN
-from benchmarks.report.markers import replaced
-from benchmarks.report.page import html_table, page
-from benchmarks.report.results import Results, tables_of
+from benchmarks.record import measured_on, read
+from benchmarks.report import MARKDOWN, Results, agreements, html_table, page, replaced, tables_of, widest
 
 WHERE = {"date": "2026-11-22T10:00:00+00:00", "jax": "0.12", "cpu": "<AMD> & co", "cores": 2, "devices": ["cpu"]}
 
@@ -77,7 +73,7 @@ def test_the_command_writes_and_checks(directory, tmp_path, capsys):
     markdown.write_text("<!-- results: acceptance depth -->\n<!-- end of results -->")
     flags = ["--results", str(directory), "--markdown", str(markdown), "--html", str(html)]
     assert report.main([*flags, "--check"]) == 1 and not html.exists()
-    assert "not up to date" in capsys.readouterr().err
+    assert "out of date" in capsys.readouterr().err
     assert report.main([*flags, "--pictures", str(tmp_path / "pictures")]) == 0
     assert "accepted at depth" in markdown.read_text()
     assert report.main([*flags, "--check"]) == 0
@@ -133,15 +129,24 @@ def test_runs_of_one_command_are_compared_by_their_ratios():
     assert not agreements([run(1.0), run(1.0, "another")]) and not agreements([])
 
 
+def test_the_load_of_a_busy_machine_stands_beside_its_figures():
+    quiet, busy = ({**record(), "environment": {**WHERE, "load_average": load}} for load in (0.5, 1.4))
+    assert measured_on(quiet) == measured_on(record()) == "22 November 2026, jax 0.12, <AMD> & co, 2 cores"
+    assert measured_on(busy) == measured_on(quiet) + ", busy machine: load average 1.4"
+
+
 def test_what_is_no_result_is_an_error(tmp_path):
     file = tmp_path / "x.jsonl"
-    for content, message in (("{", "holds no results, one JSON object per line"), ('{"a": 1}', "no results of these benchmarks")):
+    for content, message in (
+        ("{", "holds no results: expected one JSON object per line"),
+        ('{"a": 1}', "no results of these benchmarks"),
+    ):
         file.write_text(content)
         with pytest.raises(ValueError, match=message):
             read(file)
     with pytest.raises(ValueError, match="can't read results"):
         read(tmp_path / "missing.jsonl")
-    with pytest.raises(ValueError, match="holds no results"):
+    with pytest.raises(ValueError, match="no results in empty"):
         report.main(["--results", str(tmp_path / "empty")])
 
 

@@ -11,11 +11,11 @@ import time
 import pytest
 from aiohttp import web
 
-from benchmarks.engines import run_guarded
 from benchmarks.serving import main, tables
 from benchmarks.serving.answers import Answer, Request
 from benchmarks.serving.backends import BACKENDS, Generation
 from benchmarks.serving.client import Client
+from jaxspec.commands.common import run_guarded
 from tests.benchmarks.stub import DONE, Stub, chunk, event, in_thread, last
 
 PROMPTS = 4
@@ -76,7 +76,7 @@ def measure(tmp_path, capsys):
         prompts = tmp_path / "prompts.txt"
         prompts.write_text("".join(f"prompt {number}\n" for number in range(9)))
         common = ["--base-url", url, "--dataset-path", str(prompts), "--num-prompts", str(PROMPTS), "--num-warmups", "0"]
-        status = run_guarded(lambda: main([*common, "--out", str(out), *arguments]))
+        status = run_guarded("bench", lambda: main([*common, "--out", str(out), *arguments]))
         printed = capsys.readouterr()
         record = json.loads(out.read_text().splitlines()[-1]) if out.exists() else None
         return status, record, printed.out + printed.err
@@ -236,7 +236,7 @@ def test_what_the_probe_meets_is_one_line(measure, response, message):
     with stub.running() as url:
         status, record, printed = measure(url)
     assert (status, record) == (2, None)
-    assert message in printed and printed.startswith(f"error: {url}: ") and printed.count("\n") == 1
+    assert message in printed and printed.startswith(f"bench: error: {url}: ") and printed.count("\n") == 1
 
 
 def free_port() -> int:

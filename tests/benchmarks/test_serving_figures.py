@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.engines import BenchmarkError
+from benchmarks.options import BenchmarkError
 from benchmarks.serving import datasets, main, metrics, options
 from benchmarks.serving.answers import Answer, Chunk, Failure
 from benchmarks.serving.arrivals import arrival_times

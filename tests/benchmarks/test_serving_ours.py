@@ -1,14 +1,11 @@
 """The load generator against our own server, on a tiny random model and on the fake engine: it understands all three protocols."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import through_server
-from benchmarks.engines import BenchmarkError
-from benchmarks.options import RESULTS
+from benchmarks.options import BenchmarkError
 from benchmarks.serving import main
 from jaxspec.config import SpecConfig
 from jaxspec.server.chat_template import ChatTemplate
@@ -79,17 +76,3 @@ def test_our_server_s_key_is_asked_for_and_taken(measure, monkeypatch):
             measure(url)
         monkeypatch.setenv("JAXSPEC_API_KEY", "right-key")
         assert measure(url, "--output-len", "3")[0] == 0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_through_server_asks_with_this_client(stream):
-    model = ServedModel("jaxspec-demo", CONTEXT, TREE, byte_tokenizer(), None)
-    with serving(FakeEngine(), model) as url:
-        assert asyncio.run(through_server.ask_all(url, ["a", "b"], 9, stream=stream)) == [("The quick", 9)] * 2
-        with pytest.raises(BenchmarkError, match="gave no answer: status 400"):
-            asyncio.run(through_server.ask_all(url, ["a" * 99], 9, stream=stream))
-
-
-def test_through_server_s_table_comes_from_its_results():
-    record = json.loads((RESULTS / "through_server.jsonl").read_text().splitlines()[-1])
-    assert "share of LLM.generate" in through_server.tables(record["results"])["through the server"]

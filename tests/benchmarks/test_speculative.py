@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import speculative, tuning
 from benchmarks.load import Load
 from benchmarks.options import RESULTS
-from benchmarks.speculative import command, tuning
-from benchmarks.speculative.config_file import config_file
-from benchmarks.speculative.grid import dominated, grid, why_not
-from benchmarks.speculative.picture import draw
-from benchmarks.speculative.simulated import simulated_speed_ups
-from benchmarks.speculative.tables import tables, worth_knowing
-from benchmarks.speculative.tuning import Timed, describe, shortlist
+from benchmarks.plots import draw_trees
+from benchmarks.speculative import config_file, notes, tables
+from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, simulated_speed_ups, why_not
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import SpecConfig
 
@@ -21,7 +18,7 @@ CHAIN, WIDE, SHORT = SpecConfig(3, 1, 4), SpecConfig(3, 4, 8), SpecConfig(1, 1, 
 
 
 def passes(*seconds: float) -> list[Load]:
-    """Passes that gave 100 tokens in so many seconds."""
+    """Runs that gave 100 tokens in these times."""
     return [Load(seconds=each, tokens={0: tuple(range(100))}) for each in seconds]
 
 
@@ -134,7 +131,7 @@ def test_brute_force_is_shown_beside_the_choice():
     trees = [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.5)]
     made = tables(results_of((4, "3/1/4", trees), exhaustive=True))
     assert "1/1/2 1.50 |" in made["brute force"] and "3/1/4 1.40 |" in made["brute force"] and "0.933" in made["brute force"]
-    assert "1.37 (1.37..1.37)" in made["best"]  # what is quoted was measured anew
+    assert "1.37 (1.37..1.37)" in made["best"]  # what is quoted was measured again
     assert "brute force" not in tables(results_of((4, "3/1/4", trees)))
 
 
@@ -145,15 +142,17 @@ def test_simulated_figures_are_called_simulated_everywhere():
     results = {"simulated_accept_lengths": [2.0], "head": "EAGLE3", "batches": [{"batch": 1, "trees": [described]}]}
     made = tables(results)
     assert list(made) == ["batch 1"] and "SIMULATED speed-up at accept length 2" in made["batch 1"]
-    assert worth_knowing(results).startswith("simulated: accept lengths are assumed")
-    assert "SIMULATED" in draw(results).get_suptitle()
+    assert notes(results).startswith("simulated: accept lengths are assumed")
+    assert "SIMULATED" in draw_trees(results).get_suptitle()
 
 
 def test_a_picture_shows_one_kind_of_speed_up():
-    figure = draw(results_of((1, "3/1/4", [timed(CHAIN, 1.5, 1.4), timed(WIDE, 1.9)]), (4, "plain", [timed(CHAIN, 2.5, 0.8)])))
+    figure = draw_trees(
+        results_of((1, "3/1/4", [timed(CHAIN, 1.5, 1.4), timed(WIDE, 1.9)]), (4, "plain", [timed(CHAIN, 2.5, 0.8)]))
+    )
     assert [axis.get_title() for axis in figure.axes] == ["batch 1", "batch 4", ""]
     assert {text.get_text() for text in figure.axes[0].texts} == {"1.33", "1.05"} and "predicted" in figure.get_suptitle()
-    measured = draw(results_of((1, "3/1/4", [timed(CHAIN, 1.5, 1.4)]), exhaustive=True))
+    measured = draw_trees(results_of((1, "3/1/4", [timed(CHAIN, 1.5, 1.4)]), exhaustive=True))
     assert [text.get_text() for text in measured.axes[0].texts] == ["1.40"] and "measured" in measured.get_suptitle()
     assert len(figure.axes[0].patches) == 1 and not figure.axes[1].patches  # a frame around the choice
 
@@ -163,7 +162,7 @@ def tuned(tiny, tmp_path_factory) -> dict:
     """A whole run on a tiny model."""
     out = tmp_path_factory.mktemp("tuned") / "out.jsonl"
     flags = ["--trees", "1/1/2", "2/2/4", "--batch-size", "1", "3", "--rounds", "2", "--max-tokens", "20", "--exhaustive"]
-    assert command.main([*tiny, *flags, "--out", str(out)]) == 0
+    assert speculative.main([*tiny, *flags, "--out", str(out)]) == 0
     return {"out": out, "record": json.loads(out.read_text())}
 
 
@@ -177,7 +176,7 @@ def test_a_run_measures_every_tree_at_every_batch_size(tuned):
         for each in at["trees"]:
             assert len(each["cost"]["values"]) == len(each["speed_up"]["values"]) == 2 and each["cycle_ms"] > 0
             tree, plain = each["tokens_per_second"]["values"], each["plain_tokens_per_second"]["values"]
-            assert each["speed_up"]["values"] == pytest.approx([mine / its for mine, its in zip(tree, plain, strict=True)])
+            assert each["speed_up"]["values"] == pytest.approx([fast / slow for fast, slow in zip(tree, plain, strict=True)])
             accepted = results["acceptance"][each["tree"]]["accept_length"]
             assert each["predicted_speed_up"] == pytest.approx(accepted / each["cost"]["median"])
     assert "--trees 1/1/2 2/2/4" in tuned["record"]["command"]
@@ -199,9 +198,9 @@ def test_what_was_dropped_is_no_candidate_and_the_winner_is_measured_anew(tuned)
 
 
 def test_simulations_and_brute_force_have_results_of_their_own():
-    names = [command.parse(flags).out.name for flags in ([], ["--exhaustive"], ["--simulate-accept-length", "2"])]
+    names = [speculative.parse(flags).out.name for flags in ([], ["--exhaustive"], ["--simulate-accept-length", "2"])]
     assert names == ["speculative.jsonl", "speculative_exhaustive.jsonl", "speculative_simulated.jsonl"]
-    assert command.parse([]).out.parent == RESULTS and command.parse(["--model", "mine"]).out == Path("speculative.jsonl")
+    assert speculative.parse([]).out.parent == RESULTS and speculative.parse(["--model", "mine"]).out == Path("speculative.jsonl")
 
 
 def test_a_run_writes_a_picture_and_a_config_file(tuned):
@@ -212,8 +211,8 @@ def test_a_run_writes_a_picture_and_a_config_file(tuned):
 def test_a_model_without_a_head_can_only_simulate(tiny, tmp_path, newest, capsys):
     model = [*tiny[:2], *tiny[4:], "--trees", "2/1/3", "--batch-size", "1", "--rounds", "1", "--max-tokens", "20"]
     with pytest.raises(ValueError, match="--simulate-accept-length"):
-        command.main([*model, "--out", str(tmp_path / "out.jsonl")])
-    assert command.main([*model, "--out", str(tmp_path / "out.jsonl"), "--simulate-accept-length", "1.5", "2"]) == 0
+        speculative.main([*model, "--out", str(tmp_path / "out.jsonl")])
+    assert speculative.main([*model, "--out", str(tmp_path / "out.jsonl"), "--simulate-accept-length", "1.5", "2"]) == 0
     (tree,) = newest()["results"]["batches"][0]["trees"]
     assert tree["simulated_speed_up"] == {str(a): pytest.approx(a / tree["cost"]["median"]) for a in (1.5, 2.0)}
     assert not (tmp_path / "out.yaml").exists() and "SIMULATED" in capsys.readouterr().out
@@ -221,5 +220,5 @@ def test_a_model_without_a_head_can_only_simulate(tiny, tmp_path, newest, capsys
 
 def test_too_few_tokens_to_time_a_cycle_are_an_error(tiny, tmp_path):
     flags = [*tiny, "--trees", "3/1/4", "--batch-size", "1", "--max-tokens", "8", "--out", str(tmp_path / "out.jsonl")]
-    with pytest.raises(Exception, match="too few to time cycles of 3/1/4: give 20 or more"):
-        command.main(flags)
+    with pytest.raises(Exception, match="too small to time cycles of 3/1/4: give at least 20"):
+        speculative.main(flags)

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks import own_server, start
-from benchmarks.engines import BenchmarkError
+from benchmarks import start
+from benchmarks.options import BenchmarkError
 
 
 def test_cached_and_cold_starts_are_told_apart(tmp_path, monkeypatch, capsys):
@@ -17,7 +17,7 @@ def test_cached_and_cold_starts_are_told_apart(tmp_path, monkeypatch, capsys):
         launched.append((list(flags), environment))
         yield "http://127.0.0.1:1"
 
-    async def one_token(url, model):
+    def one_token(url, model):
         assert (url, model) == ("http://127.0.0.1:1", "jaxspec-demo")
 
     monkeypatch.setattr(start, "serving", serving)
@@ -34,5 +34,5 @@ def test_cached_and_cold_starts_are_told_apart(tmp_path, monkeypatch, capsys):
 
 
 def test_a_server_that_does_not_start_is_an_error():
-    with pytest.raises(BenchmarkError, match=r"was not ready:[^$]*--page-size"), own_server.serving(["--page-size", "-3"]):
+    with pytest.raises(BenchmarkError, match=r"was not ready:[^$]*--page-size"), start.serving(["--page-size", "-3"]):
         pass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import memory, throughput
+from benchmarks import throughput
 
 
 def test_a_run_compares_speculation_with_plain_decoding(tiny, tmp_path, newest, capsys):
@@ -14,7 +14,7 @@ def test_a_run_compares_speculation_with_plain_decoding(tiny, tmp_path, newest, 
     (batch,) = record["results"]["batches"]
     plain, tree = (batch["modes"][mode] for mode in ("plain", "speculation"))
     pairs = zip(tree["tokens_per_second"]["values"], plain["tokens_per_second"]["values"], strict=True)
-    assert batch["speed_up"]["values"] == pytest.approx([mine / its for mine, its in pairs])
+    assert batch["speed_up"]["values"] == pytest.approx([fast / slow for fast, slow in pairs])
     assert batch["requests"] == batch["equal_to_plain"] == 8  # two parts of two for every row
     assert plain["verifications"] == 8 * 7 and tree["verifications"] <= plain["verifications"]
     counts = {int(tokens): count for tokens, count in batch["acceptance"]["verifications_by_tokens"].items()}
@@ -34,14 +34,14 @@ def test_plain_decoding_alone_is_nothing_to_compare(tiny, tmp_path):
         throughput.main([*tiny, "--tree", "plain", "--out", str(tmp_path / "out.jsonl")])
 
 
-@pytest.mark.skipif(not memory.CLEAR.exists(), reason="reads /proc: needs Linux")
+@pytest.mark.skipif(not throughput.CLEAR.exists(), reason="reads /proc: needs Linux")
 def test_the_peak_of_the_process_begins_anew():
     block = bytearray(200 << 20)
-    before = memory.peaks()["process_peak_bytes"]
+    before = throughput.memory_peaks()["process_peak_bytes"]
     del block
-    memory.restart_peak()
-    after = memory.peaks()["process_peak_bytes"]
+    throughput.restart_peak()
+    after = throughput.memory_peaks()["process_peak_bytes"]
     assert after < before - (150 << 20)
     block = bytearray(200 << 20)
-    assert memory.peaks()["process_peak_bytes"] > after + (150 << 20)
+    assert throughput.memory_peaks()["process_peak_bytes"] > after + (150 << 20)
     del block

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engines import BenchmarkError
-from jaxspec.commands.bench import BENCHMARKS, main, overview
+from benchmarks.options import BenchmarkError
+from jaxspec.commands.bench import BENCHMARKS, PACKAGE, main, overview
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def test_every_benchmark_is_in_the_list():
     runnable = {path.stem for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
     runnable |= {path.parent.name for path in FOLDER.glob("*/__main__.py")}
-    assert {benchmark.module for benchmark in BENCHMARKS} == {f"benchmarks.{name}" for name in runnable}
+    assert {benchmark.module for benchmark in BENCHMARKS} == {f"{PACKAGE}.{name}" for name in runnable}
     assert all(f"  {benchmark.name} " in overview() and benchmark.summary in overview() for benchmark in BENCHMARKS)
 
 
@@ -36,12 +36,12 @@ def test_arguments_and_status_pass_through_and_errors_are_lines(monkeypatch, cap
     monkeypatch.setattr("jaxspec.commands.bench.import_module", lambda name: SimpleNamespace(main=run))
     assert main(["peers", "a", "b", "c"]) == 3
     assert main(["peers", "fail"]) == 2
-    assert capsys.readouterr().err == "error: no figures\n"
+    assert capsys.readouterr().err == "jaxspec bench peers: error: no figures\n"
 
 
 def test_an_unknown_benchmark_is_one_line(capsys):
     assert main(["unknown"]) == 2
-    assert "there is throughput, speculative" in capsys.readouterr().err
+    assert "unknown benchmark 'unknown'; benchmarks: speculative, throughput" in capsys.readouterr().err
 
 
 def test_the_standard_clients_are_told():

@@ -1,17 +1,19 @@
-"""The engines of a sweep, and what is measured with them: accept lengths, the time of a cycle, whole passes.
+"""The engines of a sweep: they measure accept lengths, cycle times and whole passes of many trees.
 
-All trees share one engine: a tree is just another program, and every request names its own. Plain decoding has an engine without a
-head, which is what one would run instead. Programs exist for the sweep's batch sizes only.
+All trees share one engine: a tree is just another program, and every request names its tree. Plain decoding has an engine without a
+head, as it would have in production. Programs are compiled for the sweep's batch sizes only.
 """
 
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from benchmarks.engines import BenchmarkError
-from benchmarks.load import Load, parts_of, run
+import jax.numpy as jnp
+from flax import nnx
+
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
@@ -19,16 +21,22 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.programs import CycleProgram
 from jaxspec.engine.request import Status
+from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
+from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
+
+from .load import Load, parts_of, run
+from .options import BenchmarkError
 
 TIMED_CYCLES = 12
-"""Of one tree in a row, at most."""
+"""The most cycles of one tree that are timed in a row."""
 LEAST_CYCLES = 2
 FIRST_CYCLES = 3
-"""Not timed: other requests of the batch may still be in their prefill."""
+"""Cycles that are not timed, because other requests of the batch may still be in their prefill."""
+USUAL_DRAFT_VOCABULARY = 32_000
 
 
 class Sweep:
-    """A model with its head, and prompts, for every tree at every batch size."""
+    """A model, its head and prompts, for every tree at every batch size."""
 
     def __init__(
         self,
@@ -48,45 +56,44 @@ class Sweep:
         self._drafting = Engine(
             llm.target, llm.head, llm.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
         )  # fmt: skip
-        for engine, head in ((self._plain, None), (self._drafting, llm.head)):  # tracing takes longer than what is measured
+        for engine, head in ((self._plain, None), (self._drafting, llm.head)):  # tracing takes longer than measuring
             engine.runner.programs.traces = stored_traces(llm.target.config, head and head.config, engine.config)
-        self._drafting.trees.own = self._drafting.trees.all  # all at every batch size, as trees of single requests are not
+        self._drafting.trees.own = self._drafting.trees.all  # compiled for every batch size; trees of single requests are not
         self._restrict(self.batches)
 
     def _restrict(self, batches: Sequence[int]) -> None:
-        """A batch of another size is padded to one of these instead of compiled for."""
+        """Pads every batch to one of these sizes, so that no other is compiled."""
         for engine in (self._plain, self._drafting):
             engine.runner.buckets = engine.runner.buckets._replace(batches=tuple(batches))
 
     def compile(self, trees: Sequence[SpecConfig], batches: Sequence[int]) -> None:
-        """Compiles the cycles of these trees, and of plain decoding, at these batch sizes. Prefills compile when they are needed:
-        untimed passes come first."""
+        """Compiles the cycles of these trees and of plain decoding at these batch sizes. Prefills compile in the untimed passes."""
         for engine, specs in ((self._plain, [PLAIN]), (self._drafting, list(trees))):
-            wanted = [
+            needed = [
                 program
                 for program in engine.runner.all_programs()
                 if isinstance(program, CycleProgram) and program.spec in specs and program.batch in batches
             ]
-            engine.runner.programs.compile_all(wanted, progress=True)
+            engine.runner.programs.compile_all(needed, progress=True)
 
     def accept(self, tree: SpecConfig) -> Load:
-        """All prompts once, as many together as the largest batch size has; no other size is compiled for."""
+        """Runs all prompts once at the largest batch size."""
         self._restrict(self.batches[-1:])
         load = self.run_part(tree, self.batches[-1], range(len(self.prompts)))
         self._restrict(self.batches)
         return load
 
     def parts(self, batch: int) -> list[range]:
-        """Of a round at this batch size, in which every prompt runs at least once."""
+        """The parts of a round at this batch size, in which every prompt runs at least once."""
         return parts_of(len(self.prompts), batch)
 
     def run_part(self, tree: SpecConfig, batch: int, part: range) -> Load:
-        """These requests, `batch` of them at any time."""
+        """Runs these requests, `batch` at a time."""
         prompts, params = zip(*self._requests(part.stop)[part.start :], strict=True)
         return run(self._engine(tree), prompts, params, batch, tree)
 
     def _requests(self, count: int) -> list[tuple[Sequence[int], SamplingParams]]:
-        """So many prompts with their parameters, over and over again."""
+        """The first `count` of the endlessly repeated prompts, with their parameters."""
         return list(itertools.islice(itertools.cycle(zip(self.prompts, self._params, strict=True)), count))
 
     def cycle_seconds(self, tree: SpecConfig, batch: int) -> float:
@@ -105,19 +112,34 @@ class Sweep:
         while engine.has_work:
             engine.step()
         if len(times) < LEAST_CYCLES:  # the first texts ended while the last prompts were computed
-            raise BenchmarkError(f"--max-tokens are too few to time {batch} requests together with {tree}: give more")
+            raise BenchmarkError(f"--max-tokens is too small to time {batch} requests together with {tree}: increase it")
         return median(times)
 
     def timed_cycles(self, tree: SpecConfig) -> int:
-        """As many as surely come between a request's first cycles and its last, if every draft is accepted.
+        """Cycles that surely fit between a request's first cycles and its last, even if every draft is accepted.
 
         Raises BenchmarkError if that is less than LEAST_CYCLES.
         """
         most = self._max_tokens // (tree.num_steps + 1) - FIRST_CYCLES
         if most < LEAST_CYCLES:
             least = (FIRST_CYCLES + LEAST_CYCLES) * (tree.num_steps + 1)
-            raise BenchmarkError(f"--max-tokens {self._max_tokens} are too few to time cycles of {tree}: give {least} or more")
+            raise BenchmarkError(f"--max-tokens {self._max_tokens} is too small to time cycles of {tree}: give at least {least}")
         return min(TIMED_CYCLES, most)
 
     def _engine(self, tree: SpecConfig) -> Engine:
         return self._plain if tree == PLAIN else self._drafting
+
+
+def random_head(target: LoadedTarget) -> LoadedHead:
+    """An untrained EAGLE-3 head of the usual size (one layer, at most 32,000 draft tokens), whose cycles cost as much as usual."""
+    vocabulary = target.config.vocab_size
+    drafts = min(USUAL_DRAFT_VOCABULARY, vocabulary)
+    config = Eagle3Config(
+        layer=replace(target.config, num_layers=1),
+        target_hidden_size=target.config.hidden_size,
+        captured_layers=default_captured_layers(target.config.num_layers),
+        draft_vocab_size=drafts,
+    )
+    head = split_model(Eagle3(config, dtype=target.params["embed_tokens"].dtype, rngs=nnx.Rngs(0)), config)
+    head.params["draft_to_target"] = jnp.arange(drafts, dtype=jnp.int32) * (vocabulary // drafts)
+    return head
