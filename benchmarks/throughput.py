@@ -3,8 +3,7 @@
 Measures tokens per second and the speed-up of every pair of runs, accept length (mean, by depth, histogram), verifications, time
 per cycle (host, launching, waiting; draft, verify, commit, extend), and memory. Requests go through the engine as `LLM.generate`
 sends them, a few at a time with both engines in alternating order, so that a machine that changes its speed slows both. Compilation
-and an untimed round come first; a compilation during the timed part is an error. --adaptive also measures an engine that chooses
-between the tree and plain decoding while it runs.
+and an untimed round come first; a compilation during the timed part is an error.
 
 Examples:
     jaxspec bench throughput --tree 3/1/4

@@ -43,7 +43,7 @@ def test_sizes_of_a_grid_are_refused_beside_trees(parse, capsys):
 def test_peers_are_compared_in_float32_only(capsys):
     with pytest.raises(SystemExit):
         peers.main(["--dtype", "bfloat16"])
-    assert "everybody runs in float32" in capsys.readouterr().err
+    assert "all engines run in float32" in capsys.readouterr().err
 
 
 def test_a_busy_machine_is_told(monkeypatch, capsys):

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import peers
 from benchmarks.options import BenchmarkError
-from benchmarks.peers import command, main, tables
-from benchmarks.peers.measure import Contender, Measured, measure, summarize
-from benchmarks.peers.process import KINDS, Kind, NotRun, Peer, one_line
+from benchmarks.peer_process import KINDS, SIDES, Kind, NotRun, Peer, one_line
+from benchmarks.peers import Contender, Measured, main, measure, summarize, tables
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.commands.common import run_guarded
 from jaxspec.testing import random_head, tiny_target, write_head, write_target
 
 PROMPTS = [[5, 9, 17], [40, 2]]
-FOLDER = Path(command.__file__).parent
-START = f"import json, os, sys\nsys.path.insert(0, {str(FOLDER)!r})\nfrom side import LOOKUP, PLAIN, serve\n"
+START = f"import json, os, sys\nsys.path.insert(0, {str(SIDES.parent)!r})\nfrom peer_sides import LOOKUP, PLAIN, serve\n"
 KNOWN = """
 known = {tuple(prompt): tokens for prompt, tokens in json.loads(open(%r).read())}
 def right(prompt, max_tokens):
@@ -71,7 +70,7 @@ def compare(model, tmp_path, monkeypatch):
 
     def run(fakes: dict[str, str], *more: str) -> tuple[int, dict | None]:
         kinds = [kind(name, code) for name, code in fakes.items()]
-        monkeypatch.setattr(command, "KINDS", kinds)
+        monkeypatch.setattr(peers, "KINDS", kinds)
         out = tmp_path / "out.jsonl"
         status = run_guarded("bench", lambda: main([*options, "--peers", *fakes, "--out", str(out), *more]))
         return status, json.loads(out.read_text())["results"] if out.exists() else None
@@ -85,15 +84,22 @@ def compare(model, tmp_path, monkeypatch):
 
 
 def test_everybody_is_measured_against_transformers(compare, capsys):
-    status, results = compare({"transformers": GOOD, "llama.cpp": WRONG, "mlx-lm": SHORT})
+    status, results = compare({"transformers": GOOD, "llama.cpp": WRONG, "ctranslate2": SHORT})
     assert status == 0 and results is not None
     by_name = {each["name"]: each for each in results["contenders"]}
-    assert list(by_name) == ["jaxspec plain", "jaxspec 2/2/4", "transformers", "transformers, prompt lookup", "llama.cpp", "mlx-lm"]
+    assert list(by_name) == [
+        "jaxspec plain",
+        "jaxspec 2/2/4",
+        "transformers",
+        "transformers, prompt lookup",
+        "llama.cpp",
+        "ctranslate2",
+    ]
     assert {name: each["equal_to_reference"] for name, each in by_name.items()} == dict.fromkeys(by_name, 2) | {
         "llama.cpp": 0,
-        "mlx-lm": 0,
+        "ctranslate2": 0,
     }
-    assert by_name["mlx-lm"]["tokens"] == 10 and by_name["mlx-lm"]["tokens_asked"] == 12
+    assert by_name["ctranslate2"]["tokens"] == 10 and by_name["ctranslate2"]["tokens_asked"] == 12
     for each in results["contenders"]:
         theirs = by_name["transformers"]["seconds"]
         assert each["ratio_to_baseline"]["values"] == [theirs[0] / each["seconds"][0], theirs[1] / each["seconds"][1]]
@@ -105,11 +111,11 @@ def test_everybody_is_measured_against_transformers(compare, capsys):
 
 
 def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):
-    status, results = compare({"transformers": MISSING, "llama.cpp": GOOD, "mlx-lm": MISSING_LATER})
+    status, results = compare({"transformers": MISSING, "llama.cpp": GOOD, "ctranslate2": MISSING_LATER})
     assert status == 0 and results is not None
     assert results["not_run"] == {
         "transformers": "no-such-package or nor-this is not installed: pip install torch transformers",
-        "mlx-lm": "No module named 'no_such_module': pip install 'mlx[cpu]' mlx-lm",
+        "ctranslate2": "No module named 'no_such_module': pip install torch transformers ctranslate2",
     }
     assert results["baseline"] == "jaxspec plain" and set(results["versions"]) == {"llama.cpp"}
     assert set(tables(results)["not run"].splitlines()[2].split(" | ")[0].split()) == {"|", "transformers"}
@@ -124,14 +130,14 @@ def test_with_nobody_left_it_says_what_to_install(compare, capsys, code):
 
 
 def test_whoever_dies_or_fails_is_out(compare):
-    fakes = {"transformers": GOOD, "openvino-genai": BROKEN, "llama.cpp": DIES_LOADING, "mlx-lm": DIES_LATER}
+    fakes = {"transformers": GOOD, "openvino-genai": BROKEN, "llama.cpp": DIES_LOADING, "ctranslate2": DIES_LATER}
     status, results = compare(fakes)
     assert status == 0 and results is not None
     assert [each["engine"] for each in results["contenders"]] == ["jaxspec", "jaxspec", "transformers", "transformers"]
     assert results["not_run"] == {
         "openvino-genai": "ValueError: no config.json",
         "llama.cpp": "its process ended with status 3 (out of luck)",
-        "mlx-lm": "its process ended with status 4 (and one below Python)",
+        "ctranslate2": "its process ended with status 4 (and one below Python)",
     }
 
 
@@ -207,17 +213,17 @@ def test_a_python_that_is_not_there_is_one_line():
         Peer(KINDS[0], "/no/such/python")
 
 
-@pytest.mark.parametrize("text", ["mlx-lm", "nobody=/usr/bin/python", "mlx-lm="])
+@pytest.mark.parametrize("text", ["ctranslate2", "nobody=/usr/bin/python", "ctranslate2="])
 def test_a_wrong_peer_python_is_one_line(text, capsys):
     with pytest.raises(SystemExit) as exit:
-        command.parse(["--peer-python", text])
+        peers.parse(["--peer-python", text])
     error = capsys.readouterr().err
     assert exit.value.code == 2 and error.count("\n") == 1 and "NAME=PYTHON" in error
 
 
 def test_help_says_what_to_install(capsys):
     with pytest.raises(SystemExit):
-        command.parse(["--help"])
+        peers.parse(["--help"])
     printed = capsys.readouterr().out
     assert all(f"pip install {kind.install}" in printed for kind in KINDS) and "Examples:" in printed
 
@@ -257,7 +263,7 @@ def test_a_peer_takes_no_time_while_others_run(model, tmp_path):
     script.write_text(START + KNOWN % str(model[0] / "known.json") + BUSY)
     peer = Peer(KINDS[0]._replace(script=str(script)), sys.executable)
     try:
-        ((child,),) = peer.load(model="", threads=1, lookups=[], context=8, assistant=None).values()
+        ((child,),) = peer.load(model="", threads=1, lookups=[], context=8).values()
         assert becomes(peer.process.pid, "T") and becomes(int(child), "T")
         seconds, tokens = peer.generate("plain", child, PROMPTS[:1], 6)
         assert seconds > 0 and len(tokens[0]) == 6 and becomes(int(child), "T")

