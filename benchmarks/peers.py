@@ -16,6 +16,7 @@ Examples:
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

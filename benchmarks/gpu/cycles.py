@@ -17,10 +17,10 @@ from jaxspec.spec.cycle import cycle
 from jaxspec.spec.prefill import Chunk, prefill
 from jaxspec.spec.state import State
 
+from .arrays import Batch, batch_bytes, batch_shapes, make_batch
 from .kernels import Cases
 from .lab import Lab, Skip, Together
 from .sizes import ASSUMED_ACCEPT_LENGTHS
-from .state import Batch, batch_bytes, batch_shapes, make_batch
 
 
 def lower_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: str | None = None) -> jax.stages.Lowered:

@@ -1,7 +1,8 @@
-"""How fast attention alone is, and the device's own peaks."""
+"""Kernels on this device: is each of them right (against its reference), and how fast is attention alone?"""
 
 import itertools
 import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -11,19 +12,111 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.tree_attention.api import IMPLEMENTATIONS, tree_attention
+from pallas_kernels.cache_write.api import IMPLEMENTATIONS as WRITES
+from pallas_kernels.cache_write.api import cache_write
+from pallas_kernels.rms_norm.api import IMPLEMENTATIONS as NORMS
+from pallas_kernels.rms_norm.api import rms_norm
+from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS as ROTATIONS
+from pallas_kernels.rotate_qkv.api import rotate_qkv
+from pallas_kernels.tree_attention.api import IMPLEMENTATIONS as ATTENTIONS
+from pallas_kernels.tree_attention.api import tree_attention
 
-from .checks import Cases, taken
-from .lab import Lab, Together, random_array
-from .state import PAGE
+from . import arrays
+from .arrays import PAGE
+from .lab import Lab, Skip, Together, random_array
+
+BOUND = 2e-2
+"""The largest allowed error in bfloat16; results are of order 1."""
+Cases = Iterator[tuple[dict, Callable[[], dict]]]
+
+
+class WrongResult(Exception):
+    """An implementation differs from the reference."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A kernel and the calls of it that are compared."""
+
+    kernel: str
+    function: Callable
+    """Takes the arguments that `calls` make, and `implementation`."""
+    implementations: Collection[str]
+    bound: float
+    """The largest allowed difference from the reference."""
+    calls: Mapping[str, Callable[[], tuple[Any, ...]]]
+    """Functions that make the arguments, by the name of the shape."""
+
+
+def check(lab: Lab) -> Cases:
+    """One implementation at a time, because one may break the device."""
+    for checked in checked_kernels(lab):
+        for name in checked.implementations:
+            programs = Together({shape: partial(lower, checked, name, make) for shape, make in checked.calls.items()})
+            for shape in checked.calls:
+                case = {"kernel": checked.kernel, "implementation": name, "shape": shape}
+                yield case, partial(compare_with_reference, lab, checked, name, shape, programs)
+
+
+def checked_kernels(lab: Lab) -> Iterator[Checked]:
+    """All four kernels; attention last, because its Mosaic kernel is the most likely to end the worker."""
+
+    def calls(make: Callable) -> dict[str, Callable]:
+        return {str(shape): partial(make, lab, shape) for shape in lab.size.shapes}
+
+    def row_calls(make: Callable, note: str = "") -> dict[str, Callable]:
+        return {f"{rows} rows{note}, batch {batch}": partial(make, lab, batch, rows) for batch, rows in lab.size.row_shapes}
+
+    yield Checked("cache_write", cache_write, WRITES, 0.0, calls(arrays.write))  # it copies, so it must be exact
+    yield Checked("rms_norm", partial(rms_norm, eps=lab.size.target.rms_norm_eps), NORMS, BOUND, row_calls(arrays.norm))
+    for layout in arrays.layouts(lab):
+        made = row_calls(partial(arrays.rotation, layout), "" if layout.norm_eps is None else " with norms")
+        yield Checked("rotate_qkv", partial(rotate_qkv, layout=layout), ROTATIONS, BOUND, made)
+    yield Checked("tree_attention", tree_attention, ATTENTIONS, BOUND, calls(arrays.attention))
+
+
+def lower(checked: Checked, name: str, make: Callable[[], tuple[Any, ...]]) -> jax.stages.Lowered:
+    return jax.jit(partial(checked.function, implementation=name)).lower(*jax.eval_shape(make))
+
+
+def compare_with_reference(lab: Lab, checked: Checked, name: str, shape: str, programs: Together[str]) -> dict:
+    """Largest error against the reference in float32 on the same numbers."""
+    program, arguments = taken(lab, programs, shape, name), checked.calls[shape]()
+    wide = jax.tree.map(lambda array: array.astype(jnp.float32) if array.dtype == lab.dtype else array, arguments)
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(partial(checked.function, implementation="reference"))(*wide)
+    got = program(*arguments)
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    return {"error": max(compare(*each, checked.bound) for each in pairs), "bound": checked.bound}
+
+
+def taken[Key](lab: Lab, programs: Together[Key], key: Key, name: str) -> jax.stages.Compiled:
+    """The program. Raises Skip if the implementation does not support this shape or device."""
+    try:
+        return programs[key]
+    except Exception as error:
+        refuses = isinstance(error, ValueError | NotImplementedError) or not lab.on_gpu
+        if refuses and name != "reference":
+            raise Skip(f"refused: {type(error).__name__}: {str(error)[:200]}") from error
+        raise
+
+
+def compare(got: jax.Array, expected: jax.Array, bound: float) -> float:
+    """The largest difference. Raises WrongResult if it is above the bound, or not a number."""
+    error = float(jnp.max(jnp.abs(got.astype(jnp.float32) - expected.astype(jnp.float32))))
+    if not error <= bound:
+        raise WrongResult(f"the largest difference from the reference is {error:g}, allowed are {bound:g}")
+    return error
+
+
+# Speed
 
 LAST = ("reference", "mosaic")
-"""The reference gathers whole caches and takes long. How long compiling for Mosaic takes is unknown: should it end the worker, all
-the others have been measured."""
+"""The reference is slow. How long compiling for Mosaic takes is unknown: if it ends the worker, the others have been measured."""
 
 
 def copy(lab: Lab) -> Cases:
-    """The device's peaks, as measured: what all other figures are compared with."""
+    """The measured peaks of the device, which all other figures are compared with."""
 
     def measure() -> dict:
         return {"bytes_per_second": lab.bandwidth, "operations_per_second": lab.arithmetic, "copied_bytes": lab.size.copy_bytes}
@@ -32,8 +125,8 @@ def copy(lab: Lab) -> Cases:
 
 
 def times(lab: Lab) -> Cases:
-    """Every implementation of attention at all sizes, one after the other."""
-    for name in sorted(IMPLEMENTATIONS, key=lambda name: LAST.index(name) if name in LAST else -1):
+    """Every implementation of attention at all sizes."""
+    for name in sorted(ATTENTIONS, key=lambda name: LAST.index(name) if name in LAST else -1):
         for batch in lab.size.kernel_batches:
             for context in lab.size.contexts:
                 chains = {rows: Chain(lab, name, batch, context, rows) for rows in lab.size.kernel_rows}
@@ -47,7 +140,7 @@ def times(lab: Lab) -> Cases:
 class Chain:
     """Calls of attention that feed each other and together read more than the GPU's own cache holds.
 
-    All caches are stretches of one large pool, told apart by page tables, so a chain needs no slices of the pool.
+    All caches are parts of one large pool, selected by page tables, so a chain copies nothing.
     """
 
     lab: Lab
@@ -68,7 +161,7 @@ class Chain:
 
     @property
     def caches(self) -> int:
-        """How many there are: one, or whole chains."""
+        """The number of caches: one, or whole chains."""
         wanted, chained = self.lab.size.more_than_caches / (self.batch * self.context * self.per_token), self.lab.size.chained
         return 1 if wanted <= 1 else -(-math.ceil(wanted) // chained) * chained
 
@@ -77,7 +170,7 @@ class Chain:
         return -(-self.context // PAGE)
 
     def arguments(self) -> tuple[Any, ...]:
-        """Of `run`, but for the page tables."""
+        """The arguments of `run` except the page tables."""
         config, dtype = self.lab.size.target, self.lab.dtype
         pages = (self.caches * self.batch * self.width, PAGE, config.num_kv_heads, config.head_dim)
         window = (self.batch, self.rows, config.num_kv_heads, config.head_dim)

@@ -1,4 +1,4 @@
-"""What the measurements of benchmarks.gpu share: the device and its peaks, random weights and caches, and how time is taken."""
+"""Shared by all measurements of benchmarks.gpu: the device and its peaks, random weights, timing, and compiling in parallel."""
 
 import os
 import time
@@ -20,7 +20,7 @@ from ..record import Spread
 from .sizes import MOST_CALLS, Size
 
 RESERVED = 0.03
-"""Share of the memory that measurements leave free."""
+"""Share of the memory that stays free."""
 
 
 class Skip(Exception):
@@ -28,7 +28,7 @@ class Skip(Exception):
 
 
 class Lab:
-    """One process's device. The weights are made when they are first needed, and once."""
+    """The device of this process, and the models. Weights are made on first use."""
 
     def __init__(self, size: Size, bandwidth: float | None = None, arithmetic: float | None = None):
         self.size = size
@@ -73,7 +73,7 @@ class Lab:
         return pair(self.size.target, self.size.head, self.size.target.dtype)
 
     def check_room(self, needed: int, what: str) -> None:
-        """Raises Skip if so many bytes beside the weights don't fit."""
+        """Raises Skip if these bytes do not fit next to the weights."""
         limit = self.memory_limit
         total = needed + self.pair.weights
         if limit is not None and total > (1 - RESERVED) * limit:
@@ -115,7 +115,7 @@ class Lab:
         return merger(*self._graphs, attention)
 
     def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
-        """Milliseconds per call: several samples of a row of calls, the last of which is waited for, after two untimed ones.
+        """Milliseconds per call: several samples of consecutive calls, waiting for the last, after two untimed calls.
 
         `prepare` runs before each sample, untimed.
         """
@@ -137,7 +137,7 @@ class Lab:
 
 
 class Together[Key]:
-    """Programs that are compiled at the same time, when the first of them is asked for; each is handed out once."""
+    """Programs that are compiled in parallel when the first is needed; each can be taken once."""
 
     def __init__(self, lowerings: Mapping[Key, Callable[[], jax.stages.Lowered]]):
         self._lowerings = lowerings
@@ -148,7 +148,7 @@ class Together[Key]:
         if not self._programs:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 self._programs = dict(zip(self._lowerings, pool.map(self._compile, self._lowerings.values()), strict=True))
-        program = self._programs.pop(key)  # dropped after its use, so that the memory of its CUDA graphs is free again
+        program = self._programs.pop(key)  # dropped after use, which frees the memory of its CUDA graphs
         if isinstance(program, Exception):
             raise program
         return program

@@ -1,26 +1,103 @@
-"""The `transformers` side of benchmarks.gpu: one decoding step of a Llama with random weights, in torch; prints one JSON object.
+"""transformers on a GPU: one decoding step of a Llama with random weights, beside our plain cycle.
 
-It runs in a process of its own, maybe in another Python environment, so it imports nothing of this project.
+This file is also the script of the process that runs it, maybe in another Python environment: `main` and the functions below it
+import nothing of this project.
 """
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+
+START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+"""Runs the file without putting its folder on sys.path."""
+LONGEST = 150.0
+"""Seconds for the peer; torch.compile takes most of them."""
+
+
+def run_peer(supervisor: "Supervisor", python: str, size_name: str, deadline: float) -> None:
+    """Adds a section `peer` to the results; it is skipped without torch."""
+    from .supervisor import GRACE
+
+    started = time.time()
+    supervisor.take({"kind": "section", "section": "peer", "cases": 2})
+    left = min(LONGEST, deadline + GRACE - started)
+    if started > deadline:
+        supervisor.skip("peer", {}, "time budget: no time was left for this section")
+    else:
+        take_answer(supervisor, ask(python, size_name, left))
+    supervisor.take({"kind": "finished", "section": "peer", "seconds": time.time() - started})
+
+
+def ask(python: str, size_name: str, seconds: float) -> dict:
+    """The answer of the process; {"error": ...} if there is none."""
+    from jaxspec.checkpoints.exporting import hf_config
+
+    from .sizes import SIZES
+
+    size, cuda = SIZES[size_name], size_name != "tiny"
+    task = {
+        "config": hf_config(size.target),
+        "context": size.goal_context,
+        "steps": 20 if cuda else 2,
+        "samples": size.samples,
+        "cuda": cuda,
+    }
+    command = [python, "-c", START, __file__, json.dumps(task)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        return json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer after {seconds:.0f} s"}
+    except OSError as error:
+        return {"error": f"{python} can't be started: {error}"}
+    except json.JSONDecodeError:
+        return {"error": f"status {done.returncode}, {' '.join(done.stderr.split())[-500:]}"}
+
+
+def take_answer(supervisor: "Supervisor", answer: dict) -> None:
+    """Adds rows for the timed steps, with their ratio to our plain cycle of the same run."""
+    if "missing" in answer:
+        reason = f"{answer['missing']}: install torch and transformers, or name a Python that has them with --torch-python"
+        supervisor.skip("peer", {}, reason)
+        return
+    if "error" in answer:
+        supervisor.take({"kind": "failed", "section": "peer", "case": {}, "error": answer["error"]})
+        return
+    ours = [row for row in supervisor.results.get("cycle", {}).get("rows", []) if row["tree"] == "plain"]
+    for name in ("not compiled", "compiled"):
+        timed = answer.pop(name)
+        full_name = f"transformers, {name}"
+        if "error" in timed:
+            supervisor.take({"kind": "failed", "section": "peer", "case": {"name": full_name}, "error": timed["error"]})
+            continue
+        row = {"name": full_name, **timed, **answer}
+        if ours:
+            row["over_plain_cycle"] = median(timed["milliseconds"]) / median(ours[0]["milliseconds"])
+        supervisor.take({"kind": "row", "section": "peer", "row": row})
+
+
+# The process
 
 
 def main() -> None:
-    """Takes the sizes as one JSON object from the command line."""
+    """Takes the sizes as a JSON object from the command line, prints a JSON object."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library that prints, in Python or C++, must not garble the answers
+    os.dup2(2, 1)  # libraries that print must not garble the answers
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         answer = measure(**json.loads(sys.argv[-1]))
     except ImportError as error:
         answer = {"missing": str(error)}
-    except Exception as error:  # every failure goes to the process that asks
+    except Exception as error:  # the asking process decides what a failure means
         answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:600]}
     print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,4 +1,4 @@
-"""What benchmarks.gpu measures: sizes of the model, trees, batches and contexts; in full, and tiny for a try without a GPU."""
+"""Sizes of benchmarks.gpu: model, trees, batches and contexts, in full and tiny (to try it without a GPU)."""
 
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Size:
-    """Everything that tells a full run from a tiny one."""
+    """The sizes of a run."""
 
     target: ModelConfig
     head: Eagle3Config
@@ -45,32 +45,32 @@ class Size:
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     goal_context: int
-    """What the goals are set for, at batch 1."""
+    """The context of the section `cycle`, at batch 1."""
     kernel_batches: tuple[int, ...]
     kernel_rows: tuple[int, ...]
     shapes: tuple[Shape, ...]
     row_shapes: tuple[tuple[int, int], ...]
-    """Sequences and rows per sequence for which `check` compares norms and rotations."""
+    """Sequences, and rows per sequence, of the norms and rotations that `check` compares."""
     prefill_chunks: tuple[int, ...]
     prefill_contexts: tuple[int, ...]
     copy_bytes: int
     matrix: int
-    """Side of the square matrices whose product gives the arithmetic peak."""
+    """Side of the square matrices for the arithmetic peak."""
     more_than_caches: int
-    """Bytes that one timing of attention must touch, so that the GPU's own cache does not serve it."""
+    """Bytes that one timing of attention reads at least, so that the GPU's cache does not serve it."""
     chained: int
     """Calls of attention in one program."""
     samples: int
     sample_seconds: float
-    """Repeated calls fill about so much time per sample."""
+    """About the time of a sample, filled with repeated calls."""
     memory_limit: int | None = None
-    """Bytes; None: what the device says."""
+    """Bytes; None: as the device says."""
 
 
 MOST_CALLS = 16
-"""Cycles per sample, at most: the context grows by as many tokens in between."""
+"""The most cycles per sample: the context grows meanwhile."""
 ASSUMED_ACCEPT_LENGTHS = (2.0, 3.0, 4.0)
-"""Tokens per cycle that are assumed where tokens per second of a tree are given: random weights accept nothing."""
+"""Assumed tokens per cycle for a tree's tokens per second: random weights accept nothing."""
 
 
 def shapes(contexts: tuple[int, int], chunk: int) -> tuple[Shape, ...]:

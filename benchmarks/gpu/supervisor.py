@@ -1,4 +1,4 @@
-"""The process that people start: it starts workers, collects what they find, and replaces one that dies or hangs."""
+"""The parent process: it starts workers, collects their results, and replaces a worker that dies or hangs."""
 
 import json
 import os
@@ -13,25 +13,26 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, Any
 
-ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-c", "from .worker import main; main()")
+FOLDER = Path(__file__).parents[2] if __package__ == "benchmarks.gpu" else None
+"""Where workers run: in a clone its root, so that they can import benchmarks."""
+COMMAND = (sys.executable, "-c", f"from {__package__}.worker import main; main()")
 SILENCE = {"check": 60.0, "kernels": 60.0}
 OTHER_SILENCE = 150.0
-"""Seconds without a word from a worker after which it counts as hung: compiling a few cycles at a time takes less."""
+"""Seconds without a message after which a worker counts as hung. Compiling a few cycles at a time takes less."""
 GRACE = 20.0
-"""Seconds after the deadline at which a worker that is still at a case is ended."""
+"""Seconds after the deadline until a busy worker is killed."""
 MEMORY_SHARE = "0.88"
-"""What JAX takes of the GPU's memory: no other process needs it while a worker runs."""
+"""JAX's share of the GPU's memory: no other process needs it while a worker runs."""
 
 Results = dict[str, dict[str, Any]]
 
 
 class NoDevice(Exception):
-    """There is nothing to measure on; the message says what there is."""
+    """There is no GPU. The message lists the devices."""
 
 
 class Supervisor:
-    """Runs sections in worker processes and keeps their results: by section rows, what was skipped, and what failed."""
+    """Runs sections in worker processes and keeps their results: rows, skipped and failed cases by section."""
 
     def __init__(self, size: str, deadline: float, cache: str, heard: Callable[[dict], None], command: Sequence[str] = COMMAND):
         self.results: Results = {}
@@ -40,7 +41,7 @@ class Supervisor:
         self._current: dict[str, Any] = {}
 
     def run(self, sections: Sequence[str]) -> None:
-        """All these sections; a worker that ends early costs what is left of the section it was in. Raises NoDevice."""
+        """Runs these sections. A worker that ends early costs the rest of its section. Raises NoDevice."""
         waiting = list(sections)
         while waiting:
             if time.time() > self._deadline:
@@ -59,17 +60,17 @@ class Supervisor:
                 waiting.remove(current["section"])
 
     def find_device(self) -> None:
-        """Asks a worker, which measures nothing, what devices there are. Raises NoDevice."""
+        """Starts a worker only to learn the devices. Raises NoDevice."""
         ended = self._run_worker([])
         if not self.environment:
-            raise NoDevice(f"JAX did not tell what devices there are: {ended}")
+            raise NoDevice(f"JAX reported no devices: {ended}")
 
     def skip(self, section: str, case: dict, reason: str) -> None:
-        """Records what was not measured, and why."""
+        """Records a case that was not measured, with the reason."""
         self.take({"kind": "skipped", "section": section, "case": case, "reason": reason})
 
     def take(self, message: dict) -> None:
-        """Puts what a worker says into the results."""
+        """Adds a worker's message to the results."""
         kind = message["kind"]
         if kind == "environment":
             self.environment = message["environment"]
@@ -90,12 +91,12 @@ class Supervisor:
         return sum(len(found["failed"]) for found in self.results.values())
 
     def peaks(self) -> dict[str, float | None]:
-        """The measured ones, for workers to come."""
+        """The measured peaks, for the next worker."""
         rows = self.results.get("copy", {}).get("rows") or [{}]
         return {"bandwidth": rows[0].get("bytes_per_second"), "arithmetic": rows[0].get("operations_per_second")}
 
     def _run_worker(self, sections: Sequence[str]) -> str | None:
-        """One process until it ends; returns why it ended if that was before its work was done."""
+        """Runs one worker until it ends. Returns the reason if it ended before its work was done."""
         task = {"sections": list(sections), "size": self._size, "deadline": self._deadline, "cache": self._cache, **self.peaks()}
         environment = {**os.environ}
         if "XLA_CLIENT_MEM_FRACTION" not in environment:
@@ -104,7 +105,7 @@ class Supervisor:
         self._current = {}
         with (
             tempfile.TemporaryFile("w+") as errors,
-            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+            subprocess.Popen(command, cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
         ):
             assert process.stdout
             lines: Queue[str | None] = Queue()
@@ -114,7 +115,7 @@ class Supervisor:
                 hung = self._listen(lines)
                 if hung is None:
                     with suppress(subprocess.TimeoutExpired):
-                        process.wait(GRACE)  # it has said all and is about to end
+                        process.wait(GRACE)  # it has finished and is about to end
             finally:
                 process.kill()
                 reader.join()
@@ -123,10 +124,10 @@ class Supervisor:
                 raise NoDevice(f"JAX finds no GPU, only {', '.join(self.environment['devices'])}")
             if self.environment and all("seconds" in self.results.get(section, {}) for section in sections):
                 return None
-            return f"{hung or f'the worker ended with status {process.returncode}'}; its last words: {tail(errors)}"
+            return f"{hung or f'the worker ended with status {process.returncode}'}; last output: {tail(errors)}"
 
     def _listen(self, lines: Queue[str | None]) -> str | None:
-        """Takes messages until the process ends them; returns why it should be ended instead, if so."""
+        """Takes messages until the worker ends. Returns the reason to kill it, if there is one."""
         while True:
             left = self._deadline + GRACE - time.time()
             silence = SILENCE.get(self._current.get("section", ""), OTHER_SILENCE)
@@ -140,13 +141,13 @@ class Supervisor:
 
 
 def forward(source: IO[str], lines: Queue[str | None]) -> None:
-    """Lets a queue wait for a file."""
+    """Copies the lines of a file to a queue."""
     for line in source:
         lines.put(line)
     lines.put(None)
 
 
 def tail(errors: IO[str]) -> str:
-    """The end of what a process wrote, in one line."""
+    """The end of a process's output, in one line."""
     errors.seek(0)
     return " ".join(errors.read()[-2000:].split())[-600:] or "none"

@@ -1,6 +1,6 @@
-"""The process of benchmarks.gpu that uses the device: runs sections and says what it finds, one JSON object per line.
+"""The process of benchmarks.gpu that uses the device: runs sections and prints results, one JSON object per line.
 
-It is a process of its own so that a kernel that hangs, or that breaks the device's context, costs no more than its own section.
+It is a separate process, so that a kernel that hangs or breaks the device costs only its own section.
 """
 
 import json
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxspec.commands.collect_env import driver
 
 from .. import record
-from . import checks, cycles, kernels
+from . import cycles, kernels
 from .lab import Lab, Skip
 from .sizes import SIZES
 
@@ -28,14 +28,14 @@ class Case(NamedTuple):
     """One thing to measure."""
 
     name: dict[str, Any]
-    """What it is: the first columns of its row."""
+    """The first columns of its row."""
     measure: Callable[[], dict[str, Any]]
-    """Returns the other columns. Raises Skip if it can't be measured here."""
+    """Returns the other columns. Raises Skip if it cannot be measured here."""
 
 
 Section = Callable[[Lab], Iterable[tuple[dict, Callable[[], dict]]]]
 SECTIONS: dict[str, Section] = {
-    "check": checks.check,
+    "check": kernels.check,
     "copy": kernels.copy,
     "cycle": cycles.goals,
     "attention": cycles.by_attention,
@@ -47,20 +47,20 @@ SECTIONS: dict[str, Section] = {
 
 
 SECONDS = {"check": 120.0, "kernels": 110.0, "prefill": 60.0}
-"""What these sections may take at most, so that those behind them get their turn."""
+"""The most seconds for these sections, so that later ones get their turn."""
 
 
 class DeviceLost(Exception):
-    """After a failure not even a trivial program runs: the process has to be started anew."""
+    """After a failure not even a trivial program runs, so the process must be restarted."""
 
 
 def run_sections(names: Sequence[str], sections: dict[str, Section], lab: Lab, deadline: float, send: Send) -> None:
-    """Runs the sections in order. A failing case or section is reported, and the rest goes on; so does what is out of time."""
+    """Runs the sections in order. Cases that fail or are out of time are reported, and the rest goes on."""
     for name in names:
         started = time.time()
         try:
             cases = [Case(*case) for case in sections[name](lab)]
-        except Exception as error:  # whatever it is, it must not stop the other sections
+        except Exception as error:  # it must not stop the other sections
             send(kind="section", section=name, cases=0)
             send(kind="failed", section=name, case={}, error=describe(error))
             cases = []
@@ -71,7 +71,7 @@ def run_sections(names: Sequence[str], sections: dict[str, Section], lab: Lab, d
 
 
 def run_cases(section: str, cases: Sequence[Case], deadline: float, send: Send) -> None:
-    """Every case that can still end before the deadline, if it takes no longer than the longest one before it."""
+    """Runs every case that ends before the deadline if it takes no longer than the longest one so far."""
     longest = 0.0
     for case in cases:
         started = time.time()
@@ -95,7 +95,7 @@ def run_cases(section: str, cases: Sequence[Case], deadline: float, send: Send) 
 
 
 def check_device() -> None:
-    """Raises DeviceLost if the device no longer works: an error in one kernel may have taken the context with it."""
+    """Raises DeviceLost if the device no longer works: an error in one kernel may have broken its context."""
     try:
         assert float(jnp.arange(3.0).sum()) == 3
     except Exception as error:
@@ -103,12 +103,12 @@ def check_device() -> None:
 
 
 def describe(error: Exception) -> str:
-    """Its kind and the beginning of its message, in one line."""
+    """The type and the beginning of the message, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 def environment() -> dict[str, Any]:
-    """Where this runs."""
+    """The environment of the record."""
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform == "gpu" else None
     return {**record.environment(os.getloadavg()[0]), "platform": device.platform, "memory_limit": limit, "driver": driver()}
@@ -118,7 +118,7 @@ def main() -> None:
     """Reads the task, one JSON object, from the command line."""
     task = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library that prints, in Python or C++, must not garble the answers
+    os.dup2(2, 1)  # libraries that print must not garble the answers
 
     def send(**message: Any) -> None:
         print(json.dumps(message), file=answers, flush=True)

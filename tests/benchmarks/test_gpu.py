@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.gpu import command, main
-from benchmarks.gpu.against import take_answer
-from benchmarks.gpu.checks import check
-from benchmarks.gpu.kernels import times
+from benchmarks.gpu.arrays import make_batch
+from benchmarks.gpu.kernels import check, times
 from benchmarks.gpu.lab import Lab
+from benchmarks.gpu.peer import take_answer
 from benchmarks.gpu.sizes import FULL, PLAIN, SMALL
-from benchmarks.gpu.state import make_batch
 from benchmarks.gpu.supervisor import GRACE, Supervisor
 from benchmarks.options import RESULTS, BenchmarkError
 from jaxspec.capacity import estimate

@@ -92,7 +92,7 @@ def test_a_worker_that_dies_or_hangs_costs_only_its_section(tmp_path, monkeypatc
     supervisor.run(["a", "b", "c", "d"])
     assert [len(found["rows"]) for found in supervisor.results.values()] == [1, 1, 1, 1]
     (died,), (hung,) = supervisor.results["b"]["failed"], supervisor.results["c"]["failed"]
-    assert died["case"] == {"n": 2} and "status 1; its last words: kernel died" in died["error"]
+    assert died["case"] == {"n": 2} and "status 1; last output: kernel died" in died["error"]
     assert hung["error"].startswith("the worker hung for 1 s") and supervisor.failures == 2
     assert "seconds" in supervisor.results["d"]
 

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_every_benchmark_is_in_the_list():
-    runnable = {path.stem for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    runnable = {path.stem for path in FOLDER.glob("*.py") if "    exit_on_error(" in path.read_text()}
     runnable |= {path.parent.name for path in FOLDER.glob("*/__main__.py")}
     assert {benchmark.module for benchmark in BENCHMARKS} == {f"{PACKAGE}.{name}" for name in runnable}
     assert all(f"  {benchmark.name} " in overview() and benchmark.summary in overview() for benchmark in BENCHMARKS)
