@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.converting import file_sha256, sha256
-from jaxspec.checkpoints.converted import stored_arrays
+from jaxspec.checkpoints.converted import DRAFT, is_converted, manifest_digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.loading import head_kind, load_head, load_target, target_model_config
-from jaxspec.checkpoints.manifest import DRAFT, is_converted, manifest_digest, read_manifest
 from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget

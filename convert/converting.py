@@ -16,14 +16,13 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
 from jaxspec.checkpoints.heads import algorithm_of, head_plan, usable_token_map
-from jaxspec.checkpoints.host_arrays import cast
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.layout import Keys
-from jaxspec.checkpoints.loading import naming, planned_target, target_model_config
-from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
+from jaxspec.checkpoints.layout import Keys, TensorPlan
+from jaxspec.checkpoints.loading import read_target_plan, target_model_config
 from jaxspec.checkpoints.parameter_store import ParameterWriter, parameter_name
-from jaxspec.checkpoints.plan import Plan
+from jaxspec.checkpoints.tensor_files import cast, errors_named
 from jaxspec.checkpoints.writing import fresh_directory
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
@@ -65,8 +64,8 @@ def convert_target(
     """
     _refuse_converted(source)
     with fresh_directory(output) as fresh, Checkpoint(source) as checkpoint:
-        with naming(source):
-            plan = planned_target(source, checkpoint)
+        with errors_named(source):
+            plan = read_target_plan(source, checkpoint)
             plan.check(checkpoint)
         own = algorithm_of(checkpoint.infos)
         if draft is not None and own is not None:
@@ -76,7 +75,7 @@ def convert_target(
             raise ValueError(f"the token map {token_map} needs a draft head: give --draft")
         if head is not None:
             _write_head(head, fresh / DRAFT, plan.config, options, token_map)
-        with naming(source):
+        with errors_named(source):
             _write_model(checkpoint, plan, fresh, options, draft=None if head is None else manifest_digest(fresh / DRAFT))
 
 
@@ -89,7 +88,7 @@ def convert_head(source: Path, output: Path, target: Path, options: Options, *, 
 def _write_head(source: Path, directory: Path, target: ModelConfig, options: Options, token_map: Path | None) -> None:
     _refuse_converted(source)
     directory.mkdir(exist_ok=True)
-    with Checkpoint(source) as checkpoint, naming(source):
+    with Checkpoint(source) as checkpoint, errors_named(source):
         plan = head_plan(checkpoint, read_config(source), target)
         plan.check(checkpoint)
         ids = usable_token_map(plan.config, token_map)
@@ -104,7 +103,7 @@ def _refuse_converted(source: Path) -> None:
 
 def _write_model(
     checkpoint: Checkpoint,
-    plan: Plan,
+    plan: TensorPlan,
     directory: Path,
     options: Options,
     *,
@@ -131,7 +130,7 @@ def _write_model(
     Manifest(config, plan.dialect, hashes, files, made_for or {}, token_map, draft).write(directory)
 
 
-def _groups(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iterator[Group]:
+def _groups(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iterator[Group]:
     """The parameters in order, GROUP_BYTES at a time; a larger one is a group of its own."""
     group = Group({}, {}, 0)
     for keys, source in plan.layout.items():

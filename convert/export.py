@@ -8,15 +8,13 @@ import numpy as np
 
 from convert.converting import COPIED
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import head_directory, stored_arrays
+from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest, stored_arrays
 from jaxspec.checkpoints.exporting import Exported, head_checkpoint
 from jaxspec.checkpoints.heads import head_plan
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.layout import Keys, Layout
-from jaxspec.checkpoints.loading import naming, require_head, target_model_config
-from jaxspec.checkpoints.manifest import is_converted, read_manifest
-from jaxspec.checkpoints.mtp_layout import mtp_layout
-from jaxspec.checkpoints.targets import target_layout
+from jaxspec.checkpoints.layouts import mtp_layout, target_layout
+from jaxspec.checkpoints.loading import require_head, target_model_config
 from jaxspec.checkpoints.writing import write_checkpoint
 from jaxspec.models.mtp import MTPConfig
 
@@ -31,7 +29,7 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
     """
     if not is_converted(source):
         raise ValueError(f"{source} is no converted checkpoint: a target that was not converted is in this layout already")
-    with naming(source):
+    with errors_named(source):
         target = read_manifest(source).target
     parts = [(target_layout(target), stored_arrays(source, target, doing="exporting", progress=progress))]
     config = read_config(source)
@@ -77,7 +75,7 @@ def export_head(source: Path, output: Path, dialect: str, *, target: Path | None
 def _export_original(source: Path, output: Path, dialect: str, target: Path | None) -> None:
     if target is None:
         raise ValueError(f"{source} was not converted: give --target, which tells what layers it reads by default")
-    with Checkpoint(source) as checkpoint, naming(source):
+    with Checkpoint(source) as checkpoint, errors_named(source):
         plan = head_plan(checkpoint, read_config(source), target_model_config(target))
         plan.check(checkpoint)
         exported = head_checkpoint(plan.config, dialect)

@@ -6,16 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import check_fit
-from jaxspec.checkpoints.eagle3_layout import LAYER_IDS
+from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, check_fit, is_converted, read_manifest
 from jaxspec.checkpoints.heads import algorithm_of, head_plan
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.loading import naming, planned_target, target_model_config
-from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, is_converted, read_manifest
+from jaxspec.checkpoints.layout import TensorPlan
+from jaxspec.checkpoints.layouts import LAYER_IDS, is_target
+from jaxspec.checkpoints.loading import read_target_plan, target_model_config
 from jaxspec.checkpoints.parameter_store import StoredArray, stored_parameters
-from jaxspec.checkpoints.plan import Plan
-from jaxspec.checkpoints.targets import is_target
-from jaxspec.checkpoints.tensor_file import TensorInfo
+from jaxspec.checkpoints.tensor_files import TensorInfo, errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
@@ -32,9 +30,9 @@ def describe(path: Path, target: Path | None = None) -> str:
     """
     if is_converted(path):
         return _describe_converted(path, target)
-    with Checkpoint(path) as checkpoint, naming(path):
+    with Checkpoint(path) as checkpoint, errors_named(path):
         if is_target(checkpoint.infos):
-            plan: Plan = planned_target(path, checkpoint)
+            plan: TensorPlan = read_target_plan(path, checkpoint)
         else:
             config = read_config(path)
             plan = head_plan(checkpoint, config, _stand_in(config) if target is None else target_model_config(target))
@@ -53,7 +51,7 @@ def describe(path: Path, target: Path | None = None) -> str:
 
 def _describe_converted(path: Path, target: Path | None) -> str:
     manifest = read_manifest(path)
-    with naming(path):
+    with errors_named(path):
         if target is not None:
             fits = _fits(manifest.config, target)
             check_fit(manifest, target_model_config(target))

@@ -24,7 +24,7 @@ GROUPS = {
     ),
     "prepare": (
         Command("convert", "convert checkpoints so that they load faster; inspect and export them", "convert.__main__"),
-        Command("plan", "does a model fit on a GPU, and how fast can it be there; needs no GPU", "jaxspec.plan"),
+        Command("plan", "does a model fit on a GPU, and how fast can it be there; needs no GPU", "jaxspec.planner.command"),
     ),
     "check and measure": (
         Command("check-draft", "is this draft head right for this model, and does it pay", "jaxspec.commands.check_draft"),

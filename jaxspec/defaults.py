@@ -21,10 +21,9 @@ def own_head(model: Path) -> Path | None:
     if model == BUILT_IN_TARGET:
         return BUILT_IN_HEAD
     from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
-    from jaxspec.checkpoints.converted import head_directory
+    from jaxspec.checkpoints.converted import head_directory, is_converted
     from jaxspec.checkpoints.heads import algorithm_of
     from jaxspec.checkpoints.json_files import find_config, read_config
-    from jaxspec.checkpoints.manifest import is_converted
 
     if is_converted(model):
         return head_directory(model)

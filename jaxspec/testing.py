@@ -11,8 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
-from jaxspec.checkpoints.mtp_layout import mtp_layout
-from jaxspec.checkpoints.targets import target_layout
+from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
 from jaxspec.engine.engine import Engine

@@ -144,7 +144,7 @@ def live_server(compilation_cache, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def gpu_compiler() -> Iterator[None]:
     """Skips the test, with the reason, where XLA's GPU compiler is missing. The flag above is not for GPUs: it is taken away."""
-    from jaxspec.gpu_program.compiled import why_not
+    from jaxspec.planner.compile import why_not
 
     if reason := why_not("h100"):
         pytest.skip(reason)

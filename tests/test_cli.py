@@ -38,7 +38,7 @@ def test_help_is_every_command_s_own_and_loads_nothing():
         answers[question.strip()] = said
     assert all(f"  {name} " in answers[""] and command.summary in answers[""] for name, command in COMMANDS.items())
     assert answers[""] == answers["--help"]
-    own = [name for name, command in COMMANDS.items() if command.module.startswith(("jaxspec.commands", "jaxspec.plan"))]
+    own = [name for name, command in COMMANDS.items() if command.module.startswith(("jaxspec.commands", "jaxspec.planner"))]
     assert len(own) == 6
     assert all(answers[f"{name} --help"].startswith(f"usage: jaxspec {name} ") for name in own)
     assert "--model-path" in answers["serve --help"] and "--inspect" in answers["convert --help"]

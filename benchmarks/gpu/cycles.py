@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxspec.capacity import estimate
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
 from jaxspec.engine.program_cache import CacheHits
+from jaxspec.planner import estimate
 from jaxspec.spec.cycle import cycle
 from jaxspec.spec.prefill import Chunk, prefill
 from jaxspec.spec.state import State
@@ -65,7 +65,7 @@ def time_cycle(
     """Milliseconds per cycle, and the least that reading its bytes and its arithmetic take at the measured peaks."""
     if attention not in (None, "reference") and not lab.on_gpu:
         raise Skip("it runs on GPUs only")
-    least = estimate.cycle(lab.pair, spec, batch, context)
+    least = estimate.cycle_cost(lab.pair, spec, batch, context)
     moved = sum(least.moved.values())
     logits = estimate.LOGIT_BYTES * batch * spec.num_draft_tokens * lab.size.target.vocab_size
     lab.check_room(batch_bytes(lab, batch, context) + logits, f"the cache of {batch} x {context} tokens")

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.capacity.estimate import Pair, pair
 from jaxspec.engine.device_state import merger
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
+from jaxspec.planner.estimate import Pair, pair
 from jaxspec.spec.state import Models
 
 from ..record import Spread
@@ -69,7 +69,7 @@ class Lab:
 
     @cached_property
     def pair(self) -> Pair:
-        """The models as jaxspec.capacity counts them."""
+        """The models as jaxspec.planner counts them."""
         return pair(self.size.target, self.size.head, self.size.target.dtype)
 
     def check_room(self, needed: int, what: str) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.json_files import read_object
-from jaxspec.checkpoints.tensor_file import SafetensorsFile, TensorFile, TensorInfo
+from jaxspec.checkpoints.tensor_files import SafetensorsFile, TensorFile, TensorInfo
 from jaxspec.checkpoints.torch_file import TorchFile
 
 FORMATS: dict[str, Callable[[Path], TensorFile]] = {".safetensors": SafetensorsFile, ".bin": TorchFile, ".pt": TorchFile}

@@ -1,7 +1,19 @@
-"""Loads converted checkpoints: parameters that already have the model's layout, straight onto the devices."""
+"""The manifest of a converted checkpoint: what it is, in full, and a hash of everything in it.
 
+A converted checkpoint is a directory:
+
+    jaxspec.json      the manifest
+    parameters/       the model's parameters in its own layout (parameter_store.py)
+    draft/            a target's draft head, a converted checkpoint itself, if it was converted with one
+    config.json, tokenizer files, chat template, ...   copies from the original
+"""
+
+import hashlib
+import json
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +21,102 @@ from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from jaxspec.checkpoints.manifest import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest, read_manifest
+from jaxspec.checkpoints.json_files import read_object
 from jaxspec.checkpoints.parameter_store import check_stored, load_parameters, parameter_name
 from jaxspec.config import ModelConfig
+from jaxspec.models.eagle import EagleConfig
+from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.mtp import MTPConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.models.rope import RopeConfig
+
+FILE = "jaxspec.json"
+DRAFT = "draft"
+PARAMETERS = "parameters"
+VERSION = 1
+KINDS: dict[str, type] = {"target": ModelConfig, "EAGLE": EagleConfig, "EAGLE3": Eagle3Config, "MTP": MTPConfig}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of jaxspec.json."""
+
+    config: ModelConfig | HeadConfig
+    dialect: str
+    """What the original was."""
+    hashes: dict[str, str]
+    """Parameter name, such as layers.0.mlp.down_proj.kernel -> SHA-256 of its bytes in C order, in hexadecimal."""
+    files: dict[str, str]
+    """Name of every copied file -> its SHA-256."""
+    made_for: dict[str, int] = field(default_factory=dict)
+    """A head's target: hidden_size, num_layers and vocab_size."""
+    token_map: list[int] | None = None
+    """Target ids that a head without an lm_head of its own drafts among (FR-Spec); None: all."""
+    draft: str | None = None
+    """A target's: the digest of its draft head's manifest, `draft/jaxspec.json`; None: it has no head."""
+
+    @property
+    def kind(self) -> str:
+        """target, EAGLE, EAGLE3 or MTP."""
+        return next(name for name, config in KINDS.items() if type(self.config) is config)
+
+    @property
+    def target(self) -> ModelConfig:
+        """The config of a target. Raises ValueError for a head."""
+        if not isinstance(self.config, ModelConfig):
+            raise ValueError(f"this is no target but a converted {self.kind} head")
+        return self.config
+
+    @property
+    def head(self) -> HeadConfig:
+        """The config of a draft head. Raises ValueError for a target."""
+        if not isinstance(self.config, HeadConfig):
+            raise ValueError("this is no draft head but a converted target")
+        return self.config
+
+    def write(self, directory: Path) -> None:
+        """Writes jaxspec.json; without it nothing takes the directory for a checkpoint, so write it last."""
+        contents = {"format": "jaxspec checkpoint", "version": VERSION, "kind": self.kind, **asdict(self)}
+        (directory / FILE).write_text(json.dumps({**contents, "digest": digest(contents)}, indent=1) + "\n")
+
+
+def digest(contents: dict) -> str:
+    """SHA-256 of a manifest's contents, `digest` left out, as JSON with sorted keys."""
+    rest = {name: value for name, value in contents.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def manifest_digest(directory: Path) -> str:
+    """The digest of a directory's manifest."""
+    return digest(read_object(directory / FILE))
+
+
+def is_converted(path: Path) -> bool:
+    """Whether a path is a converted checkpoint."""
+    return (path / FILE).is_file()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest. Raises ValueError if it is damaged or of a version that this program does not know."""
+    path = directory / FILE
+    contents = read_object(path)
+    if contents.get("version") != VERSION:
+        raise ValueError(f"{path} has version {contents.get('version')!r}, {VERSION} was expected: convert the original again")
+    if contents.get("digest") != digest(contents):
+        raise ValueError(f"{path} was changed after it was written: convert the original again")
+    try:
+        config = _build(KINDS[contents["kind"]], contents["config"])
+        return Manifest(config, **{name.name: contents[name.name] for name in fields(Manifest) if name.name != "config"})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__} {error}") from None
+
+
+def _build(config: type, values: dict[str, Any]) -> Any:
+    """A config dataclass from JSON; lists become tuples, and the nested configs dataclasses."""
+    nested = {"layer": ModelConfig, "rope": RopeConfig}
+    built = {name: _build(nested[name], value) if name in nested else value for name, value in values.items()}
+    return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in built.items()})
 
 
 def load_converted(path: Path, config: ModelConfig | HeadConfig, dtype: DTypeLike, *, progress: bool) -> LoadedModel:

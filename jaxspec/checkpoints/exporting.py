@@ -3,9 +3,8 @@
 import warnings
 from typing import Any, NamedTuple
 
-from jaxspec.checkpoints.eagle3_layout import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout
-from jaxspec.checkpoints.eagle_layout import eagle_layout
 from jaxspec.checkpoints.layout import Layout
+from jaxspec.checkpoints.layouts import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout, eagle_layout
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config

@@ -10,11 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.eagle3_layout import eagle3_plan, is_eagle3
-from jaxspec.checkpoints.eagle_layout import eagle_plan, is_eagle
-from jaxspec.checkpoints.mtp_layout import is_mtp_tensor, mtp_plan
-from jaxspec.checkpoints.plan import Plan
-from jaxspec.checkpoints.targets import is_target
+from jaxspec.checkpoints.layout import TensorPlan
+from jaxspec.checkpoints.layouts import eagle3_plan, eagle_plan, is_eagle, is_eagle3, is_mtp_tensor, is_target, mtp_plan
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
@@ -26,7 +23,7 @@ ROUNDING = 2.0**-24
 """Two copies of an embedding may differ by this: bfloat16 values too small for float16 are rounded to its smallest steps."""
 
 
-PLANS: dict[str, Callable[[dict, Collection[str], ModelConfig], Plan]] = {
+PLANS: dict[str, Callable[[dict, Collection[str], ModelConfig], TensorPlan]] = {
     "EAGLE": eagle_plan, "EAGLE3": eagle3_plan, "MTP": mtp_plan,
 }  # fmt: skip
 
@@ -40,7 +37,7 @@ def algorithm_of(names: Collection[str]) -> str | None:
     return "MTP" if any(map(is_mtp_tensor, names)) else None
 
 
-def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Plan:
+def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> TensorPlan:
     """The plan for a head beside this target. Raises ValueError if it is no head, does not fit or is not supported.
 
     The tensors decide, never `architectures`: the same files are around under several names.
@@ -71,7 +68,7 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Plan
     return plan
 
 
-def settle(config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: np.ndarray | None) -> LoadedHead:
+def attach_head(config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: np.ndarray | None) -> LoadedHead:
     """The head beside its target: an embedding that repeats the target's is dropped, and a token map (int32 ids) applied."""
     if config.own_embedding and repeats(params["embed_tokens"], target.params["embed_tokens"]):
         params.pop("embed_tokens")

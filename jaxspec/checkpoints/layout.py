@@ -4,13 +4,15 @@ Checkpoints store projections as [out, in] and q, k, v (gate, up) apart; the mod
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxspec.checkpoints.checkpoint import Needed
-from jaxspec.checkpoints.host_arrays import transposed
+from jaxspec.checkpoints.checkpoint import Checkpoint, Needed
+from jaxspec.checkpoints.tensor_files import transposed
 from jaxspec.config import ModelConfig
+from jaxspec.models.head import HeadConfig
 
 ReadTensor = Callable[[str], np.ndarray]
 
@@ -87,7 +89,7 @@ def norm(name: str, size: int) -> Layout:
     return {("weight",): vector(f"{name}.weight", size)}
 
 
-def under(*path: str | int, layout: Layout) -> Layout:
+def nested(*path: str | int, layout: Layout) -> Layout:
     """The layout one level deeper."""
     return {(*path, *inner): source for inner, source in layout.items()}
 
@@ -108,15 +110,78 @@ def decoder_layer(
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     qkv = ((attention + "q_proj", q), (attention + "k_proj", kv), (attention + "v_proj", kv))
     layout: Layout = {
-        **under("self_attn", "qkv_proj", layout=linear(input_size or size, *qkv, bias=config.qkv_bias)),
-        **under("self_attn", "o_proj", layout=linear(q, (attention + "o_proj", size))),
-        **under("post_attention_layernorm", layout=norm(prefix + "post_attention_layernorm", size)),
-        **under("mlp", "gate_up_proj", layout=linear(size, (mlp + "gate_proj", wide), (mlp + "up_proj", wide))),
-        **under("mlp", "down_proj", layout=linear(wide, (mlp + "down_proj", size))),
+        **nested("self_attn", "qkv_proj", layout=linear(input_size or size, *qkv, bias=config.qkv_bias)),
+        **nested("self_attn", "o_proj", layout=linear(q, (attention + "o_proj", size))),
+        **nested("post_attention_layernorm", layout=norm(prefix + "post_attention_layernorm", size)),
+        **nested("mlp", "gate_up_proj", layout=linear(size, (mlp + "gate_proj", wide), (mlp + "up_proj", wide))),
+        **nested("mlp", "down_proj", layout=linear(wide, (mlp + "down_proj", size))),
     }
     if input_norm:
-        layout |= under("input_layernorm", layout=norm(prefix + input_norm, size))
+        layout |= nested("input_layernorm", layout=norm(prefix + input_norm, size))
     if config.qk_norm:
-        layout |= under("self_attn", "q_norm", layout=norm(attention + "q_norm", head_dim))
-        layout |= under("self_attn", "k_norm", layout=norm(attention + "k_norm", head_dim))
+        layout |= nested("self_attn", "q_norm", layout=norm(attention + "q_norm", head_dim))
+        layout |= nested("self_attn", "k_norm", layout=norm(attention + "k_norm", head_dim))
     return layout
+
+
+class DraftVocabulary(NamedTuple):
+    """The parameter `draft_to_target`, int32 [draft_vocab_size]: target id = draft id + d2t[draft id].
+
+    In:  d2t [0, 2, 2]
+    Out: [0, 3, 4]
+    """
+
+    draft_vocab_size: int
+    vocab_size: int
+    has_offsets: bool = True
+    """The checkpoint has `d2t`. False: draft ids are target ids."""
+    has_members: bool = True
+    """The checkpoint has `t2d`, which says nothing that `d2t` does not; it must agree."""
+
+    def needed(self) -> dict[str, Needed]:
+        needed = {}
+        if self.has_offsets:
+            needed["d2t"] = Needed((self.draft_vocab_size,), floating=False)
+        if self.has_members:
+            needed["t2d"] = Needed((self.vocab_size,), floating=False)
+        return needed
+
+    def join(self, read: ReadTensor) -> np.ndarray:
+        ids = np.arange(self.draft_vocab_size)
+        if self.has_offsets:
+            ids = ids + read("d2t")
+        if ids.min() < 0 or ids.max() >= self.vocab_size or len(np.unique(ids)) != len(ids):
+            raise ValueError(
+                f"d2t must map to distinct target ids in [0, {self.vocab_size}); it reaches {ids.min()} to {ids.max()}, "
+                f"{len(np.unique(ids))} of {len(ids)} distinct"
+            )
+        if self.has_members and not np.array_equal(np.flatnonzero(read("t2d")), np.sort(ids)):
+            raise ValueError("tensors d2t and t2d disagree about which tokens are in the draft vocabulary: one of them is wrong")
+        return ids.astype(np.int32)
+
+    def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
+        """d2t and t2d; none if draft ids are target ids and the checkpoint is not to say so."""
+        offsets = parameter.astype(np.int64) - np.arange(self.draft_vocab_size)
+        members = np.zeros(self.vocab_size, np.bool_)
+        members[parameter] = True
+        return {"d2t": offsets, "t2d": members} if self.has_offsets or offsets.any() else {}
+
+
+@dataclass(frozen=True)
+class TensorPlan[Config: ModelConfig | HeadConfig]:
+    """Nothing of it reads a value, so a checkpoint of any size is checked at once."""
+
+    dialect: str
+    """Where the names and config fields come from, for people."""
+    config: Config
+    layout: Layout
+    ignored: frozenset[str] = frozenset()
+    """Tensors that the checkpoint may hold and the model does not need."""
+
+    def needed(self) -> dict[str, Needed]:
+        """All tensors that the model is made of."""
+        return {name: needed for source in self.layout.values() for name, needed in source.needed().items()}
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raises ValueError naming every tensor that is missing, misshapen or unknown."""
+        checkpoint.check(self.needed(), self.ignored)

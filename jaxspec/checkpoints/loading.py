@@ -1,7 +1,5 @@
 """From a path to a model: Hugging Face directories, heads in any dialect, and converted checkpoints alike."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -12,13 +10,20 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import check_fit, check_parameters, head_directory, load_converted, mapped_ids
-from jaxspec.checkpoints.heads import algorithm_of, head_plan, settle, usable_token_map
-from jaxspec.checkpoints.host_arrays import owned
+from jaxspec.checkpoints.converted import (
+    check_fit,
+    check_parameters,
+    head_directory,
+    is_converted,
+    load_converted,
+    mapped_ids,
+    read_manifest,
+)
+from jaxspec.checkpoints.heads import algorithm_of, attach_head, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
-from jaxspec.checkpoints.manifest import is_converted, read_manifest
-from jaxspec.checkpoints.plan import Plan
-from jaxspec.checkpoints.targets import is_target, target_plan
+from jaxspec.checkpoints.layout import TensorPlan
+from jaxspec.checkpoints.layouts import is_target, target_plan
+from jaxspec.checkpoints.tensor_files import errors_named, own_copy
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
@@ -28,10 +33,10 @@ def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> Load
     """A target. Raises ValueError naming the path and what is missing, unknown, misshapen, damaged or unsupported."""
     if is_converted(path):
         manifest = read_manifest(path)
-        with naming(path):
+        with errors_named(path):
             return load_converted(path, manifest.target, dtype, progress=progress)
-    with Checkpoint(path) as checkpoint, naming(path):
-        plan = planned_target(path, checkpoint)
+    with Checkpoint(path) as checkpoint, errors_named(path):
+        plan = read_target_plan(path, checkpoint)
         plan.check(checkpoint)
         return build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress))
 
@@ -51,16 +56,16 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
     dtype = target.params["embed_tokens"].dtype
     if is_converted(path):
         return _load_converted_head(path, target, token_map, dtype, progress=progress)
-    with Checkpoint(path) as checkpoint, naming(path):
+    with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
         hot_tokens = usable_token_map(plan.config, token_map)
-        return settle(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, hot_tokens)
+        return attach_head(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, hot_tokens)
 
 
 def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
     """Raises what `load_head` would of names, shapes and sizes, without reading a weight: for before a large target is loaded."""
-    with naming(path):
+    with errors_named(path):
         if is_converted(path):
             manifest = read_manifest(directory := require_head(path))
             check_fit(manifest, target)
@@ -88,20 +93,20 @@ def _load_converted_head(
 ) -> LoadedHead:
     head = require_head(path)
     manifest = read_manifest(head)
-    with naming(path):
+    with errors_named(path):
         check_fit(manifest, target.config)
         chosen = usable_token_map(manifest.head, token_map)
         loaded = load_converted(head, manifest.head, dtype, progress=progress)
-        return settle(loaded.config, loaded.params, target, mapped_ids(manifest) if chosen is None else chosen)
+        return attach_head(loaded.config, loaded.params, target, mapped_ids(manifest) if chosen is None else chosen)
 
 
 def target_model_config(path: Path) -> ModelConfig:
     """What a target is, without its weights. Raises ValueError if the path holds no target that is supported."""
     if is_converted(path):
-        with naming(path):
+        with errors_named(path):
             return read_manifest(path).target
-    with Checkpoint(path) as checkpoint, naming(path):
-        return planned_target(path, checkpoint).config
+    with Checkpoint(path) as checkpoint, errors_named(path):
+        return read_target_plan(path, checkpoint).config
 
 
 def head_kind(path: Path) -> str | None:
@@ -113,7 +118,7 @@ def head_kind(path: Path) -> str | None:
         return algorithm_of(checkpoint.infos)
 
 
-def planned_target(path: Path, checkpoint: Checkpoint) -> Plan:
+def read_target_plan(path: Path, checkpoint: Checkpoint) -> TensorPlan:
     """The plan for a target's directory. Raises ValueError if it is something else."""
     names = checkpoint.infos
     if not is_target(names):
@@ -123,7 +128,7 @@ def planned_target(path: Path, checkpoint: Checkpoint) -> Plan:
     return target_plan(read_config(path) | read_end_of_sequence(directory), checkpoint.infos)
 
 
-def read_parameters(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike, *, progress: bool) -> dict:
+def read_parameters(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, *, progress: bool) -> dict:
     """The nested dict of arrays. One parameter at a time is in memory twice, never a whole shard."""
     params = {}
     total = checkpoint.size(plan.needed())
@@ -136,15 +141,5 @@ def read_parameters(plan: Plan, checkpoint: Checkpoint, dtype: DTypeLike, *, pro
 
 def to_device(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
     """On the default device; floating-point values in this dtype."""
-    placed = jax.device_put(owned(array))
+    placed = jax.device_put(own_copy(array))
     return placed.astype(dtype) if jnp.issubdtype(placed.dtype, jnp.floating) else placed
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Puts the path in front of an error that does not begin with it, or with a file in it."""
-    try:
-        yield
-    except ValueError as error:
-        begins = str(error).startswith(tuple(f"{path}{after}" for after in ("/", ":", " ")))
-        raise ValueError(str(error) if begins else f"{path}: {error}") from None

@@ -11,7 +11,7 @@ from tokenize import TokenError
 
 import numpy as np
 
-from jaxspec.checkpoints.tensor_file import SafetensorsFile
+from jaxspec.checkpoints.tensor_files import SafetensorsFile
 from jaxspec.checkpoints.torch_file import read_torch_list
 
 MAX_FILE_BYTES = 16 << 20  # a million ids: several times the largest vocabulary

@@ -13,8 +13,8 @@ from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
-from jaxspec.checkpoints.host_arrays import cast
 from jaxspec.checkpoints.layout import Layout
+from jaxspec.checkpoints.tensor_files import cast
 
 SHARD_BYTES = 1 << 30
 """A shard is in memory while it is written."""

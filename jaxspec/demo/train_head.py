@@ -21,8 +21,8 @@ from flax import nnx
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from jaxspec.checkpoints.eagle3_layout import SAFEAILAB, eagle3_layout
 from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import ModelConfig

@@ -15,8 +15,8 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
+from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.loading import load_target
-from jaxspec.checkpoints.targets import target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.demo import corpus
 from jaxspec.demo.optimizer import Schedule, batches, muon

@@ -31,7 +31,7 @@ for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences,
 
 PACKAGES = ("jaxspec", "pallas_kernels")
 """Whose source decides what a program is, apart from"""
-APART = ("server", "commands", "demo", "capacity", "gpu_program")
+APART = ("server", "commands", "demo", "planner", "train")
 """of which the engine knows nothing."""
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 KERNELS = (export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton"),)

@@ -16,10 +16,10 @@ from benchmarks.gpu.peer import take_answer
 from benchmarks.gpu.sizes import FULL, PLAIN, SMALL
 from benchmarks.gpu.supervisor import GRACE, Supervisor
 from benchmarks.options import RESULTS, BenchmarkError
-from jaxspec.capacity import estimate
-from jaxspec.capacity.models import weights_of
 from jaxspec.commands.options import tree
 from jaxspec.config import SpecConfig
+from jaxspec.planner import estimate
+from jaxspec.planner.models import weights_of
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_estimate(run):
     measured = rows(run, "cycle") + rows(run, "grid")
     assert {row["tree"] for row in measured} == {spec.name for spec in SMALL.trees}
     for row in measured:
-        least = estimate.cycle(pair, tree(row["tree"]), row["batch"], row["context"])
+        least = estimate.cycle_cost(pair, tree(row["tree"]), row["batch"], row["context"])
         assert (row["bytes"], row["operations"]) == (sum(least.moved.values()), least.operations)
         assert row["context_grew_by"] > 0 and len(row["milliseconds"]) == SMALL.samples and min(row["milliseconds"]) > 0
     bandwidth = rows(run, "copy")[0]["bytes_per_second"]

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.eagle3_layout import captured_layers
 from jaxspec.checkpoints.exporting import DIALECTS, head_checkpoint
+from jaxspec.checkpoints.layouts import captured_layers
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.models.eagle3 import default_captured_layers

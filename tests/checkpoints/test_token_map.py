@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints import token_map
-from jaxspec.checkpoints.tensor_file import SafetensorsFile
+from jaxspec.checkpoints.tensor_files import SafetensorsFile
 from jaxspec.checkpoints.token_map import read_token_map
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch_files"

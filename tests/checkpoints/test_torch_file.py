@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints import torch_file
-from jaxspec.checkpoints.tensor_file import SafetensorsFile
+from jaxspec.checkpoints.tensor_files import SafetensorsFile
 from jaxspec.checkpoints.torch_file import TorchFile, read_torch_list
 from tests.checkpoints.torch_programs import GOOD, REBUILD_PARAMETER, integers, refused, save, state_dict, tensor, tuple_of
 

@@ -20,9 +20,8 @@ from convert.converting import Options, convert_head, convert_target
 from convert.export import export_head, export_target
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import stored_arrays
+from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
-from jaxspec.checkpoints.manifest import digest, read_manifest
 from jaxspec.testing import random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same

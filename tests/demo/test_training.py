@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.checkpoints.eagle3_layout import SAFEAILAB, eagle3_layout
+from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout, target_layout
 from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.checkpoints.targets import target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import ModelConfig
 from jaxspec.demo.generate import regenerate

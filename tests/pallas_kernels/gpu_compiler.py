@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxspec.gpu_program.launches import read_launches
-from jaxspec.gpu_program.worker import gpu_mesh
+from jaxspec.planner.compile import read_launches
+from jaxspec.planner.worker import gpu_mesh
 from pallas_kernels.cache_write import cache_write
 from pallas_kernels.rms_norm import rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv

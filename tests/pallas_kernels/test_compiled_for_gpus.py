@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxspec.gpu_program.compiled import why_not
+from jaxspec.planner.compile import why_not
 
 pytestmark = pytest.mark.gpu_compiler
 

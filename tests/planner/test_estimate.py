@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.capacity.estimate import Memory, Pair, cycle, pair
-from jaxspec.capacity.gpus import GPUS
-from jaxspec.capacity.models import read_head, read_target
 from jaxspec.config import SpecConfig
+from jaxspec.planner.estimate import Memory, Pair, cycle_cost, pair
+from jaxspec.planner.gpus import GPUS
+from jaxspec.planner.models import read_head, read_target
 from jaxspec.testing import random_eagle, tiny_target
-from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.capacity.files import config_file
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.planner.files import config_file
 
 PLAIN = SpecConfig(num_steps=0)
 SIZES = st.integers(1, 64)
@@ -27,7 +27,7 @@ def llama(tmp_path_factory) -> Pair:
 
 
 def test_a_plain_step_by_hand(llama):
-    step = cycle(llama, PLAIN, batch=2, context=1000)
+    step = cycle_cost(llama, PLAIN, batch=2, context=1000)
     matrices = 2 * (8_030_261_248 - 128256 * 4096)  # the embedding is not read
     assert step.moved == {"target weights": matrices, "target cache": 2 * 1000 * 128 * 1024, "logits": 2 * 4 * 2 * 128256}
     attention = 4 * 1000 * 32 * 4096  # queries with keys, weights with values
@@ -35,7 +35,7 @@ def test_a_plain_step_by_hand(llama):
 
 
 def test_a_cycle_by_hand(llama):
-    step = cycle(llama, SpecConfig(3, 2, 6), batch=1, context=1000)
+    step = cycle_cost(llama, SpecConfig(3, 2, 6), batch=1, context=1000)
     layer = 2 * ((4096 + 2 * 1024) * 2 * 4096 + 4096 * 4096 + 3 * 4096 * 14336)
     head = 3 * layer + 2 * 3 * 4096 * 4096  # levels 2 and 3 and the extension; fc in the extension only
     assert step.moved["head weights"] == pytest.approx(head, rel=0.001)
@@ -47,23 +47,23 @@ def test_a_cycle_by_hand(llama):
 
 
 def test_the_limits_are_the_data_sheet_s(llama):
-    step, gpu = cycle(llama, PLAIN, 1, 1), GPUS["h100"]
+    step, gpu = cycle_cost(llama, PLAIN, 1, 1), GPUS["h100"]
     assert step.seconds(gpu) == step.memory_seconds(gpu) == sum(step.moved.values()) / 3.35e12
-    many = cycle(llama, SpecConfig(5, 8, 32), 64, 1)
+    many = cycle_cost(llama, SpecConfig(5, 8, 32), 64, 1)
     assert many.seconds(gpu) == many.arithmetic_seconds(gpu) > many.memory_seconds(gpu)
 
 
 def test_a_head_without_an_output_reads_the_target_s():
     target = tiny_target()
     models = pair(target.config, random_eagle(target.config).config, "float32")
-    step = cycle(models, SpecConfig(2, 1, 3), 1, 0)
+    step = cycle_cost(models, SpecConfig(2, 1, 3), 1, 0)
     assert step.moved["head logits' weights"] == 2 * 4 * target.config.vocab_size * target.config.hidden_size
 
 
 def test_gpus_share_everything_evenly(llama):
     spread = replace(llama, tp=4)
     assert spread.weights == llama.weights // 4 and spread.cache == llama.cache // 4
-    one, some = (cycle(models, SpecConfig(), 3, 100) for models in (llama, spread))
+    one, some = (cycle_cost(models, SpecConfig(), 3, 100) for models in (llama, spread))
     assert some.moved == {name: size / 4 for name, size in one.moved.items()} and some.operations == one.operations / 4
 
 
@@ -74,7 +74,7 @@ def test_kv_heads_must_spread_evenly():
 
 def test_a_tree_needs_a_head():
     with pytest.raises(ValueError, match="needs a draft head"):
-        cycle(pair(tiny_target().config, None, "bfloat16"), SpecConfig(), 1, 1)
+        cycle_cost(pair(tiny_target().config, None, "bfloat16"), SpecConfig(), 1, 1)
 
 
 def test_memory_by_hand():

@@ -1,13 +1,119 @@
-"""EAGLE-3 heads: SafeAILab's, SGLang's and SpecForge's layout (`midlayer.*`), and that of speculators and vLLM (`layers.0.*`)."""
+"""The layouts of all supported checkpoints: targets, MTP layers, EAGLE-1/2 heads and EAGLE-3 heads."""
 
 from collections.abc import Collection
 from typing import NamedTuple
 
-from jaxspec.checkpoints.draft_vocabulary import DraftVocabulary
-from jaxspec.checkpoints.layout import Layout, decoder_layer, linear, norm, table, under
-from jaxspec.checkpoints.plan import Plan
+from jaxspec.checkpoints.layout import DraftVocabulary, Layout, TensorPlan, decoder_layer, linear, nested, norm, table
 from jaxspec.config import ModelConfig, refuse
+from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
+from jaxspec.models.mtp import MTPConfig
+from jaxspec.models.registry import target_config
+
+MTP_PREFIX = "model.mtp_layers."
+
+
+def is_mtp_tensor(name: str) -> bool:
+    """Whether a tensor belongs to an MTP layer."""
+    return name.startswith(MTP_PREFIX)
+
+
+def mtp_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[MTPConfig]:
+    """The plan for the MTP layer of a MiMo checkpoint. Raises ValueError if it has several."""
+    layers = sorted({name.removeprefix(MTP_PREFIX).split(".")[0] for name in names if is_mtp_tensor(name)})
+    if layers != ["0"]:
+        raise ValueError(
+            f"one MTP layer, {MTP_PREFIX}0, was expected; this checkpoint has {', '.join(layers)}. "
+            "Serve it without speculation, or keep the first layer only"
+        )
+    base = target_config(config)
+    layer = ModelConfig(**{**vars(base), "num_layers": 1, "tie_word_embeddings": False})
+    mtp = MTPConfig(layer=layer, target_hidden_size=target.hidden_size)
+    return TensorPlan("MiMo", mtp, mtp_layout(mtp), frozenset(name for name in names if not is_mtp_tensor(name)))
+
+
+def mtp_layout(config: MTPConfig) -> Layout:
+    """MiMo's names."""
+    prefix, size = MTP_PREFIX + "0.", config.layer.hidden_size
+    return {
+        **nested("token_layernorm", layout=norm(prefix + "token_layernorm", size)),
+        **nested("hidden_layernorm", layout=norm(prefix + "hidden_layernorm", size)),
+        **nested("input_proj", layout=linear(2 * size, (prefix + "input_proj", size))),
+        **nested("layer", layout=decoder_layer(prefix, config.layer)),
+        **nested("final_layernorm", layout=norm(prefix + "final_layernorm", size)),
+    }
+
+
+def is_target(names: Collection[str]) -> bool:
+    """Whether the tensors are those of a whole model."""
+    return "model.embed_tokens.weight" in names and "model.norm.weight" in names
+
+
+def target_plan(config: dict, names: Collection[str]) -> TensorPlan[ModelConfig]:
+    """The plan for a target. Raises ValueError for a family or attribute that is not supported."""
+    model = target_config(config)
+    ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(model.num_layers)}  # old Llama 2 files
+    ignored |= {name for name in names if is_mtp_tensor(name)}  # another plan's: the draft head inside a MiMo
+    if model.tie_word_embeddings:
+        ignored.add("lm_head.weight")
+    return TensorPlan(f"Hugging Face, {config['model_type']}", model, target_layout(model), frozenset(ignored))
+
+
+def target_layout(config: ModelConfig) -> Layout:
+    """Hugging Face's names."""
+    size = config.hidden_size
+    layout: Layout = {
+        ("embed_tokens",): table("model.embed_tokens.weight", config.vocab_size, size),
+        **nested("norm", layout=norm("model.norm", size)),
+    }
+    for index in range(config.num_layers):
+        layout |= nested("layers", index, layout=decoder_layer(f"model.layers.{index}.", config))
+    if not config.tie_word_embeddings:
+        layout |= nested("lm_head", layout=linear(size, ("lm_head", config.vocab_size)))
+    return layout
+
+
+EAGLE_LAYER = "layers.0."
+
+
+def is_eagle(names: Collection[str]) -> bool:
+    """An EAGLE-1/2 head has `fc` and a first layer without any norm in front of its attention."""
+    in_front = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"}
+    return "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names and in_front.isdisjoint(names)
+
+
+def eagle_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[EagleConfig]:
+    """The plan for an EAGLE head. Which biases it has, the file says: configs are silent, or wrong, about them."""
+    refuse(config, {"layernorms": False})
+    layer = ModelConfig.from_hf(
+        config | {"tie_word_embeddings": False},
+        qkv_bias=EAGLE_LAYER + "self_attn.q_proj.bias" in names,
+        qk_norm=EAGLE_LAYER + "self_attn.q_norm.weight" in names,
+    )
+    head = EagleConfig(
+        layer=layer,
+        target_hidden_size=target.hidden_size,
+        fc_bias="fc.bias" in names,
+        own_embedding="embed_tokens.weight" in names,
+    )
+    if layer.hidden_size != target.hidden_size:
+        raise ValueError(
+            f"an EAGLE head is as wide as its target ({target.hidden_size}), this one's hidden_size is {layer.hidden_size}"
+        )
+    return TensorPlan("EAGLE-1/2, SafeAILab and SGLang", head, eagle_layout(head))
+
+
+def eagle_layout(config: EagleConfig) -> Layout:
+    """SafeAILab's names. A head that took a token map keeps no lm_head of its own on disk: it is rows of the target's."""
+    layer, size = config.layer, config.layer.hidden_size
+    layout = nested("fc", layout=linear(2 * size, ("fc", size), bias=config.fc_bias))
+    layout |= decoder_layer(EAGLE_LAYER, layer, input_norm=None)
+    for index in range(1, layer.num_layers):
+        layout |= nested("later_layers", index - 1, layout=decoder_layer(f"layers.{index}.", layer))
+    if config.own_embedding:
+        layout["embed_tokens",] = table("embed_tokens.weight", layer.vocab_size, size)
+    return layout
+
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -35,7 +141,7 @@ def is_eagle3(names: Collection[str]) -> bool:
     return "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names
 
 
-def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> Plan[Eagle3Config]:
+def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[Eagle3Config]:
     """The plan for an EAGLE-3 head. Raises ValueError for settings that are not supported or contradict each other."""
     from_speculators = "speculators_model_type" in config
     sizes = config
@@ -68,7 +174,7 @@ def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> Pl
     dialect = "speculators" if from_speculators else "SafeAILab, SGLang and SpecForge"
     has_token_map = "d2t" in names or head.draft_vocab_size not in (None, layer.vocab_size)
     layout = eagle3_layout(head, spelling, has_token_map=has_token_map, has_members="t2d" in names)
-    return Plan(f"EAGLE-3, {dialect}", head, layout, frozenset(unused))
+    return TensorPlan(f"EAGLE-3, {dialect}", head, layout, frozenset(unused))
 
 
 def names_in(names: Collection[str]) -> Eagle3Names:
@@ -143,21 +249,21 @@ def own_vocabulary(settings: dict, layer: ModelConfig, target: ModelConfig, name
 def eagle3_layout(config: Eagle3Config, spelling: Eagle3Names, *, has_token_map: bool, has_members: bool) -> Layout:
     """The layout in a producer's spelling. `has_token_map`: the file has d2t; `has_members`: it has t2d."""
     layer, size = config.layer, config.layer.hidden_size
-    layout = under("fc", layout=linear(config.feature_size, ("fc", size), bias=config.fc_bias))
-    layout |= under("norm", layout=norm("norm", size))
-    layout |= under("hidden_norm", layout=norm(spelling.first_layer + "hidden_norm", size))
+    layout = nested("fc", layout=linear(config.feature_size, ("fc", size), bias=config.fc_bias))
+    layout |= nested("norm", layout=norm("norm", size))
+    layout |= nested("hidden_norm", layout=norm(spelling.first_layer + "hidden_norm", size))
     layout |= decoder_layer(spelling.first_layer, layer, input_size=2 * size)
     for index in range(1, layer.num_layers):
         later = decoder_layer(f"layers.{index}.", layer, input_norm=spelling.later_norm)
-        layout |= under("later_layers", index - 1, layout=later)
+        layout |= nested("later_layers", index - 1, layout=later)
     if config.fc_norm:
         for index in range(len(config.captured_layers)):
-            layout |= under("fc_norm", index, layout=norm(spelling.stream_norm(index), config.target_hidden_size))
+            layout |= nested("fc_norm", index, layout=norm(spelling.stream_norm(index), config.target_hidden_size))
     if config.norm_before_fc:
-        layout |= under("input_norm", layout=norm("input_norm", config.feature_size))
+        layout |= nested("input_norm", layout=norm("input_norm", config.feature_size))
     if config.own_embedding:
         layout["embed_tokens",] = table("embed_tokens.weight", layer.vocab_size, size)
     if config.draft_vocab_size is not None:
-        layout |= under("lm_head", layout=linear(size, ("lm_head", config.draft_vocab_size)))
+        layout |= nested("lm_head", layout=linear(size, ("lm_head", config.draft_vocab_size)))
         layout["draft_to_target",] = DraftVocabulary(config.draft_vocab_size, layer.vocab_size, has_token_map, has_members)
     return layout

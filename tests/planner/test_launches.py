@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.gpu_program.launches import Launch, read_launches, touches_host
+from jaxspec.planner.compile import Launch, read_launches, touches_host
 
 SEQUENCE = """\
 000: kCommandBuffer [source | sink]

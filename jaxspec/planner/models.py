@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
-from jaxspec.checkpoints.converted import head_directory
+from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
 from jaxspec.checkpoints.heads import PLANS, algorithm_of, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.loading import naming
-from jaxspec.checkpoints.manifest import is_converted, read_manifest
-from jaxspec.checkpoints.mtp_layout import PREFIX as MTP_PREFIX
+from jaxspec.checkpoints.layouts import MTP_PREFIX
+from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
@@ -60,7 +59,7 @@ def read_target(path: Path) -> ModelConfig:
     """
     if is_converted(path):
         return read_manifest(path).target
-    with naming(path):
+    with errors_named(path):
         return target_config(read_config(path))
 
 
@@ -69,7 +68,7 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) ->
 
     Raises ValueError if it is no head, or does not fit.
     """
-    with naming(path):
+    with errors_named(path):
         if is_converted(path):
             where = head_directory(path)
             if where is None:

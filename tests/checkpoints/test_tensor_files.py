@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxspec.checkpoints.host_arrays import ALIGNMENT, STRIPE, aligned_empty, owned, transposed
+from jaxspec.checkpoints.tensor_files import ALIGNMENT, STRIPE, aligned_empty, own_copy, transposed
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.float64]
 
@@ -29,16 +29,16 @@ def test_transposed_takes_views():
 def test_jax_takes_aligned_memory_over(monkeypatch):
     array = aligned_empty((1000, 30), np.dtype(np.float32))
     array[:] = 1
-    assert array.ctypes.data % ALIGNMENT == 0 and owned(array) is array
+    assert array.ctypes.data % ALIGNMENT == 0 and own_copy(array) is array
     assert jax.device_put(array, jax.devices("cpu")[0]).unsafe_buffer_pointer() == array.ctypes.data
 
 
 def test_views_of_files_are_copied(tmp_path):
     (tmp_path / "values").write_bytes(np.arange(64, dtype=np.float32).tobytes())
     mapped = np.memmap(tmp_path / "values", np.float32, "r")
-    copy = owned(mapped)
+    copy = own_copy(mapped)
     (tmp_path / "values").write_bytes(bytes(256))
     np.testing.assert_array_equal(copy, np.arange(64))
     unaligned = aligned_empty((65,), np.dtype(np.float32))[1:]
     unaligned[:] = 2
-    assert owned(unaligned).ctypes.data % ALIGNMENT == 0 and (owned(unaligned) == 2).all()
+    assert own_copy(unaligned).ctypes.data % ALIGNMENT == 0 and (own_copy(unaligned) == 2).all()

@@ -3,9 +3,9 @@
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.gpu_program.compiled import CompiledCycle, CycleShape, compile_cycles
-from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.capacity.files import config_file
+from jaxspec.planner.compile import CompiledCycle, CycleShape, compile_cycles
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.planner.files import config_file
 
 CONTEXT, VOCABULARY, LAYERS = 4096, 128256, 32
 PLAIN = SpecConfig(num_steps=0)

@@ -1,8 +1,12 @@
-"""Cycles compiled for a GPU: what it would launch and what memory that takes. The compiler runs in a process of its own."""
+"""Cycles compiled for a GPU that need not be there: what they launch, and what memory that takes.
+
+XLA's GPU compiler runs in a process of its own (worker.py); the launches are read from the files that it dumps.
+"""
 
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,11 +14,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxspec.config import SpecConfig
-from jaxspec.gpu_program.descriptions import DESCRIPTIONS
-from jaxspec.gpu_program.launches import Launch
+from jaxspec.planner.gpus import GPUS
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 GRAPH_KINDS = {"kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue"}
@@ -45,6 +48,47 @@ class CycleShape:
     def pages(self) -> int:
         """Of one sequence."""
         return -(-(self.context + self.spec.num_steps + 1) // self.page_size)
+
+
+_ROW = re.compile(r"( *)(\d+): (k\w+) +\[.*?\] ?(.*)")
+_BRANCH = re.compile(r" *(branch_\d+|true_branch|false_branch):")
+_INSTRUCTION = re.compile(r' *(?:ROOT )?%([\w.-]+) = .*metadata=\{op_name="((?:[^"\\]|\\.)*)"')
+_METADATA = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
+_DEFAULT_BRANCHES = (None, "branch_0", "true_branch")
+"""XLA asks of a two-way switch whether it is the first way: that is its true branch."""
+
+
+class Launch(NamedTuple):
+    """One thing that the program makes the GPU do."""
+
+    kind: str
+    """XLA's name for it: kCustomKernel, kCopy, ..."""
+    kernel: str
+    """The kernel's name; empty for other things."""
+    scope: str
+    """Where in our code it comes from, as JAX's named scopes say: jit(cycle_program)/verify/layer_3/... Where XLA has lost that, as
+    of some matrix products that it changed, it is the scope of the launch before."""
+    in_graph: bool
+    """It is part of a CUDA graph (XLA's command buffer)."""
+    branch: str | None
+    """The branch of a conditional that it belongs to; None: it always runs."""
+
+    @property
+    def by_default(self) -> bool:
+        """It runs in a greedy cycle without extras: each of our conditionals has that as its first branch."""
+        return self.branch in _DEFAULT_BRANCHES
+
+    @property
+    def stage(self) -> str:
+        """The part of the algorithm: draft, verify, accept, commit, ... ; "other": between them."""
+        parts = [part for part in self.scope.split("/")[1:-1] if not part.startswith(("jit(", "layer_"))]
+        return parts[0] if parts else "other"
+
+    @property
+    def layer(self) -> int | None:
+        """The target's layer, if it belongs to one."""
+        found = re.search(r"/layer_(\d+)/", self.scope)
+        return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
@@ -85,8 +129,9 @@ class CompiledCycle:
 
 def why_not(gpu: str) -> str | None:
     """Why nothing can be compiled for this GPU here; None: it can."""
-    if gpu not in DESCRIPTIONS:
-        return f"XLA's compiler needs a description of the GPU; there is one of {', '.join(DESCRIPTIONS)}"
+    if gpu not in GPUS or GPUS[gpu].compiler is None:
+        known = ", ".join(name for name, described in GPUS.items() if described.compiler)
+        return f"XLA's compiler needs a description of the GPU; there is one of {known}"
     if not any(map(_installed, PLUGINS)):
         return "JAX's plugin for CUDA is not installed: pip install 'jaxspec-llm[aot]' (it needs no GPU)"
     return None
@@ -131,7 +176,7 @@ def _ask(request: dict[str, Any]) -> list[CompiledCycle]:
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # what comes from a cache dumps nothing
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    command = [sys.executable, "-m", "jaxspec.gpu_program.worker"]
+    command = [sys.executable, "-m", "jaxspec.planner.worker"]
     with tempfile.TemporaryDirectory() as scratch:
         task = json.dumps(request | {"scratch": scratch})
         limit = SECONDS_PER_CYCLE * len(request["cycles"])
@@ -150,3 +195,57 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the package around it
         return False
+
+
+def read_launches(dump: Path) -> list[Launch]:
+    """The launches of the one program that was dumped there, in order; a conditional and its branches' launches are all listed.
+
+    Raises FileNotFoundError if nothing was dumped.
+    """
+    sequence = _only(dump, "*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
+    scopes = _scopes(dump)
+    found: list[Launch] = []
+    graph: int | None = None  # the indentation of the command buffer that we are in
+    branches: list[tuple[int, str]] = []  # and of the branches
+    scope = ""
+    for line in sequence.read_text().splitlines():
+        indentation = len(line) - len(line.lstrip())
+        while branches and indentation <= branches[-1][0]:
+            branches.pop()
+        if (branch := _BRANCH.match(line)) is not None:
+            branches.append((indentation, branch[1]))
+            continue
+        if (row := _ROW.match(line)) is None:
+            continue
+        number, kind, rest = int(row[2]), row[3], row[4]
+        if graph is not None and indentation <= graph:
+            graph = None
+        if kind == "kCommandBuffer":
+            graph = indentation
+        elif kind != "kSequential":
+            kernel = rest.split(" ")[0] if kind == "kCustomKernel" else ""
+            taken = next((name for _, name in branches if name not in _DEFAULT_BRANCHES), branches[-1][1] if branches else None)
+            scope = scopes.get(number) or scope
+            found.append(Launch(kind, kernel, scope, graph is not None, taken))
+    return found
+
+
+def touches_host(dump: Path) -> bool:
+    """Something in the program lies in the host's memory: XLA marks it as memory space 5."""
+    return "S(5)" in _only(dump, "*gpu_after_optimizations.txt").read_text()
+
+
+def _scopes(dump: Path) -> dict[int, str]:
+    """The scope of each launch, by its number: through the name of the instruction that it was made from."""
+    program = _only(dump, "*gpu_after_optimizations.txt").read_text()
+    by_instruction = {found[1]: found[2] for line in program.splitlines() if (found := _INSTRUCTION.match(line))}
+    metadata = _only(dump, "*thunk_metadata.txt").read_text()
+    return {int(number): by_instruction.get(name, "") for name, number in _METADATA.findall(metadata)}
+
+
+def _only(dump: Path, *patterns: str) -> Path:
+    """The largest file of the first pattern that any matches: beside the program itself there may be tiny ones."""
+    for pattern in patterns:
+        if files := sorted(dump.glob(pattern), key=lambda file: file.stat().st_size):
+            return files[-1]
+    raise FileNotFoundError(f"XLA dumped nothing that matches {' or '.join(patterns)}")

@@ -19,15 +19,14 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxspec.capacity.models import read_head, read_target
 from jaxspec.config import ModelConfig, SpecConfig
 from jaxspec.engine.device_state import merger, new_state, state_sizes
 from jaxspec.engine.programs import CycleProgram, Programs
-from jaxspec.gpu_program.compiled import ANSWERS
-from jaxspec.gpu_program.descriptions import DESCRIPTIONS
-from jaxspec.gpu_program.launches import read_launches, touches_host
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.planner.compile import ANSWERS, read_launches, touches_host
+from jaxspec.planner.gpus import GPUS
+from jaxspec.planner.models import read_head, read_target
 from jaxspec.spec.cycle import LOSSLESS
 
 
@@ -51,9 +50,9 @@ def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def gpu_mesh(gpu: str) -> Mesh:
     """A mesh of one GPU that exists on paper only."""
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name=gpu, topology="1x1x1", target_config=DESCRIPTIONS[gpu].text()
-    )
+    compiler = GPUS[gpu].compiler
+    assert compiler is not None
+    topology = topologies.get_topology_desc(platform="cuda", topology_name=gpu, topology="1x1x1", target_config=compiler.text())
     return Mesh(np.array(topology.devices), ("tensor",))
 
 

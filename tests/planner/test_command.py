@@ -9,15 +9,14 @@ import time
 
 import pytest
 
-import jaxspec.plan
-from jaxspec.capacity.gpus import GPUS
 from jaxspec.config import SpecConfig
-from jaxspec.gpu_program import compiled as gpu_program_compiled
-from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape
-from jaxspec.gpu_program.launches import Launch
-from jaxspec.plan import main
-from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.capacity.files import config_file
+from jaxspec.planner import command
+from jaxspec.planner import compile as compile_module
+from jaxspec.planner.command import main
+from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Launch
+from jaxspec.planner.gpus import GPUS
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.planner.files import config_file
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +99,8 @@ def test_a_mistake_is_one_line(flags, more, said, capsys):
 def test_no_device_is_touched(flags):
     """JAX fails here as soon as it looks for one."""
     environment = os.environ | {"JAX_PLATFORMS": "nowhere"}
-    command = [sys.executable, "-m", "jaxspec.plan", *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    arguments = [sys.executable, "-m", "jaxspec.plan", *flags]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "8,030,261,248 parameters" in done.stdout, done.stderr
 
 
@@ -111,15 +110,15 @@ def compiled(**changes) -> CompiledCycle:
 
 
 def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
-    """The compiler itself is tried in tests/gpu_program."""
+    """The compiler itself is tried in tests/planner/test_gpu_program.py."""
     asked = []
 
     def compile_cycles(model, draft, cycles, **more):
         asked.append((model.name, draft.name, cycles, more))
         return [compiled()]
 
-    monkeypatch.setattr(jaxspec.plan, "why_not", lambda gpu: None)
-    monkeypatch.setattr(jaxspec.plan, "compile_cycles", compile_cycles)
+    monkeypatch.setattr(command, "why_not", lambda gpu: None)
+    monkeypatch.setattr(command, "compile_cycles", compile_cycles)
     flags = [*flags[1:], "--batch", "2", "--context", "1000", "--gpu", "h200"]
     assert main(flags) == 0
     said = capsys.readouterr()
@@ -135,8 +134,8 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
 
 
 def test_a_cycle_that_takes_too_much_while_it_runs_does_not_fit(flags, capsys, monkeypatch):
-    monkeypatch.setattr(jaxspec.plan, "why_not", lambda gpu: None)
-    monkeypatch.setattr(jaxspec.plan, "compile_cycles", lambda *_, **__: [compiled(temporary_bytes=10**10)])
+    monkeypatch.setattr(command, "why_not", lambda gpu: None)
+    monkeypatch.setattr(command, "compile_cycles", lambda *_, **__: [compiled(temporary_bytes=10**10)])
     assert main(flags[1:]) == 1
     assert "NO: a cycle takes 10.00 GB while it runs: lower --mem-fraction-static" in capsys.readouterr().out
 
@@ -153,8 +152,8 @@ def test_why_nothing_was_compiled_is_said(flags, capsys, monkeypatch, more, reas
     def fail(*_, **__):
         raise CompilerError("no luck")
 
-    monkeypatch.setattr(gpu_program_compiled, "PLUGINS", ("json",))  # something that is installed
-    monkeypatch.setattr(jaxspec.plan, "compile_cycles", fail)
+    monkeypatch.setattr(compile_module, "PLUGINS", ("json",))  # something that is installed
+    monkeypatch.setattr(command, "compile_cycles", fail)
     main([*flags[1:], *more])
     assert reason in capsys.readouterr().out
 
@@ -162,8 +161,8 @@ def test_why_nothing_was_compiled_is_said(flags, capsys, monkeypatch, more, reas
 def test_a_real_plan_within_a_minute(flags, gpu_compiler, capsys):
     """The whole command, as people run it, compiler included; its temporaries and launches are those of the proof."""
     started = time.monotonic()
-    command = [sys.executable, "-m", "jaxspec.plan", *flags[1:], "--gpu", "h100", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    arguments = [sys.executable, "-m", "jaxspec.plan", *flags[1:], "--gpu", "h100", "--json"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert done.returncode == 0 and found["temporaries"]["bytes"] < 64e6 and found["launches"]["in_one_graph"]
     assert 12 < found["launches"]["per_target_layer"] <= 14

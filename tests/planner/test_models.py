@@ -5,11 +5,11 @@ import json
 import jax
 import pytest
 
-from jaxspec.capacity.estimate import pair
-from jaxspec.capacity.models import read_head, read_target, weights_of
 from jaxspec.config import ModelConfig
 from jaxspec.defaults import own_head
 from jaxspec.models.head import HeadConfig
+from jaxspec.planner.estimate import pair
+from jaxspec.planner.models import read_head, read_target, weights_of
 from jaxspec.testing import (
     random_eagle,
     random_head,
@@ -20,8 +20,8 @@ from jaxspec.testing import (
     write_head,
     write_target,
 )
-from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
 from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, eagle_llama3, speculators
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
 
 
 def test_llama_31_8b_by_hand(tmp_path):

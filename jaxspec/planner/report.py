@@ -3,17 +3,28 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxspec.capacity.compiled_report import launches_as_json, launches_of, temporaries_as_json
-from jaxspec.capacity.estimate import Cycle, Memory, Pair
-from jaxspec.capacity.gpus import Gpu
 from jaxspec.commands.common import listing, table
 from jaxspec.config import SpecConfig
-from jaxspec.gpu_program.compiled import CompiledCycle
+from jaxspec.planner.compile import CompiledCycle
+from jaxspec.planner.estimate import CycleCost, Memory, Pair
+from jaxspec.planner.gpus import Gpu
 
 NOTES = """Memory, bandwidth and arithmetic are the vendor's data-sheet numbers (GB = 10^9), which no program reaches: read the
 times as limits, not as forecasts. They leave out what launches cost{and_traffic}."""
 MOST_FOR_JAX = 0.95
 """Share of a GPU's memory that JAX may be given where nothing else runs on it."""
+
+STAGES = {
+    "draft": "draft: the head, level by level",
+    "build_tree": "tree: the best candidates",
+    "verify": "verify: the target, once",
+    "accept": "accept: the walk, stop tokens, the budget",
+    "commit": "commit: accepted keys and values",
+    "extend": "extend: the head follows",
+    "logprobs": "log probabilities that nobody wants",
+    "other": "between them: rows of the state",
+}
+"""Names of the stages, in the order of a cycle."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +40,8 @@ class Plan:
     longest: int
     """The model's own context length: what one request may take unless the server is told otherwise."""
     memory: Memory
-    cycle: Cycle
-    plain: Cycle
+    cycle: CycleCost
+    plain: CycleCost
     accept_lengths: tuple[float, ...]
     compiled: CompiledCycle | str
     """What the GPU's compiler made of the cycle, or why it was not asked."""
@@ -153,6 +164,28 @@ def speed_table(plan: Plan) -> str:
     return table(header, rows)
 
 
+def launches_of(compiled: CompiledCycle | str, num_layers: int) -> str:
+    """A table of launches per stage, or why there is none."""
+    if isinstance(compiled, str):
+        return f"Launches and temporaries are not counted: {compiled}."
+    stages = compiled.stages
+    known = {name: title for name, title in STAGES.items() if name in stages}
+    rows = [[title, f"{stages[name]}"] for name, title in known.items()]
+    rows += [[name, f"{count}"] for name, count in stages.items() if name not in known]
+    rows += [
+        ["together", f"{len(compiled.greedy_launches)}"],
+        ["per layer of the target, commit included", f"{compiled.per_layer(num_layers):.1f}"],
+    ]
+    where = "all in one CUDA graph" if compiled.is_one_graph else "NOT all in CUDA graphs: the host has to wait for some"
+    return "\n".join(
+        [
+            table(["launches of a greedy cycle", "number"], rows),
+            f"({where}; compiled in {compiled.compile_seconds:.0f} s, without a GPU, so without autotuning: on one, XLA may choose"
+            " other matrix products)",
+        ]
+    )
+
+
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan for programs: bytes and seconds of each GPU, tokens of all requests."""
     models, gpu, memory = plan.models, plan.gpu, plan.memory
@@ -161,7 +194,13 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "model": plan.model,
         "head": models.head_config.algorithm if models.head_config else None,
         "dtype": models.dtype,
-        "gpu": {**gpu._asdict(), "source": "the vendor's data sheet, unless given"},
+        "gpu": {
+            "name": gpu.name,
+            "memory": gpu.memory,
+            "bandwidth": gpu.bandwidth,
+            "arithmetic": gpu.arithmetic,
+            "source": "the vendor's data sheet, unless given",
+        },
         "tp": models.tp,
         "tree": plan.spec.name,
         "batch": plan.batch,
@@ -181,7 +220,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def limits(step: Cycle, gpu: Gpu) -> dict[str, Any]:
+def limits(step: CycleCost, gpu: Gpu) -> dict[str, Any]:
     """A cycle's bytes and times."""
     return {
         "moved_bytes": step.moved,
@@ -189,4 +228,25 @@ def limits(step: Cycle, gpu: Gpu) -> dict[str, Any]:
         "memory_seconds": step.memory_seconds(gpu),
         "arithmetic_seconds": step.arithmetic_seconds(gpu),
         "seconds_at_least": step.seconds(gpu),
+    }
+
+
+def temporaries_as_json(compiled: CompiledCycle | str, left_free: float) -> dict[str, Any]:
+    """Counted or not, and what is left for them."""
+    if isinstance(compiled, str):
+        return {"counted": False, "reason": compiled, "left_free_bytes": left_free}
+    return {"counted": True, "bytes": compiled.temporary_bytes, "left_free_bytes": left_free}
+
+
+def launches_as_json(compiled: CompiledCycle | str, num_layers: int) -> dict[str, Any]:
+    """By stage, and in all."""
+    if isinstance(compiled, str):
+        return {"counted": False, "reason": compiled}
+    return {
+        "counted": True,
+        "stages": compiled.stages,
+        "total": len(compiled.greedy_launches),
+        "per_target_layer": compiled.per_layer(num_layers),
+        "in_one_graph": compiled.is_one_graph,
+        "compile_seconds": compiled.compile_seconds,
     }

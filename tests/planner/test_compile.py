@@ -5,12 +5,11 @@ import subprocess
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.gpu_program import compiled
-from jaxspec.gpu_program.compiled import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
-from jaxspec.gpu_program.launches import Launch
-from jaxspec.gpu_program.worker import compile_all
-from tests.capacity.configs import EAGLE3_LLAMA_8B, LLAMA_8B
-from tests.capacity.files import config_file
+from jaxspec.planner import compile as compile_module
+from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Launch, compile_cycles, why_not
+from jaxspec.planner.worker import compile_all
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.planner.files import config_file
 
 SMALL = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024}
 VERIFY, COMMIT = "jit(c)/verify/layer_{}/x", "jit(c)/commit/x"
@@ -44,8 +43,8 @@ def test_room_for_a_cycle_is_made():
 
 
 def test_why_not(monkeypatch):
-    assert "there is one of h100, h200, a100" in str(why_not("l4"))
-    monkeypatch.setattr(compiled, "PLUGINS", ("jax_plugins.none", "no_such_package.plugin"))
+    assert "there is one of h200, h100, a100" in str(why_not("l4"))
+    monkeypatch.setattr(compile_module, "PLUGINS", ("jax_plugins.none", "no_such_package.plugin"))
     assert "pip install 'jaxspec-llm[aot]'" in str(why_not("h100"))
     with pytest.raises(ValueError, match="plugin for CUDA is not installed"):
         compile_cycles("config.json", None, [], gpu="h100", dtype="bfloat16")
@@ -91,8 +90,8 @@ def test_a_worker_that_fails_is_an_error_of_the_compiler(tmp_path, monkeypatch, 
     def other(command, **options):
         return run([command[0], "-c", worker], **options)
 
-    monkeypatch.setattr(compiled, "why_not", lambda gpu: None)
-    monkeypatch.setattr(compiled, "SECONDS_PER_CYCLE", 0.5 if "sleep" in worker else 60)
-    monkeypatch.setattr(compiled.subprocess, "run", other)
+    monkeypatch.setattr(compile_module, "why_not", lambda gpu: None)
+    monkeypatch.setattr(compile_module, "SECONDS_PER_CYCLE", 0.5 if "sleep" in worker else 60)
+    monkeypatch.setattr(compile_module.subprocess, "run", other)
     with pytest.raises(CompilerError, match=said):
         compile_cycles(tmp_path, None, [CycleShape(SpecConfig(), 1, 64)], gpu="h100", dtype="bfloat16")

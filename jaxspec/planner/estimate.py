@@ -4,18 +4,18 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxspec.capacity.gpus import Gpu
-from jaxspec.capacity.models import Weights, weights_of
 from jaxspec.config import ModelConfig, SpecConfig
 from jaxspec.engine.device_state import cache_bytes_per_token
 from jaxspec.models.head import HeadConfig
+from jaxspec.planner.gpus import Gpu
+from jaxspec.planner.models import Weights, weights_of
 
 LOGIT_BYTES = 4
 """Logits are float32 whatever the weights are."""
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSize:
     """A target or a head, as far as sums go."""
 
     config: ModelConfig
@@ -34,8 +34,8 @@ class Model:
 class Pair:
     """A target and perhaps a head, in one dtype, spread evenly over `tp` GPUs."""
 
-    target: Model
-    head: Model | None
+    target: ModelSize
+    head: ModelSize | None
     head_config: HeadConfig | None
     dtype: str
     tp: int = 1
@@ -68,7 +68,7 @@ def pair(target: ModelConfig, head: HeadConfig | None, dtype: str, tp: int = 1) 
         if config.num_kv_heads % tp:
             raise ValueError(f"--tp {tp} does not divide the {config.num_kv_heads} KV heads of {name}")
     models = [
-        Model(config, weights_of(whole, dtype), cache_bytes_per_token(config, jnp.dtype(dtype)))
+        ModelSize(config, weights_of(whole, dtype), cache_bytes_per_token(config, jnp.dtype(dtype)))
         for whole, config in ((target, target), *(((head, head.layer),) if head else ()))
     ]
     return Pair(models[0], models[1] if head else None, head, dtype, tp)
@@ -112,7 +112,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Cycle:
+class CycleCost:
     """What one cycle of a batch moves and computes, per GPU, at least."""
 
     moved: dict[str, float]
@@ -132,7 +132,7 @@ class Cycle:
         return max(self.memory_seconds(gpu), self.arithmetic_seconds(gpu))
 
 
-def cycle(models: Pair, spec: SpecConfig, batch: int, context: int) -> Cycle:
+def cycle_cost(models: Pair, spec: SpecConfig, batch: int, context: int) -> CycleCost:
     """One cycle of `batch` requests with `context` committed tokens each; plain decoding needs no head.
 
     Every matrix is read once per forward, every forward reads the cache once; logits are written and read once. What stays in
@@ -161,9 +161,9 @@ def cycle(models: Pair, spec: SpecConfig, batch: int, context: int) -> Cycle:
         operations += _operations(head, rows, context, size) + 2.0 * drafted * models.head_output / size
         operations += 2.0 * batch * (steps + 1) * head.weights.fusion / size
     moved["logits"] = 2 * LOGIT_BYTES * logits
-    return Cycle({name: count / models.tp for name, count in moved.items()}, operations / models.tp)
+    return CycleCost({name: count / models.tp for name, count in moved.items()}, operations / models.tp)
 
 
-def _operations(model: Model, rows: int, context: int, size: int) -> float:
+def _operations(model: ModelSize, rows: int, context: int, size: int) -> float:
     """Multiplications and additions of a model's layers over some rows that attend to the context; `size`: bytes per weight."""
     return rows * (2.0 * model.weights.layers / size + 4.0 * context * model.attention_width)

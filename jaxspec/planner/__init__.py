@@ -1,0 +1,1 @@
+"""`jaxspec plan`: what a model needs, what a GPU allows, and what the GPU would run; no GPU is needed."""

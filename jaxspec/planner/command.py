@@ -1,0 +1,180 @@
+"""jaxspec plan: does a model with its draft head fit on a GPU, what would it launch, and what do memory and arithmetic allow.
+
+It needs no GPU: weights, cache and bytes are counted from the configs, temporaries and launches from the cycle that XLA's GPU
+compiler makes (compile.py).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxspec.commands.common import run_guarded
+from jaxspec.commands.options import Parser, tree, whole
+from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig
+from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
+from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
+from jaxspec.planner.gpus import GPUS, Gpu
+
+if TYPE_CHECKING:
+    from jaxspec.planner.report import Plan
+
+JAX_SHARE = 0.75
+"""What JAX takes of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+EXAMPLES = """examples:
+  jaxspec plan --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B --gpu h100 --batch 8 --context 4096
+  jaxspec plan --model-path config.json --draft head/config.json --gpu a100 --tree 3/1/4 --accept-length 2.9
+The exit status is 0 if it fits, 1 if not."""
+
+
+def make_parser() -> Parser:
+    """Its help loads nothing, so it is instant."""
+    defaults = EngineConfig()
+    parser = Parser(
+        "jaxspec plan", "Does it fit on this GPU, and what does the GPU allow? From config.json alone, without a GPU.", EXAMPLES
+    )
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add("--model-path", "--model", type=Path, metavar="PATH", help="model directory or config.json (default: the built-in model)")
+    add("--speculative-draft-model-path", "--draft", type=Path, metavar="PATH", help="its draft head's directory or config.json")
+    add("--speculative-token-map", type=Path, metavar="FILE", help="FR-Spec's list of the tokens worth drafting")
+    add("--dtype", choices=("auto", *DTYPES), default="auto", help="auto: float16 if the checkpoint is, else bfloat16")
+    group = parser.add_argument_group("GPU")
+    add = group.add_argument
+    add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
+    add("--tp", type=whole(1), default=1, metavar="N", help="GPUs over which all is spread evenly (default: %(default)s)")
+    add("--gpu-memory", type=float, metavar="GB", help="instead of the data sheet's")
+    add("--gpu-bandwidth", type=float, metavar="GB/S", help="instead of the data sheet's: what you measured, perhaps")
+    add("--mem-fraction-static", type=float, default=defaults.mem_fraction, metavar="X", help="as `jaxspec serve` has it")
+    add(
+        "--jax-memory-share",
+        type=float,
+        default=JAX_SHARE,
+        metavar="X",
+        help="XLA_PYTHON_CLIENT_MEM_FRACTION (default: %(default)s)",
+    )
+    group = parser.add_argument_group("load")
+    add = group.add_argument
+    add("--tree", type=tree, metavar="S/K/D", help="draft tree, or plain (default: 5/4/8; with an MTP layer 1/1/2)")
+    add("--batch", type=whole(1), default=1, metavar="N", help="requests that decode together (default: %(default)s)")
+    add("--context", type=whole(1), default=2048, metavar="N", help="tokens of each, prompt and output (default: %(default)s)")
+    add("--page-size", type=whole(1), default=defaults.page_size, metavar="N", help="tokens per cache page (default: %(default)s)")
+    add(
+        "--accept-length",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="X",
+        help="tokens per cycle: `jaxspec check-draft` measures it",
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="have XLA compile the cycle, to count temporaries and launches: it takes half a minute (default: if it can)",
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if it fits, 1 if not, 2 if the model can't be read."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+
+    def run() -> int:
+        from jaxspec.planner.report import as_json, show
+
+        plan = make_plan(options)
+        print(json.dumps(as_json(plan), indent=1) if options.json else show(plan))
+        return 0 if plan.fits else 1
+
+    return run_guarded(parser.prog, run)
+
+
+def make_plan(options: argparse.Namespace) -> "Plan":
+    """Reads the configs and does the sums. Raises ValueError if a config or option can't be used."""
+    from jaxspec.planner.estimate import Memory, cycle_cost, pair
+    from jaxspec.planner.models import read_head, read_target
+    from jaxspec.planner.report import Plan
+
+    path, where = options.model_path or BUILT_IN_TARGET, options.speculative_draft_model_path
+    if options.tree == PLAIN and (where or options.speculative_token_map):
+        raise ValueError("--tree plain drafts nothing: leave out --draft and --speculative-token-map")
+    if where is None and options.tree != PLAIN:
+        where = own_head(path)
+    if where is None and options.speculative_token_map:
+        raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
+    target = read_target(path)
+    head = None if where is None else read_head(where, target, options.speculative_token_map)
+    spec = options.tree or default_tree(None if head is None else head.algorithm)
+    dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
+    models = pair(target, head, dtype, options.tp)
+    gpu = chosen_gpu(options)
+    shares = (share("--jax-memory-share", options.jax_memory_share), share("--mem-fraction-static", options.mem_fraction_static))
+    return Plan(
+        model=(path.parent if path.is_file() else path).resolve().name if options.model_path else BUILT_IN_NAME,
+        models=models,
+        gpu=gpu,
+        spec=spec,
+        batch=options.batch,
+        context=options.context,
+        longest=target.max_position_embeddings,
+        memory=Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size),
+        cycle=cycle_cost(models, spec, options.batch, options.context),
+        plain=cycle_cost(models, PLAIN, options.batch, options.context),
+        accept_lengths=tuple(accept_lengths(options.accept_length, spec)),
+        compiled=compiled_cycle(options, CycleShape(spec, options.batch, options.context, options.page_size), path, where, dtype),
+    )
+
+
+def compiled_cycle(
+    options: argparse.Namespace, shape: CycleShape, model: Path, draft: Path | None, dtype: str
+) -> CompiledCycle | str:
+    """What the compiler made of the cycle, or why it was not asked."""
+    if not options.compile:
+        return "--no-compile was given"
+    if options.tp > 1:
+        return "this version of jaxspec has no program for several GPUs"
+    if reason := why_not(options.gpu):
+        return reason
+    print(f"compiling the cycle for {GPUS[options.gpu].name} (--no-compile leaves that out) ...", file=sys.stderr, flush=True)
+    try:
+        (compiled,) = compile_cycles(model, draft, [shape], gpu=options.gpu, dtype=dtype, token_map=options.speculative_token_map)
+    except CompilerError as error:
+        return f"the compiler failed: {error}"
+    return compiled
+
+
+def chosen_gpu(options: argparse.Namespace) -> Gpu:
+    """The data sheet's GPU, with what the options say otherwise."""
+    gpu = GPUS[options.gpu]
+    if options.gpu_memory is not None:
+        gpu = gpu._replace(memory=positive("--gpu-memory", options.gpu_memory) * 1e9)
+    if options.gpu_bandwidth is not None:
+        gpu = gpu._replace(bandwidth=positive("--gpu-bandwidth", options.gpu_bandwidth) * 1e9)
+    return gpu
+
+
+def accept_lengths(given: Sequence[float], spec: SpecConfig) -> Sequence[float]:
+    """Those that were asked for, else a few that the tree can have. Raises ValueError for one that it can't."""
+    for length in given:
+        if not 1 <= length <= spec.num_steps + 1:
+            raise ValueError(f"--accept-length must be from 1 to {spec.num_steps + 1} with the tree {spec}, got {length:g}")
+    return given or [length / 2 for length in range(2 if spec.num_steps == 0 else 3, min(8, 2 * spec.num_steps + 2) + 1)]
+
+
+def positive(flag: str, value: float) -> float:
+    """The value, or a ValueError that names the flag."""
+    if not value > 0:
+        raise ValueError(f"{flag} must be above 0, got {value:g}")
+    return value
+
+
+def share(flag: str, value: float) -> float:
+    """The value, or a ValueError that names the flag."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{flag} must be in (0, 1], got {value:g}")
+    return value
