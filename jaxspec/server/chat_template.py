@@ -229,7 +229,7 @@ class TemplateProcess:
         return json.loads(reply)
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing. May be repeated."""
+        """Ends the process, even in the middle of a conversation. May be repeated."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -337,7 +337,7 @@ def raise_exception(message: str) -> None:
 
 def attempt(work: Callable[[bytes], dict[str, Any]], line: bytes) -> bytes:
     """The reply to the line, or {"error"}, as a line."""
-    signal.alarm(ORPHAN_SECONDS)  # without a handler it ends the process, whatever that is doing
+    signal.alarm(ORPHAN_SECONDS)  # without a handler it ends the process at any point
     try:
         return json.dumps(work(line), ensure_ascii=False).encode() + b"\n"
     except TemplateSyntaxError as error:

@@ -1,7 +1,7 @@
-"""What request fields are made of: strict types, limits, and a way to refuse options by name.
+"""Types of request fields: strict, with limits, and a way to refuse options by name.
 
-No option is ever ignored: a field that we know but don't support yet takes only the value that changes nothing (`only`),
-and a field that we don't know is refused.
+No option is silently ignored: a known but unsupported field takes only values without effect (`only`), and an unknown field is
+refused.
 """
 
 from collections.abc import Callable
@@ -26,22 +26,22 @@ from pydantic_core.core_schema import no_info_after_validator_function
 from jaxspec.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
 
 MAX_INT = 2**31 - 1
-"""Numbers of tokens, token ids and priorities beyond it are mistakes; a message that quotes one stays short."""
+"""Limit of numbers of tokens, token ids and priorities, so that messages that quote one stay short."""
 MAX_NAME = 128
 """Characters in the name of a request."""
 MAX_ALLOWED_TOKENS = 2**18
 MAX_FIELDS = 100
-"""Fields in one object; those that exist are fewer."""
+"""Fields in one object; there are fewer than that."""
 MAX_TEMPLATE_OPTIONS = 16
 
 
 def only(*neutral: Any) -> "Only":
-    """For an option that is not supported yet: null and these values, which ask for nothing, pass."""
+    """For an option that is not supported yet: allows null and these values, which have no effect."""
     return Only(*neutral)
 
 
 class Only:
-    """What `only` makes: the check, and how /openapi.json shows it."""
+    """The check made by `only`, and how /openapi.json shows it."""
 
     def __init__(self, *neutral: Any):
         self._neutral = neutral
@@ -60,7 +60,7 @@ class Only:
 
 
 def described_as(description: str) -> WrapValidator:
-    """One message for a union of types, where pydantic would report a mismatch with every member."""
+    """One message for a union of types; pydantic alone would report a mismatch with every member."""
 
     def check(value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
@@ -72,7 +72,7 @@ def described_as(description: str) -> WrapValidator:
 
 
 type Strings = Annotated[list[str], FailFast()]
-"""As with all lists here, the first wrong item ends the check: a body of millions of them must not cost millions of messages."""
+"""As in all lists here, the first wrong item ends the check: millions of wrong items must not make millions of messages."""
 type TokenIds = Annotated[list[Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]], FailFast()]
 type ListsOfTokenIds = Annotated[list[TokenIds], FailFast()]
 Prompt = Annotated[
@@ -83,7 +83,7 @@ StringOrStrings = Annotated[str | Strings | None, described_as("a string or a li
 
 
 def _logit_bias(value: Any) -> dict[int, float] | None:
-    """JSON has no numbers as keys. Checked by hand: the first wrong entry of a large object must end the check."""
+    """JSON keys are strings. Checked by hand, so that the first wrong entry of a large object ends the check."""
     if value is None:
         return None
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
@@ -113,7 +113,7 @@ NAME_OR_NAMES = f"a name of 1 to {MAX_NAME} printable ASCII characters, or a lis
 
 
 def _limit_template_options(value: Any) -> Any:
-    """Before they are checked one by one."""
+    """Refuses too many options before each is checked."""
     if isinstance(value, dict) and len(value) > MAX_TEMPLATE_OPTIONS:
         raise ValueError
     return value
@@ -129,14 +129,14 @@ type TemplateOptions = Annotated[
 
 
 class Strict(BaseModel):
-    """No conversions ("5" is not 5) and no unknown fields."""
+    """A request schema without conversions ("5" is not 5) and without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
     def limit_fields(cls, value: Any) -> Any:
-        """Each unknown field costs a message, so there must not be millions."""
+        """Bounds the number of messages about unknown fields."""
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise PydanticCustomError("too_many_fields", "Input should be an object of at most {most} fields", {"most": MAX_FIELDS})
         return value

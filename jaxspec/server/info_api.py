@@ -118,7 +118,7 @@ class AbortRequest(Strict):
     """POST /abort_request, SGLang's."""
 
     rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
-    """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are no error."""
+    """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are not an error."""
     abort_all: bool | None = None
     """All requests are ended."""
 

@@ -126,7 +126,7 @@ class RunningRequests:
 
     async def abort(self, names: Sequence[str]) -> int:
         """Ends all requests with these names: their clients get the text so far, with finish_reason "abort". Returns the number
-        of completions. An unknown name is no error: its request may just have ended."""
+        of completions. An unknown name is not an error: its request may just have ended."""
         return await self.engine.abort([engine_id for name in names for engine_id in self._engine_ids.get(name, ())])
 
     async def abort_all(self) -> int:

@@ -13,13 +13,13 @@ VALID: dict[str, dict[str, Any]] = {
     GENERATE: {"text": "import os", "sampling_params": {"max_new_tokens": 2, "temperature": 0}, "stream": False},
     "/tokenize": {"prompt": "def f(x):", "add_special_tokens": False},
     "/detokenize": {"tokens": [5, 6, 7]},
-    "/abort_request": {"rid": "nobody"},
+    "/abort_request": {"rid": "unknown"},
 }
 WRONG_VALUES: list[Any] = [
     {}, [], [[]], [{}], [None], {"a": {"b": []}}, -1, 2**63, -(2**80), 1e308, 10**400, "\ud800", [-1], [2**40], ["x", 1],
     [[1], "x"], {"": ""}, [True], [0.5], {"1": "x"}, [["x"]], [[[1]]],
 ]  # fmt: skip
-"""Wrong in whatever required field, or else in a field of numbers."""
+"""Wrong values for a required field, or else for a field of numbers."""
 NO_JSON = [
     b"", b"{", b"}", b"null", b"[]", b"3", b'"text"', b"\xff\xfe", b"\x00", b"{'prompt': 'x'}", b'{"prompt": "x"',
     b'{"prompt": "x",}', b'{"prompt": NaN}', b'{"prompt": Infinity}', b"[" * 20_000, b'{"a":' * 20_000, b'{"prompt": "\xc3"}',
@@ -28,7 +28,7 @@ NO_JSON = [
 REQUIRED = {COMPLETIONS: "prompt", CHAT: "messages", GENERATE: "text", "/tokenize": "prompt", "/detokenize": "tokens",
             "/abort_request": "rid"}  # fmt: skip
 BREAKING_OFF = [
-    b"this is no HTTP\r\n\r\n",
+    b"this is not HTTP\r\n\r\n",
     b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
     b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: five\r\n\r\n",
     b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
@@ -44,7 +44,7 @@ BREAKING_OFF = [
 
 
 def malformed(chance: random.Random) -> tuple[bytes, bool]:
-    """A request, and whether it may be fine by accident (a changed letter of the prompt is no error)."""
+    """A request, and whether it may be fine by accident (a changed letter of the prompt is not an error)."""
     path = chance.choice(list(VALID))
     kind = chance.randrange(5)
     if kind == 0:

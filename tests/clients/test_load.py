@@ -57,7 +57,7 @@ def test_a_storm_leaves_nothing_behind(server):
     assert after < 3 * before + 0.2, (before, after)
 
 
-def test_clients_that_do_not_read_hold_up_nobody(server):
+def test_clients_that_do_not_read_delay_no_others(server):
     """Their streams are more than the network takes in, so the server can't go on sending. The engine finishes them all the same,
     and others are served as ever."""
     before = usual_seconds(server)

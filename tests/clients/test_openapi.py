@@ -1,4 +1,4 @@
-"""schemathesis against the real server: whatever /openapi.json allows or forbids, the answers are those that it documents."""
+"""schemathesis against the real server: for requests that /openapi.json allows or forbids, the responses are as it documents."""
 
 import re
 import shutil

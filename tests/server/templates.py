@@ -198,4 +198,4 @@ ATTACKS = {
     "a deep list": "{% set ns = namespace(x=[]) %}{% for a in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x|tojson }}",
     "a long message": "{{ raise_exception('x' * 1000000) }}",
 }
-"""Each must be refused, and cost nobody else anything."""
+"""Each must be refused without affecting other conversations."""

@@ -1,4 +1,4 @@
-"""Conversations become the text that transformers makes of them, and no template can do more than fail."""
+"""Rendered conversations equal those of transformers, and a hostile template can only fail."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ def victim() -> Iterator[ChatTemplate]:
 
 
 def has_ended(pid: int) -> bool:
-    """True also for a zombie, which nobody has waited for."""
+    """True also for a zombie, whose parent has not waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -135,7 +135,9 @@ def test_other_options_are_refused_by_name(name: str):
             template.render(USER, {"enable_thinking": True, name: 1})
         assert (error.value.status, error.value.param) == (400, "chat_template_kwargs")
         assert name[:100] in str(error.value) and len(str(error.value)) < 400
-        assert "its options: content, enable_thinking, reasoning_content" in str(error.value)  # whatever it may read from outside
+        assert "its options: content, enable_thinking, reasoning_content" in str(
+            error.value
+        )  # all names that the template may read from outside
 
 
 def test_today():
@@ -210,7 +212,7 @@ def test_a_wrong_one_is_refused_before_any_request(alone: set[int], text: str, s
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_fail_and_cost_nobody_anything(victim: ChatTemplate, name: str):
+def test_attacks_fail_without_affecting_other_conversations(victim: ChatTemplate, name: str):
     started = time.monotonic()
     with pytest.raises(RenderError, match="the model's chat template can't render them: ") as error:
         victim.render(attack(name), param="input")
@@ -239,7 +241,7 @@ def test_others_are_rendered_meanwhile(victim: ChatTemplate):
     assert "more than 1 seconds" in errors[0]
 
 
-def test_nobody_waits_longer_than_the_limit(victim: ChatTemplate):
+def test_waiting_for_a_process_has_the_same_limit(victim: ChatTemplate):
     with contextlib.ExitStack() as stack:
         for _ in range(PROCESSES):
             stack.enter_context(victim._process())
@@ -362,7 +364,7 @@ def test_an_alarm_ends_it_while_it_renders():
         process.kill()
 
 
-def test_it_says_nothing_when_nobody_listens():
+def test_it_ends_silently_when_its_reader_is_gone():
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen([sys.executable, "-P", WORKER], stdin=theirs.fileno(), stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""How connections begin and end: what is no HTTP, and what a server says while it shuts down."""
+"""How connections begin and end: malformed HTTP, and what a server says while it shuts down."""
 
 import json
 import signal
@@ -49,10 +49,11 @@ def answer_to(client: Client, sent: bytes) -> bytes:
     ],
     ids=lambda sent: repr(sent[:20]),
 )
-def test_what_is_no_http_gets_an_error_in_the_one_shape(client: Client, sent: bytes):
+def test_malformed_http_gets_an_error_in_the_one_shape(client: Client, sent: bytes):
     head, _, body = answer_to(client, sent).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head.lower()
-    assert json.loads(body)["error"]["code"] == 400
+    error = json.loads(body)["error"]
+    assert (error["code"], error["message"]) == (400, "malformed HTTP request, or headers larger than 64 KiB")
 
 
 def test_headers_of_usual_size_pass(client: Client):
@@ -66,7 +67,7 @@ def test_websockets_are_not_taken(client: Client):
 
 
 class Draining:
-    """A server that was told to end while a request runs."""
+    """A server that shuts down while a request runs."""
 
     def __init__(self, shutdown_timeout: float):
         self.fake, ready = FakeEngine(), threading.Event()
@@ -139,8 +140,8 @@ def test_an_idle_server_ends_at_once():
     draining._listener.close()
 
 
-class Impatient(Draining):
-    """Its client is hung up on."""
+class HungUp(Draining):
+    """The server closes the connection of its client."""
 
     def _ask(self) -> None:
         with pytest.raises(httpx.HTTPError):
@@ -149,7 +150,7 @@ class Impatient(Draining):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_everything_at_once(number: signal.Signals):
-    with Impatient(shutdown_timeout=60) as draining:
+    with HungUp(shutdown_timeout=60) as draining:
         draining.server.handle_exit(number, None)
         draining.thread.join(5)
         assert not draining.thread.is_alive()

@@ -71,7 +71,7 @@ WRONG = [{}, {"x-api-key": ""}, *map(bearer, ("", "sk-unicode key", KEY[:-1], KE
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/server_info", "/tokenizer_info", "/openapi.json", "/no/such/endpoint", "/healthy"]
 )
-def test_no_other_key_does(one_key: httpx.Client, path: str, headers):
+def test_other_keys_are_refused(one_key: httpx.Client, path: str, headers):
     key_refusal(one_key.get(path, headers=headers))
 
 
@@ -255,7 +255,7 @@ def test_one_that_comes_too_slowly():
     assert (error.status_code, error.headers) == (408, {"Connection": "close"})
 
 
-def test_many_at_once_share_the_room():
+def test_bodies_of_concurrent_requests_share_a_limit():
     """What has been read counts until its request has been answered, and no longer."""
     reader = Reader()
     limit = BodyLimit(reader, max_bytes=4, max_total_bytes=10)
@@ -268,4 +268,4 @@ def test_many_at_once_share_the_room():
 
     assert asyncio.run(together(2)) == [200, 200]
     assert asyncio.run(together(3)) == [200, 200, 503]
-    assert asyncio.run(together(2)) == [200, 200]  # the refused one has given its room back too
+    assert asyncio.run(together(2)) == [200, 200]  # the refused one does not count any more

@@ -1,4 +1,4 @@
-"""Models that lack a part: without a tokenizer there are token ids, without a chat template there is no chat."""
+"""Models without a tokenizer (token ids still work), without a chat template, or with a hostile one; limits of prompts."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +73,7 @@ def test_a_request_that_can_never_fit_the_queue_is_refused_for_good():
 
 
 def test_an_answer_of_too_many_logprobs_is_refused():
-    """They are held until the answer is sent, whatever their number."""
+    """All of them are held until the response is sent."""
     model = ServedModel("long", 2**17, SpecConfig(), byte_tokenizer())
     engine = FakeEngine()
     with serving(engine, model) as url:
@@ -98,7 +98,7 @@ def test_templates_run_in_a_sandbox():
     assert "unsafe" in chat.json()["error"]["message"]
 
 
-def test_a_slow_template_costs_nobody_else_anything():
+def test_a_slow_template_does_not_delay_other_conversations():
     template = "{% for a in range(99999) if messages[0].role == 'system' %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"
     tokenizer = byte_tokenizer(template)
     model = ServedModel("slow", CONTEXT, SpecConfig(), tokenizer, ChatTemplate(template, {}, "test", seconds=1))
@@ -192,7 +192,7 @@ def test_the_template_writes_the_special_tokens():
 
 
 def test_a_conversation_counts_as_the_template_leaves_it():
-    """Templates drop what is no use any more, such as old thoughts: more than the context may be sent."""
+    """Templates drop parts such as old reasoning, so more text than the context holds may be sent."""
     tokenizer = byte_tokenizer("{{ messages[-1].content }}")
     with ChatTemplate.of_model(tokenizer) as template:
         model = ServedModel("short", CONTEXT, SpecConfig(), tokenizer, template)

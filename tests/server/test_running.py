@@ -1,4 +1,4 @@
-"""Requests have names, and whoever knows one can end what has it."""
+"""Requests have names, by which clients can abort them."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def standing(client: Client, path: str, headers: dict | None = None, requests: i
 
 
 def abort(client: Client, **body) -> int:
-    """How many completions it ended. The engine obeys between two steps, so it is given some."""
+    """How many completions it ended. The engine takes commands between two steps, so it is allowed some."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.post, "/abort_request", **body)
         while not wait([answer], 0.05).done:

@@ -222,7 +222,7 @@ def test_health(client: Client):
 
 
 def test_many_clients_at_once(client: Client):
-    """Every one gets its own whole text."""
+    """Each gets its own text, and all of it."""
     texts: list[str] = []
 
     def ask(number: int) -> None:
