@@ -27,8 +27,9 @@ EXAMPLES = """examples:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked as far as possible without the model."""
-    parser = Parser("jaxspec generate", "Complete one prompt; the text goes to stdout, statistics to stderr.", EXAMPLES)
-    parser.add_argument("prompt", help="the text to continue; - reads it from stdin")
+    description = "Complete one prompt; the text goes to stdout, statistics to stderr."
+    parser = Parser("jaxspec generate", description, EXAMPLES, usage="jaxspec generate PROMPT [options]")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template, as a user's message")
     parser.add_argument(
         "--color",

@@ -263,7 +263,8 @@ class Parser(argparse.ArgumentParser):
     """Ends a wrong command line with one line and exit status 2."""
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None, **settings: Any):
-        super().__init__(prog, description=description, epilog=epilog, formatter_class=_Format, allow_abbrev=False, **settings)
+        settings = {"usage": f"{prog} [options]", "formatter_class": _Format, "allow_abbrev": False} | settings
+        super().__init__(prog, description=description, epilog=epilog, **settings)
 
     def add_options(self, section: str, *names: str) -> None:
         """A section with options of the table, by their `dest`. Directories and files are Paths."""
