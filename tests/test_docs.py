@@ -82,3 +82,12 @@ def test_ci_runs_the_command_that_the_readme_tells_and_then_what_it_leaves_out()
     (left_out,) = re.findall(r"-m 'not \((.*?)\)'", (ROOT / "pyproject.toml").read_text())
     assert f"-m '{left_out}'" in rest and left_out.split(" or ") == [*SETS]
     assert all(tool in "\n".join(script) for tool in ("ruff check .", "ruff format --check .", "mypy"))
+
+
+def test_no_two_classes_have_one_name():
+    classes: dict[str, list[str]] = {}
+    for path in (ROOT / "jaxspec").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in classes.items() if len(paths) > 1}
