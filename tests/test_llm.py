@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
-from jaxspec.demo.corpus import heldout_prompts
 from jaxspec.llm import _as_list
 from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.train.data import heldout_prompts
 
 ROOT = Path(__file__).parents[1]
 

@@ -82,7 +82,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
         ValueError: the file can't be read, has too few prompts, or a line of it has no prompt.
     """
     if path is None:
-        from jaxspec.demo.corpus import heldout_prompts  # loads the tokenizers library
+        from jaxspec.train.data import heldout_prompts  # loads the tokenizers library
 
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))
     try:

@@ -1,6 +1,6 @@
 """Trains the demo target, a 12 M parameter Llama, on the standard library and writes a Hugging Face checkpoint.
 
-Run: python -m jaxspec.demo.train_target --work WORK --out jaxspec/demo/target
+Run: python -m jaxspec.train.target --work WORK --out jaxspec/demo/target
 """
 
 import argparse
@@ -18,12 +18,11 @@ from tqdm import tqdm
 from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
-from jaxspec.demo import corpus
-from jaxspec.demo.optimizer import Schedule, batches, muon
-from jaxspec.demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model, target_config
+from jaxspec.train.data import batches, documents, load_tokenizer, save_tokenizer, token_stream, train_tokenizer
+from jaxspec.train.optimizer import Schedule, muon
 
 HF_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -75,12 +74,12 @@ def main() -> None:
     arguments = parser.parse_args()
     work, latest = arguments.work, arguments.work / "latest"
 
-    texts = [document.text for document in corpus.documents(heldout=False)]
+    texts = [document.text for document in documents(heldout=False)]
     if not (work / "tokenizer.json").exists():
         save_tokenizer(train_tokenizer(texts), work)
     tokenizer = load_tokenizer(work)
-    stream = corpus.token_stream(tokenizer, texts)
-    heldout = corpus.token_stream(tokenizer, (document.text for document in corpus.documents(heldout=True)))
+    stream = token_stream(tokenizer, texts)
+    heldout = token_stream(tokenizer, (document.text for document in documents(heldout=True)))
     checks = {length: next(batches(heldout, length, 2 * TOKENS_PER_STEP)) for length in (SHORT, LONG)}
 
     if arguments.resume:

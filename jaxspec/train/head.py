@@ -2,7 +2,7 @@
 
 Half of the text is the standard library, half the target's own continuations of it, which is what the head will draft for.
 
-Run: python -m jaxspec.demo.train_head --target jaxspec/demo/target --work WORK --out jaxspec/demo/eagle3
+Run: python -m jaxspec.train.head --target jaxspec/demo/target --work WORK --out jaxspec/demo/eagle3
 """
 
 import argparse
@@ -26,15 +26,13 @@ from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import ModelConfig
-from jaxspec.demo import corpus
-from jaxspec.demo.generate import regenerate
-from jaxspec.demo.optimizer import Schedule, batches, muon
-from jaxspec.demo.tokenizer import load_tokenizer
-from jaxspec.demo.ttt import accuracies, lesson, unroll
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model
+from jaxspec.train.data import batches, documents, load_tokenizer, token_stream
+from jaxspec.train.optimizer import Schedule, muon
+from jaxspec.train.ttt import accuracies, lesson, regenerate, unroll
 
 DRAFT_VOCAB_SIZE = 1536
 INTERMEDIATE_SIZE = 448
@@ -100,8 +98,8 @@ def main() -> None:
 
     target = load_target(arguments.target, jnp.float32)
     tokenizer = load_tokenizer(arguments.target)
-    stream = corpus.token_stream(tokenizer, [document.text for document in corpus.documents(heldout=False)])
-    heldout = corpus.token_stream(tokenizer, [document.text for document in corpus.documents(heldout=True)])
+    stream = token_stream(tokenizer, [document.text for document in documents(heldout=False)])
+    heldout = token_stream(tokenizer, [document.text for document in documents(heldout=True)])
     target_ids = draft_vocabulary(stream, target.config.vocab_size)
 
     starts = next(batches(stream, PROMPT, arguments.continuations * PROMPT, seed=1))[:, :PROMPT]

@@ -1,10 +1,14 @@
-"""The demo corpus: Python source of the running interpreter's standard library, its tests included.
+"""Training data: the Python source of the running interpreter's standard library (tests included), its tokenizer, and batches.
 
 Every file belongs to exactly one split, chosen by a hash of its path, so anyone with the same CPython gets the same
 documents, and held-out prompts come from files that neither the tokenizer, the target nor the head has seen.
+
+`python -m jaxspec.train.data --out DIR` trains the tokenizer alone.
 """
 
+import argparse
 import hashlib
+import json
 import random
 import re
 import sysconfig
@@ -14,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 HELDOUT_FRACTION = 0.04
@@ -35,6 +39,24 @@ SKIPPED_PREFIXES = (
     "test/cjkencodings/",
 )
 DEFINITION = re.compile(r"^(?:async def|def|class) ", re.MULTILINE)
+
+VOCAB_SIZE = 4096
+MAX_LENGTH = 1024
+
+# GPT-2's splitting with single digits. A run of white space keeps its last space for the word behind it, so a line break
+# with its indentation is one token.
+PIECES = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# The model completes code and knows no roles: what the user writes is the code so far, a system message a comment.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] == 'system' -%}
+{{- '# ' + message['content'].replace('\\n', '\\n# ') -}}
+{%- else -%}
+{{- message['content'] -}}
+{%- endif -%}
+{%- if not loop.last -%}{{- '\\n' -}}{%- endif -%}
+{%- endfor -%}"""
 
 
 class Document(NamedTuple):
@@ -121,3 +143,74 @@ def _prompt_at(text: str, start: int, min_chars: int, max_chars: int) -> str | N
     piece = text[start : start + ends[-1]]
     definitions = [match.end() for match in re.finditer(r"^ +def .*:$", piece, re.MULTILINE) if match.end() >= min_chars]
     return piece[: definitions[-1]] if definitions else piece[: ends[0]]
+
+
+def batches(stream: NDArray[np.int32], length: int, tokens: int, seed: int = 0) -> Iterator[NDArray[np.int32]]:
+    """Endless batches of `tokens` tokens in rows of length + 1 (inputs and their next tokens), in a new order each epoch."""
+    windows = (len(stream) - 1) // length
+    rows = tokens // length
+    generator = np.random.default_rng(seed)
+    while True:
+        order = generator.permutation(windows)
+        for first in range(0, windows - rows + 1, rows):
+            starts = order[first : first + rows] * length
+            yield np.stack([stream[start : start + length + 1] for start in starts])
+
+
+def train_tokenizer(texts: list[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+    """A lossless byte-level BPE of `vocab_size` tokens; id 0 is end-of-text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Writes tokenizer.json and tokenizer_config.json to `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MAX_LENGTH,
+        "bos_token": None,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Reads the tokenizer that `save_tokenizer` wrote."""
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def main() -> None:
+    """Trains on the training split and prints how many bytes a token covers."""
+    parser = argparse.ArgumentParser(description="Train the demo tokenizer on the standard library.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the tokenizer's two files")
+    arguments = parser.parse_args()
+
+    texts = [document.text for document in documents(heldout=False)]
+    tokenizer = train_tokenizer(texts)
+    save_tokenizer(tokenizer, arguments.out)
+    heldout = [document.text for document in documents(heldout=True)]
+    tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(heldout))
+    print(f"{tokenizer.get_vocab_size()} tokens; {sum(map(len, heldout)) / tokens:.2f} characters per held-out token")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,12 @@
-"""What both trainings share: Muon with AdamW for the rest, the learning-rate schedule and batches."""
+"""The optimizer of both trainings: Muon, with AdamW for the rest, and the learning-rate schedule."""
 
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
 from statistics import median
 
 import jax
-import numpy as np
 import optax
-from numpy.typing import NDArray
 from optax import contrib
 
 WARMUP_STEPS = 40
@@ -79,15 +76,3 @@ class Schedule:
         if step < self.decay_start and (late or self._finish_now):
             self.decay_start = step
         return min(1.0, (step - self.first_step + 1) / WARMUP_STEPS, (self.steps - step) / (self.decay_steps + 1))
-
-
-def batches(stream: NDArray[np.int32], length: int, tokens: int, seed: int = 0) -> Iterator[NDArray[np.int32]]:
-    """Endless batches of `tokens` tokens in rows of length + 1 (inputs and their next tokens), in a new order each epoch."""
-    windows = (len(stream) - 1) // length
-    rows = tokens // length
-    generator = np.random.default_rng(seed)
-    while True:
-        order = generator.permutation(windows)
-        for first in range(0, windows - rows + 1, rows):
-            starts = order[first : first + rows] * length
-            yield np.stack([stream[start : start + length + 1] for start in starts])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxspec.demo import corpus
-from jaxspec.demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from jaxspec.train import data as corpus
+from jaxspec.train.data import load_tokenizer, save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout, target_layout
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import ModelConfig
-from jaxspec.demo.generate import regenerate
-from jaxspec.demo.optimizer import Schedule, batches, muon
-from jaxspec.demo.train_head import draft_vocabulary
-from jaxspec.demo.ttt import DECAY, accuracies, lesson, unroll, unrolled_rows
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model
+from jaxspec.train.data import batches
+from jaxspec.train.head import draft_vocabulary
+from jaxspec.train.optimizer import Schedule, muon
+from jaxspec.train.ttt import DECAY, accuracies, lesson, regenerate, unroll, unrolled_rows
 
 TARGET = {
     "model_type": "llama",
@@ -118,7 +118,7 @@ def test_checkpoints_load_again(models, tmp_path):
 
 def test_continuation_is_the_argmax_of_the_whole_text(models, monkeypatch):
     target, _ = models
-    monkeypatch.setattr("jaxspec.demo.generate.GROWTH", 3)
+    monkeypatch.setattr("jaxspec.train.ttt.GROWTH", 3)
     prompts = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
     text = regenerate(split_model(target, target.config), prompts, 7, batch=2)
     choice = jax.jit(lambda text: jnp.argmax(target.logits(target(text, causal_metadata(2, 10)).hidden), -1))(text)
@@ -127,7 +127,7 @@ def test_continuation_is_the_argmax_of_the_whole_text(models, monkeypatch):
 
 
 def test_draft_vocabulary_prefers_frequent_then_small_ids(monkeypatch):
-    monkeypatch.setattr("jaxspec.demo.train_head.DRAFT_VOCAB_SIZE", 3)
+    monkeypatch.setattr("jaxspec.train.head.DRAFT_VOCAB_SIZE", 3)
     np.testing.assert_array_equal(draft_vocabulary(np.array([5, 5, 7, 7, 2, 3, 9, 9, 9], np.int32), 10), [5, 7, 9])
     np.testing.assert_array_equal(draft_vocabulary(np.array([4, 4, 8, 6], np.int32), 10), [4, 6, 8])
 
