@@ -47,7 +47,7 @@ class Results:
         return records[-1 - before]
 
     def block(self, words: list[str]) -> str:
-        """The text for a marker with these words (see `filled`). Raises ValueError if there is no such record or table."""
+        """The text for a marker with these words (described above). Raises ValueError if there is no such record or table."""
         if not 2 <= len(words) <= 3 or (len(words) == 3 and words[2] != "before"):
             raise ValueError(f"a marker names a file, a table and optionally `before`; got {' '.join(words)!r}")
         name, title = words[0], words[1].replace("_", " ")
@@ -57,7 +57,15 @@ class Results:
             made["agreement"] = agreement_table(found)
         if title not in made:
             raise ValueError(f"{name} has no table {title!r}; its tables: {', '.join(made)}")
-        return f"`{record['command']}` ({measured_on(record)})\n\n{made[title]}"
+        return f"`{brief(record['command'])}` ({measured_on(record)})\n\n{made[title]}"
+
+
+def brief(command: str) -> str:
+    """A command without the Pythons of other engines, which differ from machine to machine.
+
+    In: "python -m benchmarks.peers --tree 3/1/4 --peer-python vllm=python"  Out: "python -m benchmarks.peers --tree 3/1/4"
+    """
+    return re.sub(r" --(torch|peer)-python[ =]\S+", "", command)
 
 
 def tables_of(record: dict) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""How long a server takes from its launch to the first token, with everything compiled before and, with --cold, with nothing.
+"""Measures how long a server takes from its launch until it is ready and until its first token, with a full program cache and, with
+--cold, with an empty one.
 
-The server is a process of its own with default flags, or those behind --. Ready is when its log says so; then it is asked for
-one token.
+The server is a separate process with default flags, or with those after `--`. It is ready when its log says so.
 
 Examples:
     jaxspec bench start
@@ -34,13 +34,13 @@ START_SECONDS = 900
 LOOK_SECONDS = 0.02
 PROMPT = "def main():"
 CACHES = ("JAXSPEC_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
-"""Either says where compiled programs are kept; the second wins."""
+"""Either variable sets the folder of compiled programs; the second wins."""
 
 
 def start(flags: Sequence[str], model: str, cache: str | None) -> tuple[float, float]:
-    """Seconds from the launch until the server is ready, and until it has made a token.
+    """Seconds from the launch until the server is ready, and until it has answered with a token.
 
-    `cache`: where compiled programs are kept, if not where they are always kept.
+    `cache`: the folder of compiled programs; None: the usual one.
     """
     started = time.perf_counter()
     with serving(flags, dict.fromkeys(CACHES, cache) if cache else None) as url:
@@ -62,9 +62,9 @@ def one_token(url: str, model: str) -> None:
 
 @contextmanager
 def serving(flags: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The URL of `jaxspec serve` with these flags (and these variables besides this process's own), until the block ends.
+    """Runs `jaxspec serve` with these flags and additional environment variables, and yields its URL.
 
-    Raises BenchmarkError with the end of its log if it does not start.
+    Raises BenchmarkError with the end of the log if the server does not start.
     """
     command = [sys.executable, "-m", "jaxspec.serve", "--port=0", *flags]
     with tempfile.TemporaryFile("w+") as log:

@@ -1,3 +1,3 @@
-"""Everything that only a GPU can tell, in one command: `python -m benchmarks.gpu`, which command.py explains."""
+"""`jaxspec bench gpu`: checks and times the programs of an 8B model on a GPU (command.py explains how)."""
 
 from .command import main as main

@@ -104,7 +104,7 @@ def time_steps(lab: Lab, made: Batch, step: Callable[[State], Any]) -> tuple[lis
 
 
 def temporaries(program: jax.stages.Compiled) -> int | None:
-    """Memory that the program takes while it runs, beside its arguments, where the backend tells."""
+    """Bytes of the program's temporaries; None if the backend does not report them."""
     memory = program.memory_analysis()
     return memory.temp_size_in_bytes if memory else None
 

@@ -162,8 +162,8 @@ class Chain:
     @property
     def caches(self) -> int:
         """The number of caches: one, or whole chains."""
-        wanted, chained = self.lab.size.more_than_caches / (self.batch * self.context * self.per_token), self.lab.size.chained
-        return 1 if wanted <= 1 else -(-math.ceil(wanted) // chained) * chained
+        needed, chained = self.lab.size.more_than_caches / (self.batch * self.context * self.per_token), self.lab.size.chained
+        return 1 if needed <= 1 else -(-math.ceil(needed) // chained) * chained
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""transformers on a GPU: one decoding step of a Llama with random weights, beside our plain cycle.
+"""transformers on a GPU: one decoding step of a Llama with random weights, compared with our plain cycle.
 
 This file is also the script of the process that runs it, maybe in another Python environment: `main` and the functions below it
 import nothing of this project.

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import report
 from benchmarks.options import RESULTS
 from benchmarks.record import measured_on, read
-from benchmarks.report import MARKDOWN, Results, agreements, html_table, page, replaced, tables_of, widest
+from benchmarks.report import MARKDOWN, Results, agreements, brief, html_table, page, replaced, tables_of, widest
 
 WHERE = {"date": "2026-11-22T10:00:00+00:00", "jax": "0.12", "cpu": "<AMD> & co", "cores": 2, "devices": ["cpu"]}
 
@@ -109,6 +109,12 @@ def test_the_page_holds_everything_itself(directory):
     structure.feed(text)
     assert not structure.open and not structure.loads and "<script" not in text
     assert "&lt;AMD&gt; &amp; co" in text and "<svg" in text and "<td>3/1/4</td>" in text
+
+
+def test_commands_are_shown_without_the_pythons_of_peers():
+    assert brief("python -m benchmarks.peers --torch-python python --tree 3/1/4 --peer-python vllm=python") == (
+        "python -m benchmarks.peers --tree 3/1/4"
+    )
 
 
 def test_a_table_as_html():

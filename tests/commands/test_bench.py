@@ -1,5 +1,8 @@
 """jaxspec bench: every benchmark is listed, found, and named after itself."""
 
+import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,3 +50,25 @@ def test_an_unknown_benchmark_is_one_line(capsys):
 def test_the_standard_clients_are_told():
     assert main([]) == 0
     assert all(client in overview() for client in ("sglang.bench_serving", "vllm bench serve", "guidellm run"))
+
+
+AS_INSTALLED = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+folder = sys.argv[1]
+spec = spec_from_file_location("jaxspec.bench", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["jaxspec.bench"] = module_from_spec(spec)
+from jaxspec.commands import bench
+from jaxspec.bench import gpu, options, report, start
+assert bench.PACKAGE == "jaxspec.bench" and "benchmarks" not in sys.modules
+options = start.parse([])
+assert str(options.out) == "start.jsonl" and options.command == "jaxspec bench start"
+assert not report.MARKDOWN and "jaxspec.bench.gpu.worker" in gpu.supervisor.COMMAND[-1]
+"""
+
+
+def test_an_installed_package_has_another_name_and_writes_nothing_into_itself(tmp_path):
+    """A wheel installs benchmarks/ as jaxspec.bench (setup.py)."""
+    run = subprocess.run([sys.executable, "-c", AS_INSTALLED, str(FOLDER)], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not [path for path in FOLDER.rglob("*.py") if re.search(r"^ *(from|import) benchmarks", path.read_text(), re.MULTILINE)]
