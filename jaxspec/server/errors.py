@@ -112,9 +112,9 @@ def add_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = error.detail
         if error.status_code == 404:
-            message = f"there is no endpoint {echo(request.url.path)}"
+            message = f"unknown endpoint {echo(request.url.path)}: /openapi.json lists all"
         elif error.status_code == 405:
-            message = f"{echo(request.url.path)} does not support {echo(request.method)}"
+            message = f"{echo(request.url.path)} does not support the method {echo(request.method)}"
         response = ApiError(error.status_code, message).response
         response.headers.update(error.headers or {})
         if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):

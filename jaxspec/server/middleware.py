@@ -49,7 +49,7 @@ class RequestIds:
             await send(message)
 
         if not is_valid:
-            message = f"the header {REQUEST_ID} must be 1 to {MAX_NAME} printable ASCII characters"
+            message = f"the header {REQUEST_ID} must be 1 to {MAX_NAME} printable ASCII characters: change it or leave it out"
             await ApiError(400, message, param=REQUEST_ID).response(scope, receive, send_with_id)
             return
         with ExitStack() as on_end:

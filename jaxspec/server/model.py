@@ -135,4 +135,6 @@ def check_unicode(text: str, param: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ApiError(400, f"{param} is not valid Unicode at character {error.start}", param=param) from None
+        raise ApiError(
+            400, f"{param} is not valid Unicode: character {error.start} is half of a surrogate pair", param=param
+        ) from None

@@ -99,7 +99,7 @@ class RunningRequests:
         """Raises ApiError 503 while the server shuts down or the engine does not work."""
         self.check_open()
         if not self.engine.is_healthy:
-            raise ApiError(503, "the engine is not running")
+            raise ApiError(503, "the engine is not running; the server's log says why")
 
     def check_open(self) -> None:
         """Raises ApiError 503 while the server shuts down. A failing engine may be tried: one success heals it."""
@@ -188,4 +188,4 @@ async def collect(generation: Generation) -> list[GenerationOutput]:
 def check_in_time(update: Update) -> None:
     """Raises ApiError 504 for a request that reached its deadline: OpenAI's API has no finish_reason for that."""
     if update.output is not None and update.output.finish_reason == "timeout":
-        raise ApiError(504, "the request was not finished in time")
+        raise ApiError(504, "the request was not finished in time: ask for fewer tokens, or try again later")

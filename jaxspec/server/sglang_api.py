@@ -195,7 +195,9 @@ def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
         if not body.return_logprob and getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{name} needs return_logprob to be true", param=name)
     if body.return_text_in_logprobs and model.tokenizer is None:
-        raise ApiError(400, "return_text_in_logprobs: this model has no tokenizer", param="return_text_in_logprobs")
+        raise ApiError(
+            400, "return_text_in_logprobs must not be true: this model has no tokenizer", param="return_text_in_logprobs"
+        )
 
 
 @dataclass

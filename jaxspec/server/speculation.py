@@ -31,7 +31,7 @@ def chosen_tree(options: SpeculativeOptions | None, model: ServedModel) -> SpecC
     numbers = options.num_steps, options.eagle_topk, options.num_draft_tokens
     if numbers == (None, None, None):
         if options.enabled and model.spec == PLAIN:
-            raise ApiError(400, "speculative.enabled: this server has no draft head", param="speculative.enabled")
+            raise ApiError(400, "speculative.enabled must not be true: this server has no draft head", param="speculative.enabled")
         return _compiled(PLAIN, model) if options.enabled is False else None
     if options.enabled is False:
         raise ApiError(400, "speculative: give enabled = false or a tree, not both", param="speculative")

@@ -72,13 +72,13 @@ def create_mock(
     @app.get("/server_info")
     async def server_info() -> Response:
         if not tells:
-            return refusal(404, "there is no endpoint /server_info")
+            return refusal(404, "unknown endpoint /server_info")
         return JSONResponse({"tree": "5/4/8", "speculative_trees": ["5/4/8", "3/1/4", "5/8/64", "0/1/1"]})
 
     @app.get("/model_info")
     async def model_info() -> Response:
         if not tells:
-            return refusal(404, "there is no endpoint /model_info")
+            return refusal(404, "unknown endpoint /model_info")
         return JSONResponse({"has_chat_template": has_chat} if tells_chat else {})
 
     @app.post("/v1/completions")
