@@ -1,9 +1,10 @@
-"""The document at /openapi.json: every endpoint, every status, and answers that are as it says."""
+"""The document at /openapi.json: every endpoint, every status, and responses that are as it says."""
 
+import json
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from jaxspec.server import info_api, openai_api, responses, sglang_api, tokenize_api
 from tests.server.conftest import Client
@@ -89,6 +90,34 @@ NATIVE = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
         (responses.ErrorResponse, "/v1/models/other", None),
     ],
 )
-def test_answers_are_as_documented(client: Client, model: Any, path: str, body: dict | None):
+def test_responses_are_as_documented(client: Client, model: Any, path: str, body: dict | None):
     response = client.http.get(path) if body is None else client.post(path, **body)
-    TypeAdapter(model).validate_json(response.content, strict=True)
+    assert not undocumented(TypeAdapter(model).validate_json(response.content, strict=True))
+
+
+EVENTS = [
+    (openai_api.CompletionEvent, "/v1/completions", {"prompt": "x", "logprobs": 1, **SPOKEN}),
+    (openai_api.ChatEvent, "/v1/chat/completions", {"messages": USER, "logprobs": True, **SPOKEN}),
+    (sglang_api.GenerateEvent, "/generate", {**NATIVE, "return_logprob": True}),
+]
+
+
+@pytest.mark.parametrize(("model", "path", "body"), EVENTS, ids=[path for _, path, _ in EVENTS])
+def test_events_have_no_other_fields(client: Client, model: Any, path: str, body: dict):
+    options: dict[str, Any] = {"speculative": {"trace": True}}
+    if path != "/generate":
+        options |= {"stream_options": {"include_usage": True}, "return_token_ids": True, "return_spec_tokens_details": True}
+    *events, last = client.events(path, **body, **options)
+    assert events
+    whole = sglang_api.GenerateResponse if path == "/generate" else model  # the last event of /generate is a whole response
+    for event, kind in [*((event, model) for event in events), (last, whole)]:
+        assert not undocumented(TypeAdapter(kind).validate_json(json.dumps(event), strict=True))
+
+
+def undocumented(value: Any) -> set[str]:
+    """Names of fields that the models of a response do not declare."""
+    if isinstance(value, list):
+        return set().union(*map(undocumented, value))
+    if not isinstance(value, BaseModel):
+        return set()
+    return set(value.model_extra or ()).union(*(undocumented(item) for _, item in value))
