@@ -1,1 +1,1 @@
-"""`python -m convert`: looking into Hugging Face and EAGLE-3 checkpoints."""
+"""`python -m convert`: converting, exporting and inspecting checkpoints."""

@@ -10,7 +10,7 @@ from jaxspec.config import DTYPES
 
 EXAMPLES = """examples:
   python -m convert Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
-  python -m convert MiMo-7B-RL converted/mimo                      (its MTP layer comes along)
+  python -m convert MiMo-7B-RL converted/mimo                      (with its MTP layer)
   python -m convert EAGLE-head converted/head --target Llama-3.1-8B-Instruct
   python -m convert EAGLE-LLaMA3-8B head --target Meta-Llama-3-8B-Instruct --token-map freq_32768.pt
   python -m convert converted/head exported --export speculators
@@ -45,10 +45,10 @@ def _run_guarded(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Its help loads nothing, so it is instant."""
+    """Builds the parser; it loads no JAX, so --help is instant."""
     parser = argparse.ArgumentParser(
         prog="python -m convert",
-        description="Convert models and draft heads to checkpoints that load faster; look into them; export them again.",
+        description="Convert models and draft heads to checkpoints that load faster; inspect, verify and export them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -58,8 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("converting")
     group.add_argument("--draft", type=Path, metavar="HEAD", help="convert this draft head too, into OUTPUT/draft")
     group.add_argument("--target", type=Path, metavar="DIR", help="when SOURCE is a head: the target that it is for")
-    group.add_argument("--token-map", type=Path, metavar="FILE", help="FR-Spec token map that the head shall use")
-    group.add_argument("--dtype", choices=DTYPES, help="cast the weights (default: as they are)")
+    group.add_argument("--token-map", type=Path, metavar="FILE", help="FR-Spec token map for the head")
+    group.add_argument("--dtype", choices=DTYPES, help="cast the weights (default: keep their dtype)")
     group.add_argument("--check", action="store_true", help="load original and result, compare logits on random tokens")
     group = parser.add_argument_group("other commands")
     group.add_argument(
@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
         choices=("huggingface", "safeailab", "sglang", "speculators"),
         help="write SOURCE in this dialect instead (targets: huggingface, heads: the others)",
     )
-    group.add_argument("--inspect", type=Path, metavar="PATH", help="say what a checkpoint is and, with --target, whether it fits")
+    group.add_argument("--inspect", type=Path, metavar="PATH", help="describe a checkpoint; with --target, check that it fits")
     group.add_argument("--verify", type=Path, metavar="DIR", help="compare a converted checkpoint with its hashes")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     return parser
@@ -92,7 +92,7 @@ def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Name
 
 
 def run(options: argparse.Namespace) -> int:
-    """One command, its modules loaded. Raises ValueError or OSError saying what is wrong."""
+    """Runs one command. Raises ValueError or OSError."""
     from convert import check, inspect
 
     if options.inspect:
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.verify:
         wrong = check.verify(options.verify, progress=not options.quiet)
-        print("\n".join(wrong) or f"{options.verify} is whole: every file and parameter has its hash")
+        print("\n".join(wrong) or f"{options.verify} is intact: every file and parameter matches its hash")
         return 1 if wrong else 0
     if options.export:
         return _export(options)

@@ -1,4 +1,4 @@
-"""Is a converted checkpoint what it should be? Its logits against the original's, and its hashes against its bytes."""
+"""Checks of a converted checkpoint: logits against the original's, bytes against their hashes."""
 
 import warnings
 from pathlib import Path
@@ -29,7 +29,7 @@ class Difference(NamedTuple):
 
 
 def compare_targets(original: Path, converted: Path, *, progress: bool = False) -> Difference:
-    """Loads one after the other, in the converted one's dtype, and runs the same tokens through both."""
+    """Loads both in the converted checkpoint's dtype and compares their logits on the same tokens."""
     dtype = target_model_config(converted).dtype
     before = _target_logits(load_target(original, dtype, progress=progress))
     return _difference(before, _target_logits(load_target(converted, dtype, progress=progress)))
@@ -38,15 +38,15 @@ def compare_targets(original: Path, converted: Path, *, progress: bool = False) 
 def compare_heads(
     original: Path, converted: Path, target: Path, *, token_map: Path | None = None, progress: bool = False
 ) -> Difference:
-    """As `compare_targets`, for a head beside its target; the original with the token map that the converted one keeps."""
+    """Like `compare_targets`, for a head with its target; the original gets the converted head's token map."""
     loaded = load_target(target, target_model_config(target).dtype, progress=progress)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of an unused map, when converting has told
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # converting has warned already
         before = _head_logits(loaded, load_head(original, loaded, token_map=token_map, progress=progress))
     return _difference(before, _head_logits(loaded, load_head(converted, loaded, progress=progress)))
 
 
 def has_head(path: Path) -> bool:
-    """Whether there is a head to compare."""
+    """True if there is a head to compare."""
     return head_kind(path) is not None
 
 
@@ -74,11 +74,11 @@ def _difference(a: np.ndarray, b: np.ndarray) -> Difference:
 def verify(directory: Path, *, progress: bool = False) -> list[str]:
     """Compares every file, every parameter and the draft head with the manifest; returns what differs, nothing if all is well.
 
-    Raises ValueError if the directory is no converted checkpoint or can't be read.
+    Raises ValueError if the directory is not a converted checkpoint or can't be read.
     """
     if not is_converted(directory):
         found = "it has no jaxspec.json" if directory.exists() else "it does not exist"
-        raise ValueError(f"{directory} is no converted checkpoint: {found}")
+        raise ValueError(f"{directory} is not a converted checkpoint: {found}")
     manifest = read_manifest(directory)
     wrong = []
     for name, expected in manifest.files.items():
@@ -95,7 +95,7 @@ def verify(directory: Path, *, progress: bool = False) -> list[str]:
         if not is_converted(directory / DRAFT):
             wrong.append(f"the draft head, {DRAFT}/, is missing")
         elif manifest_digest(directory / DRAFT) != manifest.draft:
-            wrong.append(f"the draft head, {DRAFT}/, is another one")
+            wrong.append(f"the draft head, {DRAFT}/, is not the one it was converted with")
         else:
             wrong += [f"{DRAFT}: {line}" for line in verify(directory / DRAFT, progress=progress)]
     return wrong

@@ -1,4 +1,4 @@
-"""Original -> converted checkpoint: streamed, hashed, and in place only when it is whole."""
+"""Converts checkpoints: streamed, hashed, and in place only when complete."""
 
 import hashlib
 import shutil
@@ -147,12 +147,12 @@ def _groups(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike | None) -
 
 
 def sha256(array: np.ndarray) -> str:
-    """Of the array's bytes in C order."""
+    """SHA-256 of the array's bytes in C order."""
     return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
-    """Of a small file."""
+    """SHA-256 of a small file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -24,11 +24,11 @@ Arrays = Iterator[tuple[Keys, np.ndarray]]
 def export_target(source: Path, output: Path, *, progress: bool = False) -> None:
     """A converted target as a Hugging Face directory, every tensor that it kept as it was, MiMo's MTP layer included.
 
-    Warns if the original had an MTP layer that was left out. Raises ValueError if the source is no converted target, or `output`
+    Warns if the original had an MTP layer that was left out. Raises ValueError if the source is not a converted target, or `output`
     exists.
     """
     if not is_converted(source):
-        raise ValueError(f"{source} is no converted checkpoint: a target that was not converted is in this layout already")
+        raise ValueError(f"{source} is not a converted checkpoint: other targets are in this layout already")
     with errors_named(source):
         target = read_manifest(source).target
     parts = [(target_layout(target), stored_arrays(source, target, doing="exporting", progress=progress))]
@@ -54,7 +54,7 @@ def export_head(source: Path, output: Path, dialect: str, *, target: Path | None
         source: the head, converted or not, or a converted target with its head.
         output: must not exist.
         dialect: safeailab, sglang or speculators.
-        target: its target, which a head that was not converted needs: it tells which layers are meant by default.
+        target: its target; required for a head that was not converted, because the default layers depend on it.
         progress: show a progress bar.
 
     Warns of what the dialect's engine will not read. Raises ValueError if the dialect can't hold this head, or the source can't
@@ -74,7 +74,7 @@ def export_head(source: Path, output: Path, dialect: str, *, target: Path | None
 
 def _export_original(source: Path, output: Path, dialect: str, target: Path | None) -> None:
     if target is None:
-        raise ValueError(f"{source} was not converted: give --target, which tells what layers it reads by default")
+        raise ValueError(f"{source} was not converted: give --target, which decides the layers that it reads by default")
     with Checkpoint(source) as checkpoint, errors_named(source):
         plan = head_plan(checkpoint, read_config(source), target_model_config(target))
         plan.check(checkpoint)

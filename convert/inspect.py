@@ -1,4 +1,4 @@
-"""What a checkpoint is, told from names, shapes and config alone: nothing is loaded."""
+"""Describes a checkpoint from names, shapes and config alone; no weights are loaded."""
 
 import math
 from collections import Counter

@@ -9,24 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from jaxspec.checkpoints.json_files import refuse_unsupported, require_size
 from jaxspec.models.rope import RopeConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights and cache may be; "auto" chooses one of them."""
-
-# Attributes of a Hugging Face config that change the computation, with the only supported value.
-_ONLY_SUPPORTED = {
-    "hidden_act": "silu",
-    "mlp_bias": False,
-    "pretraining_tp": 1,
-    "partial_rotary_factor": 1.0,
-    "use_sliding_window": False,
-    "use_mrope": False,
-    "quantization_config": None,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "clip_qkv": None,
-}
 
 
 @dataclass(frozen=True)
@@ -78,11 +65,11 @@ class ModelConfig:
             intermediate_size=require_size(config, "intermediate_size"),
             num_layers=require_size(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=require_size({"num_key_value_heads": heads} | known(config), "num_key_value_heads"),
-            head_dim=require_size({"head_dim": hidden_size // heads} | known(config), "head_dim"),
+            num_kv_heads=require_size(config, "num_key_value_heads", default=heads),
+            head_dim=require_size(config, "head_dim", default=hidden_size // heads),
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_hf(config),
-            max_position_embeddings=require_size({"max_position_embeddings": 2048} | known(config), "max_position_embeddings"),
+            max_position_embeddings=require_size(config, "max_position_embeddings", default=2048),
             tie_word_embeddings=config.get("tie_word_embeddings") or False,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
@@ -274,41 +261,3 @@ class EngineConfig:
     def is_lossy(self) -> bool:
         """Whether drafts may be accepted that the target would not have chosen."""
         return self.accept_threshold_single < 1 or self.accept_threshold_acc < 1
-
-
-def require(config: dict, name: str):
-    """The attribute, or a ValueError that names it."""
-    if name not in config:
-        raise ValueError(f"config.json has no {name!r}; it has: {', '.join(sorted(config))}")
-    return config[name]
-
-
-def require_size(config: dict, name: str) -> int:
-    """A whole number above 0, or a ValueError that names the attribute."""
-    value = require(config, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config.json: {name} must be a whole number >= 1, got {value!r}")
-    return value
-
-
-def known(config: dict) -> dict:
-    """The attributes of a config.json that are not null."""
-    return {name: value for name, value in config.items() if value is not None}
-
-
-def refuse(config: dict, only: dict) -> None:
-    """Raises ValueError if an attribute that changes the computation has a value other than the supported one."""
-    for name, supported in only.items():
-        if config.get(name, supported) not in (supported, None):
-            raise ValueError(f"config.json: {name}={config[name]!r} is not supported (only {supported!r} is)")
-
-
-def refuse_unsupported(config: dict) -> None:
-    """Refuses unsupported values of the attributes that any model's config may have."""
-    refuse(config, _ONLY_SUPPORTED)
-    # Qwen configs carry a window that use_sliding_window=false turns off; elsewhere the number alone turns it on.
-    if config.get("sliding_window") is not None and "use_sliding_window" not in config:
-        raise ValueError(f"config.json: sliding_window={config['sliding_window']!r} is not supported (only None is)")
-    others = sorted({kind for kind in config.get("layer_types") or () if kind != "full_attention"})
-    if others:
-        raise ValueError(f"config.json: layer_types has {', '.join(others)}; only full_attention is supported")

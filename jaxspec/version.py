@@ -1,4 +1,4 @@
-"""Which jaxspec this is."""
+"""The version of jaxspec."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -6,7 +6,7 @@ DISTRIBUTION = "jaxspec-llm"
 
 
 def own_version() -> str:
-    """The installed version; "not installed" where the package only lies on the path."""
+    """The installed version; "not installed" if the package is only on the path."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:

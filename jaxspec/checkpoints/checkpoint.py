@@ -1,4 +1,4 @@
-"""A checkpoint: a directory or one file of named tensors, of which every one is accounted for before any value is read."""
+"""A checkpoint: a directory or one file of named tensors. Every tensor is checked before any value is read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -14,11 +14,11 @@ from jaxspec.checkpoints.torch_file import TorchFile
 FORMATS: dict[str, Callable[[Path], TensorFile]] = {".safetensors": SafetensorsFile, ".bin": TorchFile, ".pt": TorchFile}
 PREFERRED = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 MAX_LISTED = 8
-"""Problems that an error message lists."""
+"""The most problems that one error message lists."""
 
 
 class Needed(NamedTuple):
-    """What a model expects of a tensor."""
+    """The shape and kind of tensor that a model expects."""
 
     shape: tuple[int, ...]
     floating: bool = True
@@ -28,10 +28,10 @@ class Needed(NamedTuple):
 class Checkpoint:
     """The tensors of a checkpoint by name.
 
-    Takes the first of `PREFERRED` that a directory has, or its only file of a supported format. A path to a file takes that file.
+    Reads the first of `PREFERRED` in a directory, or its only file of a supported format. A path to a file reads that file.
 
     Raises:
-        ValueError: no such files, a shard that is missing, twice or not listed, a file that is damaged or refused.
+        ValueError: no such file; a missing, repeated or unlisted shard; a damaged or refused file.
     """
 
     def __init__(self, path: Path):
@@ -63,7 +63,7 @@ class Checkpoint:
         return name in self.infos
 
     def check(self, needed: Mapping[str, Needed], ignored: Collection[str] = ()) -> None:
-        """Raises ValueError naming every tensor that is missing, has another shape or kind, or has no place in the model."""
+        """Raises ValueError naming every tensor that is missing, has the wrong shape or kind, or is unknown."""
         problems = []
         for name, (shape, floating) in needed.items():
             if name not in self.infos:
@@ -71,12 +71,12 @@ class Checkpoint:
                 continue
             info, file = self.infos[name], self.file_of[name]
             if info.shape != shape:
-                problems.append(f"tensor {name!r} in {file} has shape {info.shape}, {shape} was expected from config.json")
+                problems.append(f"tensor {name!r} in {file} has shape {info.shape}; expected {shape} from config.json")
             elif floating != bool(jnp.issubdtype(info.dtype, jnp.floating)):
                 kind = "floating-point values" if floating else "integers"
-                problems.append(f"tensor {name!r} in {file} has dtype {info.dtype}, {kind} were expected")
+                problems.append(f"tensor {name!r} in {file} has dtype {info.dtype}; expected {kind}")
         unknown = sorted(self.infos.keys() - needed.keys() - set(ignored))
-        problems += [f"tensor {name!r} in {self.file_of[name]} is unknown: the model has no place for it" for name in unknown]
+        problems += [f"tensor {name!r} in {self.file_of[name]} is unknown: the model has no such parameter" for name in unknown]
         if problems:
             more = [f"and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
             raise ValueError(f"{self.path} does not fit: " + "; ".join(problems[:MAX_LISTED] + more))
@@ -90,7 +90,7 @@ class Checkpoint:
         return sum(self.infos[name].size for name in names)
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Closes the files."""
         for file in self._files.values():
             file.close()
 
@@ -102,7 +102,7 @@ class Checkpoint:
 
 
 def has_tensors(path: Path) -> bool:
-    """Whether a path is a tensor file or a directory with any."""
+    """True for a tensor file and for a directory that contains one."""
     return path.suffix in FORMATS or (path.is_dir() and any(file.suffix in FORMATS for file in path.iterdir()))
 
 
@@ -114,7 +114,7 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
         return [path.name], None
     if not path.is_dir():
         raise ValueError(
-            f"{path} does not exist: a local directory or file was expected (get a model from the Hub with `hf download` first)"
+            f"{path} does not exist: expected a local directory or file (get a model from the Hub with `hf download` first)"
         )
     for name in PREFERRED:
         if (path / name).is_file() and name.endswith(".json"):
@@ -126,7 +126,7 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
     candidates = [name for name in found if Path(name).suffix in FORMATS]
     if len(candidates) != 1:
         listed = ", ".join(found) or "nothing"
-        raise ValueError(f"{path}: model.safetensors, pytorch_model.bin or an index of shards was expected, found {listed}")
+        raise ValueError(f"{path}: expected model.safetensors, pytorch_model.bin or an index of shards; found {listed}")
     return candidates, None
 
 
@@ -137,7 +137,7 @@ def _read_index(path: Path) -> dict[str, str]:
         raise ValueError(f"{path} has no weight_map from tensor names to file names")
     for file in sorted(set(index.values())):
         if Path(file).name != file or Path(file).suffix not in FORMATS:
-            raise ValueError(f"{path} names {file!r}: a tensor file in the same directory was expected")
+            raise ValueError(f"{path} names {file!r}: expected a tensor file in the same directory")
         if not (path.parent / file).is_file():
             raise ValueError(f"{path} names {file}, which is missing")
     return index

@@ -1,4 +1,4 @@
-"""The manifest of a converted checkpoint: what it is, in full, and a hash of everything in it.
+"""Converted checkpoints: the manifest, with a hash of every parameter and file, and loading straight onto the devices.
 
 A converted checkpoint is a directory:
 
@@ -44,17 +44,17 @@ class Manifest:
 
     config: ModelConfig | HeadConfig
     dialect: str
-    """What the original was."""
+    """The format of the original."""
     hashes: dict[str, str]
     """Parameter name, such as layers.0.mlp.down_proj.kernel -> SHA-256 of its bytes in C order, in hexadecimal."""
     files: dict[str, str]
     """Name of every copied file -> its SHA-256."""
     made_for: dict[str, int] = field(default_factory=dict)
-    """A head's target: hidden_size, num_layers and vocab_size."""
+    """For a head: hidden_size, num_layers and vocab_size of its target."""
     token_map: list[int] | None = None
     """Target ids that a head without an lm_head of its own drafts among (FR-Spec); None: all."""
     draft: str | None = None
-    """A target's: the digest of its draft head's manifest, `draft/jaxspec.json`; None: it has no head."""
+    """For a target: the digest of its head's manifest, `draft/jaxspec.json`; None: no head."""
 
     @property
     def kind(self) -> str:
@@ -65,18 +65,18 @@ class Manifest:
     def target(self) -> ModelConfig:
         """The config of a target. Raises ValueError for a head."""
         if not isinstance(self.config, ModelConfig):
-            raise ValueError(f"this is no target but a converted {self.kind} head")
+            raise ValueError(f"this is not a target but a converted {self.kind} head")
         return self.config
 
     @property
     def head(self) -> HeadConfig:
         """The config of a draft head. Raises ValueError for a target."""
         if not isinstance(self.config, HeadConfig):
-            raise ValueError("this is no draft head but a converted target")
+            raise ValueError("this is not a draft head but a converted target")
         return self.config
 
     def write(self, directory: Path) -> None:
-        """Writes jaxspec.json; without it nothing takes the directory for a checkpoint, so write it last."""
+        """Writes jaxspec.json. Write it last: only this file makes the directory a checkpoint."""
         contents = {"format": "jaxspec checkpoint", "version": VERSION, "kind": self.kind, **asdict(self)}
         (directory / FILE).write_text(json.dumps({**contents, "digest": digest(contents)}, indent=1) + "\n")
 
@@ -93,16 +93,16 @@ def manifest_digest(directory: Path) -> str:
 
 
 def is_converted(path: Path) -> bool:
-    """Whether a path is a converted checkpoint."""
+    """True for a converted checkpoint."""
     return (path / FILE).is_file()
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest. Raises ValueError if it is damaged or of a version that this program does not know."""
+    """The manifest. Raises ValueError if it is damaged or has an unknown version."""
     path = directory / FILE
     contents = read_object(path)
     if contents.get("version") != VERSION:
-        raise ValueError(f"{path} has version {contents.get('version')!r}, {VERSION} was expected: convert the original again")
+        raise ValueError(f"{path} has version {contents.get('version')!r}; expected {VERSION}: convert the original again")
     if contents.get("digest") != digest(contents):
         raise ValueError(f"{path} was changed after it was written: convert the original again")
     try:
@@ -126,9 +126,9 @@ def load_converted(path: Path, config: ModelConfig | HeadConfig, dtype: DTypeLik
 
 
 def head_directory(path: Path) -> Path | None:
-    """Where the head of a converted checkpoint is: in it, if it is a target's; None if it has none.
+    """The head's directory in a converted checkpoint: `draft/` of a target, a head's own directory; None if there is no head.
 
-    Raises ValueError if a target's head is missing or another one.
+    Raises ValueError if a target's head is missing or not the one it was converted with.
     """
     manifest = read_manifest(path)
     if manifest.kind != "target":
@@ -136,12 +136,12 @@ def head_directory(path: Path) -> Path | None:
     if manifest.draft is None:
         return None
     if not is_converted(path / DRAFT) or manifest_digest(path / DRAFT) != manifest.draft:
-        raise ValueError(f"{path} was converted with a draft head, but {DRAFT}/ is missing or another one: convert it again")
+        raise ValueError(f"{path} was converted with a draft head, but {DRAFT}/ is missing or another head: convert it again")
     return path / DRAFT
 
 
 def check_fit(manifest: Manifest, target: ModelConfig) -> None:
-    """Raises ValueError if a converted head was made for another target: which layers it reads depends on their number."""
+    """Raises ValueError if a converted head was made for another target, on whose number of layers its own choice of layers depends."""
     for name, expected in manifest.made_for.items():
         if vars(target)[name] != expected:
             found = vars(target)[name]
@@ -157,16 +157,16 @@ def mapped_ids(manifest: Manifest) -> np.ndarray | None:
 
 
 def check_parameters(path: Path, config: ModelConfig | HeadConfig) -> None:
-    """Raises ValueError unless the parameters of a checkpoint are those of the model, name by name and shape by shape."""
+    """Raises ValueError unless the stored parameters have the model's names and shapes."""
     check_stored(path / PARAMETERS, abstract_model(config, jnp.float32)[1])
 
 
 def stored_arrays(
     path: Path, config: ModelConfig | HeadConfig, *, doing: str, progress: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], np.ndarray]]:
-    """Every parameter as it is stored, one after the other, as views of the mapped files. Raises as `load_converted`.
+    """Yields every parameter as it is stored, as a view of the mapped file. Raises like `load_converted`.
 
-    `doing` is what the progress bar calls it.
+    `doing` is the label of the progress bar.
     """
     expected = abstract_model(config, jnp.float32)[1]
     stored = check_stored(path / PARAMETERS, expected)

@@ -1,4 +1,4 @@
-"""The other way round: what config.json and which tensor names a model has in each producer's dialect."""
+"""Exporting: the config.json and the tensor names of a model in each producer's dialect."""
 
 import warnings
 from typing import Any, NamedTuple

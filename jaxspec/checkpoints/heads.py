@@ -1,4 +1,4 @@
-"""Draft heads: which kind a checkpoint holds, told by its tensors, and what becomes of it beside its target."""
+"""Draft heads: the kind that a checkpoint holds, recognized by its tensors, and attaching a head to its target."""
 
 import warnings
 from collections.abc import Callable, Collection
@@ -18,7 +18,7 @@ from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
 
 PACKAGE = str(Path(__file__).parents[1])
-"""Warnings point at the line outside of it."""
+"""Warnings point at the first line outside of this package."""
 ROUNDING = 2.0**-24
 """Two copies of an embedding may differ by this: bfloat16 values too small for float16 are rounded to its smallest steps."""
 
@@ -38,9 +38,9 @@ def algorithm_of(names: Collection[str]) -> str | None:
 
 
 def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> TensorPlan:
-    """The plan for a head beside this target. Raises ValueError if it is no head, does not fit or is not supported.
+    """The plan for a head beside this target. Raises ValueError if it is not a head, does not fit or is not supported.
 
-    The tensors decide, never `architectures`: the same files are around under several names.
+    The tensors decide, never `architectures`: producers publish the same tensors under several names.
     """
     names = checkpoint.infos
     algorithm = algorithm_of(names)
@@ -48,8 +48,8 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Tens
         raise ValueError("this is a whole model without an MTP layer, not a draft head")
     if algorithm is None:
         raise ValueError(
-            "this is no draft head: EAGLE-3 (midlayer.hidden_norm or layers.0.hidden_norm), EAGLE-1/2 (fc and layers.0 without "
-            f"input_layernorm) or MTP (model.mtp_layers.0) was expected, found {', '.join(sorted(names)[:6])}, ..."
+            "this is not a draft head: EAGLE-3 has midlayer.hidden_norm or layers.0.hidden_norm, EAGLE-1/2 fc and layers.0 without "
+            f"input_layernorm, MTP model.mtp_layers.0; found {', '.join(sorted(names)[:6])}, ..."
         )
     plan = PLANS[algorithm](config, names, target)
     head = plan.config
@@ -63,13 +63,13 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Tens
         shape = (head.layer.vocab_size, head.layer.hidden_size)
         raise ValueError(
             f"tensor 'embed_tokens.weight' is missing (expected with shape {shape}): the head is {shape[1]} wide, so the target's "
-            f"embedding, {target.hidden_size} wide, can't stand in for it"
+            f"embedding, {target.hidden_size} wide, can't replace it"
         )
     return plan
 
 
 def attach_head(config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: np.ndarray | None) -> LoadedHead:
-    """The head beside its target: an embedding that repeats the target's is dropped, and a token map (int32 ids) applied."""
+    """The head for its target: an embedding equal to the target's is dropped, and a token map (int32 ids) is applied."""
     if config.own_embedding and repeats(params["embed_tokens"], target.params["embed_tokens"]):
         params.pop("embed_tokens")
         config = replace(config, own_embedding=False)
@@ -84,14 +84,14 @@ def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None
     if path is None:
         return None
     if config.draft_vocab_size is not None:
-        message = f"the token map {path} is not used: this {config.algorithm} head has a draft vocabulary of its own"
+        message = f"the token map {path} is not used: this {config.algorithm} head has its own draft vocabulary"
         warnings.warn(message, skip_file_prefixes=(PACKAGE,))
         return None
     return read_token_map(path, config.layer.vocab_size)
 
 
 def repeats(own: jax.Array, targets: jax.Array) -> bool:
-    """Whether a head's embedding is the target's. Heads are trained with it frozen, and most carry a copy."""
+    """True if a head's embedding equals the target's. Heads are trained with it frozen, and most checkpoints contain a copy."""
     return own.shape == targets.shape and bool(_largest_difference(own, targets) <= ROUNDING)
 
 

@@ -18,10 +18,10 @@ ReadTensor = Callable[[str], np.ndarray]
 
 
 class Source(Protocol):
-    """Where one parameter comes from."""
+    """The tensors of one parameter."""
 
     def needed(self) -> dict[str, Needed]:
-        """The tensors it is made of."""
+        """The tensors it needs."""
 
     def join(self, read: ReadTensor) -> np.ndarray:
         """The parameter, from its tensors, in C order."""
@@ -136,7 +136,7 @@ class DraftVocabulary(NamedTuple):
     has_offsets: bool = True
     """The checkpoint has `d2t`. False: draft ids are target ids."""
     has_members: bool = True
-    """The checkpoint has `t2d`, which says nothing that `d2t` does not; it must agree."""
+    """The checkpoint has `t2d`, which repeats the information of `d2t` and must agree with it."""
 
     def needed(self) -> dict[str, Needed]:
         needed = {}
@@ -160,7 +160,7 @@ class DraftVocabulary(NamedTuple):
         return ids.astype(np.int32)
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
-        """d2t and t2d; none if draft ids are target ids and the checkpoint is not to say so."""
+        """d2t and t2d; nothing if draft ids are target ids and the checkpoint has no `d2t`."""
         offsets = parameter.astype(np.int64) - np.arange(self.draft_vocab_size)
         members = np.zeros(self.vocab_size, np.bool_)
         members[parameter] = True
@@ -169,17 +169,17 @@ class DraftVocabulary(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorPlan[Config: ModelConfig | HeadConfig]:
-    """Nothing of it reads a value, so a checkpoint of any size is checked at once."""
+    """What a checkpoint contains and how its tensors become parameters, from names, shapes and config alone; no value is read."""
 
     dialect: str
-    """Where the names and config fields come from, for people."""
+    """The producer whose names and config fields these are, for messages."""
     config: Config
     layout: Layout
     ignored: frozenset[str] = frozenset()
-    """Tensors that the checkpoint may hold and the model does not need."""
+    """Tensors that the checkpoint may contain and the model does not need."""
 
     def needed(self) -> dict[str, Needed]:
-        """All tensors that the model is made of."""
+        """All tensors that the model needs."""
         return {name: needed for source in self.layout.values() for name, needed in source.needed().items()}
 
     def check(self, checkpoint: Checkpoint) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
+from jaxspec.checkpoints.json_files import refuse
 from jaxspec.checkpoints.layout import DraftVocabulary, Layout, TensorPlan, decoder_layer, linear, nested, norm, table
-from jaxspec.config import ModelConfig, refuse
+from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
 from jaxspec.models.mtp import MTPConfig
@@ -14,7 +15,7 @@ MTP_PREFIX = "model.mtp_layers."
 
 
 def is_mtp_tensor(name: str) -> bool:
-    """Whether a tensor belongs to an MTP layer."""
+    """True for a tensor of an MTP layer."""
     return name.startswith(MTP_PREFIX)
 
 
@@ -23,7 +24,7 @@ def mtp_plan(config: dict, names: Collection[str], target: ModelConfig) -> Tenso
     layers = sorted({name.removeprefix(MTP_PREFIX).split(".")[0] for name in names if is_mtp_tensor(name)})
     if layers != ["0"]:
         raise ValueError(
-            f"one MTP layer, {MTP_PREFIX}0, was expected; this checkpoint has {', '.join(layers)}. "
+            f"expected one MTP layer, {MTP_PREFIX}0; this checkpoint has {', '.join(layers)}. "
             "Serve it without speculation, or keep the first layer only"
         )
     base = target_config(config)
@@ -45,7 +46,7 @@ def mtp_layout(config: MTPConfig) -> Layout:
 
 
 def is_target(names: Collection[str]) -> bool:
-    """Whether the tensors are those of a whole model."""
+    """True if the tensors are those of a whole model."""
     return "model.embed_tokens.weight" in names and "model.norm.weight" in names
 
 
@@ -53,7 +54,7 @@ def target_plan(config: dict, names: Collection[str]) -> TensorPlan[ModelConfig]
     """The plan for a target. Raises ValueError for a family or attribute that is not supported."""
     model = target_config(config)
     ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(model.num_layers)}  # old Llama 2 files
-    ignored |= {name for name in names if is_mtp_tensor(name)}  # another plan's: the draft head inside a MiMo
+    ignored |= {name for name in names if is_mtp_tensor(name)}  # part of the draft head's plan
     if model.tie_word_embeddings:
         ignored.add("lm_head.weight")
     return TensorPlan(f"Hugging Face, {config['model_type']}", model, target_layout(model), frozenset(ignored))
@@ -77,13 +78,13 @@ EAGLE_LAYER = "layers.0."
 
 
 def is_eagle(names: Collection[str]) -> bool:
-    """An EAGLE-1/2 head has `fc` and a first layer without any norm in front of its attention."""
+    """True for an EAGLE-1/2 head: it has `fc` and a first layer without a norm in front of its attention."""
     in_front = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"}
     return "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names and in_front.isdisjoint(names)
 
 
 def eagle_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[EagleConfig]:
-    """The plan for an EAGLE head. Which biases it has, the file says: configs are silent, or wrong, about them."""
+    """The plan for an EAGLE head. Its tensors decide which biases it has: configs leave them out or are wrong."""
     refuse(config, {"layernorms": False})
     layer = ModelConfig.from_hf(
         config | {"tie_word_embeddings": False},
@@ -119,11 +120,11 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Eagle3Names(NamedTuple):
-    """What differs between the producers' names."""
+    """The names that differ between producers."""
 
     first_layer: str = "midlayer."
     later_norm: str = "hidden_norm"
-    """The norm before attention in layers after the first: SGLang's class calls it so, speculators and vLLM input_layernorm."""
+    """The norm before attention in later layers: hidden_norm in SGLang's class, input_layernorm in speculators and vLLM."""
     legacy_stream_norms: bool = False
     """The norms of three streams are called aux_norm_low, _mid and _high instead of fc_norm.0, .1 and .2."""
 
@@ -137,7 +138,7 @@ SPECULATORS = Eagle3Names("layers.0.", "input_layernorm")
 
 
 def is_eagle3(names: Collection[str]) -> bool:
-    """An EAGLE-3 head norms the hidden in front of its first layer."""
+    """True for an EAGLE-3 head: it has a norm for the hidden in front of its first layer."""
     return "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names
 
 
@@ -178,7 +179,7 @@ def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> Te
 
 
 def names_in(names: Collection[str]) -> Eagle3Names:
-    """Which spelling a file uses."""
+    """The spelling that a file uses."""
     return Eagle3Names(
         first_layer="midlayer." if "midlayer.hidden_norm.weight" in names else "layers.0.",
         later_norm="hidden_norm" if "layers.1.hidden_norm.weight" in names else "input_layernorm",
@@ -187,7 +188,7 @@ def names_in(names: Collection[str]) -> Eagle3Names:
 
 
 def switch(settings: dict, names: tuple[str, ...], default: bool) -> bool:
-    """The first of the settings that the config makes; what the file's tensors say if it makes none."""
+    """The first of these settings in the config; the default, which the tensors decide, if the config has none."""
     return next((bool(settings[name]) for name in names if settings.get(name) is not None), default)
 
 
@@ -228,7 +229,7 @@ def own_vocabulary(settings: dict, layer: ModelConfig, target: ModelConfig, name
     """Size of the head's own output vocabulary; None if it uses the target's lm_head.
 
     An lm_head in the file is the head's own. Without one, only a head that names no draft vocabulary may use the target's:
-    engines that put in a random matrix instead lost all speed without a word.
+    engines that use a random matrix instead accept no drafts, without any error.
     """
     size = settings.get("draft_vocab_size")
     if "lm_head.weight" in names:

@@ -1,4 +1,4 @@
-"""From a path to a model: Hugging Face directories, heads in any dialect, and converted checkpoints alike."""
+"""Loading models: Hugging Face directories, heads in any dialect, and converted checkpoints."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
 
 
 def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
-    """Raises what `load_head` would of names, shapes and sizes, without reading a weight: for before a large target is loaded."""
+    """Raises what `load_head` would raise about names, shapes and sizes, before any weight is read."""
     with errors_named(path):
         if is_converted(path):
             manifest = read_manifest(directory := require_head(path))
@@ -81,7 +81,7 @@ def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -
 
 
 def require_head(path: Path) -> Path:
-    """Where a converted checkpoint's head is. Raises ValueError if it has none."""
+    """The directory of a converted checkpoint's head. Raises ValueError if there is none."""
     head = head_directory(path)
     if head is None:
         raise ValueError(f"{path} is a converted target without a draft head")
@@ -101,7 +101,7 @@ def _load_converted_head(
 
 
 def target_model_config(path: Path) -> ModelConfig:
-    """What a target is, without its weights. Raises ValueError if the path holds no target that is supported."""
+    """The config of a target. Raises ValueError if the path holds no supported target."""
     if is_converted(path):
         with errors_named(path):
             return read_manifest(path).target
@@ -110,7 +110,7 @@ def target_model_config(path: Path) -> ModelConfig:
 
 
 def head_kind(path: Path) -> str | None:
-    """The kind of draft head in a directory, its own or a target's: EAGLE, EAGLE3 or MTP; None: there is none."""
+    """The kind of draft head in a head's or target's directory: EAGLE, EAGLE3 or MTP; None: there is none."""
     if is_converted(path):
         head = head_directory(path)
         return None if head is None else read_manifest(head).kind
@@ -123,13 +123,13 @@ def read_target_plan(path: Path, checkpoint: Checkpoint) -> TensorPlan:
     names = checkpoint.infos
     if not is_target(names):
         what = f"an {algorithm_of(names)} draft head" if algorithm_of(names) else f"{', '.join(sorted(names)[:6])}, ..."
-        raise ValueError(f"this is no target, which has model.embed_tokens and model.norm, but {what}")
+        raise ValueError(f"this is not a target, which has model.embed_tokens and model.norm, but {what}")
     directory = path if path.is_dir() else path.parent
     return target_plan(read_config(path) | read_end_of_sequence(directory), checkpoint.infos)
 
 
 def read_parameters(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, *, progress: bool) -> dict:
-    """The nested dict of arrays. One parameter at a time is in memory twice, never a whole shard."""
+    """All parameters as a nested dict of arrays. One parameter at a time is in memory twice, never a whole shard."""
     params = {}
     total = checkpoint.size(plan.needed())
     with tqdm(total=total, desc=f"loading {checkpoint.path.name}", unit="B", unit_scale=True, disable=not progress) as bar:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from jaxspec.checkpoints.json_files import read_object
 
 INDEX_BYTES = 20
-"""What follows the values in a file: Zarr's index of the one chunk, offset, length and checksum of the two."""
+"""Zarr's index of the one chunk follows the values: offset, length and a checksum of both."""
 
 
 class ParameterWriter:
@@ -104,7 +104,7 @@ class StoredArray(NamedTuple):
         """The values as a view of the mapped file. Raises ValueError if the file is missing or has another length."""
         found = self.file.stat().st_size if self.file.is_file() else 0
         if found != self.size + INDEX_BYTES:
-            raise ValueError(f"{self.file} has {found} bytes, {self.size + INDEX_BYTES} were expected: the file is damaged")
+            raise ValueError(f"{self.file} has {found} bytes; expected {self.size + INDEX_BYTES}: the file is damaged")
         return np.memmap(self.file, np.uint8, "r", 0, self.size).view(self.dtype).reshape(self.shape)
 
 
@@ -171,21 +171,21 @@ def _stored_array(path: Path) -> StoredArray:
 
 
 def check_stored(directory: str | os.PathLike[str], wanted: dict) -> dict[str, StoredArray]:
-    """What is stored. Raises ValueError unless it is what is wanted (a nested dict of jax.ShapeDtypeStruct), up to float dtypes."""
+    """The stored parameters. Raises ValueError unless they match `wanted` (jax.ShapeDtypeStructs), up to float dtypes."""
     stored = stored_parameters(directory)
     expected = {parameter_name(path): leaf for path, leaf in flatten_dict(wanted).items()}
     missing, unknown = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
     if missing:
-        raise ValueError(f"{directory} lacks {len(missing)} parameters: {', '.join(missing[:5])}")
+        raise ValueError(f"{directory} misses {len(missing)} parameters: {', '.join(missing[:5])}")
     if unknown:
-        raise ValueError(f"{directory} has {len(unknown)} parameters that the model has no place for: {', '.join(unknown[:5])}")
+        raise ValueError(f"{directory} has {len(unknown)} unknown parameters: {', '.join(unknown[:5])}")
     for name, leaf in expected.items():
         found = stored[name]
         if found.shape != leaf.shape:
-            raise ValueError(f"{directory}: parameter {name!r} has shape {found.shape}, {leaf.shape} was expected")
+            raise ValueError(f"{directory}: parameter {name!r} has shape {found.shape}; expected {leaf.shape}")
         castable = jnp.issubdtype(found.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.floating)
         if found.dtype != leaf.dtype and not castable:
-            raise ValueError(f"{directory}: parameter {name!r} has dtype {found.dtype}, {leaf.dtype} was expected")
+            raise ValueError(f"{directory}: parameter {name!r} has dtype {found.dtype}; expected {leaf.dtype}")
     return stored
 
 
@@ -212,7 +212,7 @@ def _orbax() -> Iterator[Any]:
     """The orbax module. Until the block ends only errors of its log pass, to whatever handlers the program has.
 
     Imported at first use: with TensorStore it takes 0.2 to 0.5 s after JAX (two EPYC cores, orbax 0.12.8, 2026-11-21).
-    Orbax logs through absl, which configures the root logger if nobody has: an empty handler keeps it from that meanwhile.
+    Orbax logs through absl, which configures the root logger unless it has a handler: an empty handler prevents that.
     """
 
     def is_error(record: logging.LogRecord) -> bool:  # a function of its own per block, so that threads don't disturb each other

@@ -23,7 +23,7 @@ SAFETENSORS_DTYPES = {
 
 
 class TensorInfo(NamedTuple):
-    """What a file's header says of a tensor."""
+    """A tensor's entry in a file's header."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class TensorFile(Protocol):
         """The tensor's values, perhaps a view of the file. Raises ValueError naming tensor and file if they can't be read."""
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
 
 
 class SafetensorsFile:
@@ -56,7 +56,7 @@ class SafetensorsFile:
         self.path = path
         try:
             with safe_open(path, "np") as file:
-                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
                 shapes = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
         except SafetensorError as error:
             raise ValueError(f"{path} can't be read: {error}") from None
@@ -113,7 +113,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def own_copy(array: np.ndarray) -> np.ndarray:
-    """The array, copied if it views a mapped file (which somebody may replace) or is not aligned."""
+    """The array, copied if it views a mapped file (which may be replaced meanwhile) or is not aligned."""
     if array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
         return array
     copy = aligned_empty(array.shape, array.dtype)

@@ -1,4 +1,4 @@
-"""Token maps: which of the target's tokens a draft with a small vocabulary proposes, as FR-Spec (arXiv 2502.14856) lists them.
+"""Token maps: the target's tokens that a head with a small vocabulary may propose, as FR-Spec (arXiv 2502.14856) lists them.
 
 A token map is the most frequent token ids of the target, most frequent first: draft token i is target token map[i]. FR-Spec
 publishes `freq_32768.pt`, a Python list that torch.save wrote; a list in JSON, a NumPy array or a lone safetensors tensor will do.
@@ -26,7 +26,7 @@ def read_token_map(path: Path, vocab_size: int) -> np.ndarray:
     if path.suffix not in READERS:
         raise ValueError(f"token map {path}: got suffix {path.suffix!r}; expected one of {', '.join(READERS)}")
     if not path.is_file():
-        raise ValueError(f"token map {path}: there is no such file; a local one was expected (`hf download` gets one from the Hub)")
+        raise ValueError(f"token map {path}: there is no such file; expected a local one (`hf download` gets one from the Hub)")
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise ValueError(f"token map {path}: got {size} bytes; expected at most {MAX_FILE_BYTES}: a list of ids and nothing else")
     try:

@@ -3,11 +3,10 @@
 `torch.save` (`_save` in torch/serialization.py, since torch 1.6) writes an uncompressed zip archive: `NAME/data.pkl`, a pickle of
 the saved object that only refers to storages (see `PickleMachine`), and `NAME/data/KEY`, the values of one storage.
 
-The pickle inside PyTorch's files, read without running it.
-
 A pickle is a program for a stack machine that may import and call anything, so none is run here. `pickletools.genops` splits it
-into opcodes, which is parsing only; `PickleMachine` knows the few that torch writes, and what they name stays a name. A tensor is
-a call: `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`.
+into opcodes, which is parsing only; `PickleMachine` knows the few that torch writes, and global names stay strings. A tensor is a
+call: `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`. Python's Unpickler with an allow-list is shorter
+but not safe enough: a few bytes can make it allocate gigabytes (a large memo index) or hash forever (nested tuples as keys).
 """
 
 import math
@@ -62,7 +61,7 @@ class TorchTensor:
     strides: tuple[int, ...]
 
     def is_inside_storage(self) -> bool:
-        """Whether all values lie in the storage. No tensor may be larger than it either: repeated bytes could claim terabytes."""
+        """True if all values lie in the storage and the tensor is no larger than it: strides of 0 could claim terabytes."""
         if len(self.shape) != len(self.strides) or len(self.shape) > MAX_DIMENSIONS:
             return False
         if min(self.storage.elements, self.offset, *self.shape, *self.strides) < 0:
@@ -251,7 +250,7 @@ class Archive:
         self._zip.close()
 
     def saved_object(self) -> object:
-        """What torch.save was given, as `PickleMachine` builds it."""
+        """The saved object, as `PickleMachine` builds it."""
         if "byteorder" in self.sizes and (order := self.read("byteorder")) != b"little":
             raise ValueError(f"found byte order {order[:16]!r}; expected little; {ADVICE}")
         if self.sizes["data.pkl"] > MAX_PICKLE_BYTES:

@@ -1,4 +1,4 @@
-"""Writes checkpoints in Hugging Face's file format, all at once: readers see a whole directory or none."""
+"""Writes checkpoints in Hugging Face's file format; readers see a complete directory or none."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SHARD_BYTES = 1 << 30
 
 
 def tensors_of(layout: Layout, params: dict) -> Iterator[tuple[str, np.ndarray]]:
-    """The model's tensors under the layout's names, one parameter after the other."""
+    """Yields the model's tensors under the layout's names."""
     flat = flatten_dict(params)
     for keys, source in layout.items():
         yield from source.split(np.asarray(flat[keys])).items()
@@ -61,7 +61,7 @@ def write_checkpoint(
 def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """A new directory that becomes `final` when the block ends well; otherwise it is removed.
 
-    What a killed process leaves behind is called `<final>.incomplete` and is overwritten by the next try.
+    A killed process leaves `<final>.incomplete`, which the next attempt overwrites.
 
     Raises:
         ValueError: `final` exists and may not be replaced.

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig, require
+from jaxspec.checkpoints.json_files import require
+from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.head import DraftHead, HeadConfig

@@ -66,7 +66,7 @@ def read_target(path: Path) -> ModelConfig:
 def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> HeadConfig:
     """The draft head in a directory or file, or of a lone config.json, beside this target.
 
-    Raises ValueError if it is no head, or does not fit.
+    Raises ValueError if it is not a head, or does not fit.
     """
     with errors_named(path):
         if is_converted(path):

@@ -78,7 +78,7 @@ REFUSED = {
     "no map": (eagle3_llama31().but("d2t", "t2d"), r"'d2t' is missing \(expected with shape \(64,\)\)"),
     "a map of fractions": (
         Head(eagle3_llama31().config, eagle3_llama31().tensors | {"d2t": np.zeros(64, np.float32)}),
-        "'d2t' in model.safetensors has dtype float32, integers were expected",
+        "'d2t' in model.safetensors has dtype float32; expected integers",
     ),
     "no embedding": (
         eagle3_llama31(hidden=16, target=HIDDEN).but(config={"target_hidden_size": HIDDEN}), "'embed_tokens.weight' is missing",
@@ -117,7 +117,7 @@ REFUSED = {
     "EAGLE with lm_head": (eagle_llama2().but(lm_head__weight=(VOCAB, HIDDEN)), "'lm_head.weight' in model.safetensors is unknown"),
     "HASS norms": (eagle_llama2().but(config={"layernorms": True}), "layernorms=True is not supported"),
     "half the biases": (eagle_qwen2().but("layers.0.self_attn.k_proj.bias"), "'layers.0.self_attn.k_proj.bias' is missing"),
-    "no head": (Head(eagle_llama2().config, {"weight": np.zeros(3, np.float32)}), "this is no draft head: EAGLE-3 .* found weight"),
+    "no head": (Head(eagle_llama2().config, {"weight": np.zeros(3, np.float32)}), "not a draft head: EAGLE-3 .* found weight"),
 }  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_a_target_is_no_head(tmp_path):
     directory = write_target(tmp_path / "target", tiny_target())
     with pytest.raises(ValueError, match="a whole model without an MTP layer, not a draft head"):
         load_head(directory, tiny_target())
-    with pytest.raises(ValueError, match="this is no target"):
+    with pytest.raises(ValueError, match="this is not a target"):
         load_target(eagle_llama2().write(tmp_path / "head"), jnp.float32)
 
 
@@ -167,7 +167,7 @@ def test_several_mtp_layers_are_refused(tmp_path):
     tensors = load_file(directory / "model.safetensors")
     second = {name.replace("mtp_layers.0", "mtp_layers.1"): tensor for name, tensor in tensors.items() if "mtp_layers" in name}
     save_file(tensors | second, directory / "model.safetensors")
-    with pytest.raises(ValueError, match=r"one MTP layer, model\.mtp_layers\.0, was expected; this checkpoint has 0, 1"):
+    with pytest.raises(ValueError, match=r"expected one MTP layer, model\.mtp_layers\.0; this checkpoint has 0, 1"):
         load_head(directory, model)
 
 

@@ -164,17 +164,17 @@ def test_arrays_are_restored_onto_their_devices(tmp_path):
 @pytest.mark.parametrize(
     ("path", "leaf", "message"),
     [
-        (("layers", 2, "bias"), jax.ShapeDtypeStruct((96,), jnp.float32), "lacks 1 parameters: layers.2.bias$"),
-        (("layers", 0, "norm", "weight"), None, "1 parameters that the model has no place for: layers.0.norm.weight$"),
+        (("layers", 2, "bias"), jax.ShapeDtypeStruct((96,), jnp.float32), "misses 1 parameters: layers.2.bias$"),
+        (("layers", 0, "norm", "weight"), None, "1 unknown parameters: layers.0.norm.weight$"),
         (
             ("layers", 1, "self_attn", "qkv_proj", "kernel"),
             jax.ShapeDtypeStruct((97, 64), jnp.bfloat16),
-            rf"'{KERNEL}' has shape \(64, 97\), \(97, 64\) was expected",
+            rf"'{KERNEL}' has shape \(64, 97\); expected \(97, 64\)",
         ),
         (
             ("draft_to_target",),
             jax.ShapeDtypeStruct((100,), jnp.float32),
-            "'draft_to_target' has dtype int32, float32 was expected",
+            "'draft_to_target' has dtype int32; expected float32",
         ),
     ],
 )
@@ -197,7 +197,7 @@ DAMAGE = pytest.mark.parametrize("size", [None, 0, -1], ids=["missing", "empty",
 @DAMAGE
 def test_the_parameter_of_a_damaged_data_file_is_named(store, size):
     damage(store / "state/layers.1.kernel/c/0/0", size)
-    with pytest.raises(ValueError, match=r"layers\.1\.kernel.* has \d+ bytes, 8212 were expected: the file is damaged"):
+    with pytest.raises(ValueError, match=r"layers\.1\.kernel.* has \d+ bytes; expected 8212: the file is damaged"):
         load_store(store)
 
 

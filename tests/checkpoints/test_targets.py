@@ -64,15 +64,15 @@ def changed(directory, change):
         (lambda tensors: tensors.update(extra=np.zeros(3)), r"tensor 'extra' in model.safetensors is unknown"),
         (
             lambda tensors: tensors.update({"lm_head.weight": np.zeros((9, 32))}),
-            r"'lm_head.weight' in model.safetensors has shape \(9, 32\), \(128, 32\) was expected",
+            r"'lm_head.weight' in model.safetensors has shape \(9, 32\); expected \(128, 32\)",
         ),
         (
             lambda tensors: tensors.update({"lm_head.weight": np.zeros((32, 128))}),
-            r"'lm_head.weight' in model.safetensors has shape \(32, 128\), \(128, 32\) was expected",
+            r"'lm_head.weight' in model.safetensors has shape \(32, 128\); expected \(128, 32\)",
         ),
         (
             lambda tensors: tensors.update({"lm_head.weight": np.zeros((128, 32), np.int8)}),
-            r"'lm_head.weight' in model.safetensors has dtype int8, floating-point values were expected",
+            r"'lm_head.weight' in model.safetensors has dtype int8; expected floating-point values",
         ),
         (
             lambda tensors: [tensors.pop(name) for name in list(tensors) if "mlp" in name],
@@ -104,7 +104,7 @@ def test_broken_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors can't be read"):
         load_target(directory, FLOAT32)
     (directory / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin or an index of shards was expected, found config\.json"):
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin or an index of shards; found config\.json"):
         load_target(directory, FLOAT32)
     (directory / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
@@ -119,7 +119,7 @@ def test_one_of_several_files_is_not_guessed(tmp_path):
     save_file({"one": np.zeros(1)}, tmp_path / "a.safetensors")
     assert list(Checkpoint(tmp_path).infos) == ["one"]
     save_file({"two": np.zeros(1)}, tmp_path / "b.safetensors")
-    with pytest.raises(ValueError, match=r"an index of shards was expected, found a\.safetensors, b\.safetensors"):
+    with pytest.raises(ValueError, match=r"an index of shards; found a\.safetensors, b\.safetensors"):
         Checkpoint(tmp_path)
     (tmp_path / "weights.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match=r"weights\.gguf is not a tensor file: \.safetensors, \.bin, \.pt are supported"):
@@ -148,7 +148,7 @@ def test_an_index_leads_nowhere_else(tmp_path):
     (tmp_path / "inside").mkdir()
     directory = copied(tmp_path / "inside", lambda index: index.update({"lm_head.weight": "../other.safetensors"}))
     save_file({"lm_head.weight": np.zeros((256, 64), np.float32)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"names '\.\./other\.safetensors': a tensor file in the same directory was expected"):
+    with pytest.raises(ValueError, match=r"names '\.\./other\.safetensors': expected a tensor file in the same directory"):
         Checkpoint(directory)
     (directory / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": 1}}')
     with pytest.raises(ValueError, match="has no weight_map from tensor names to file names"):

@@ -75,7 +75,7 @@ def test_a_round_of_commands(tmp_path, capsys):
     assert main(["--inspect", f"{converted}/draft", "--target", str(TARGET)]) == 0
     assert "fits  yes" in capsys.readouterr().out
     assert main(["--verify", converted, "--quiet"]) == 0
-    assert capsys.readouterr() == (f"{converted} is whole: every file and parameter has its hash\n", "")
+    assert capsys.readouterr() == (f"{converted} is intact: every file and parameter matches its hash\n", "")
     assert main([converted, back, "--export", "speculators", "--quiet"]) == 0
     assert main(["--inspect", back, "--target", converted]) == 0
     assert main([converted, str(tmp_path / "hf"), "--export", "huggingface"]) == 0
@@ -141,7 +141,7 @@ def test_errors_name_the_head_and_not_its_target(tmp_path, capsys):
     assert main([str(TARGET), str(tmp_path / "converted"), "--draft", "yuhuili/EAGLE3", "--quiet"]) == 2
     assert capsys.readouterr().err.startswith("python -m convert: error: yuhuili/EAGLE3 does not exist")
     assert main([str(tmp_path), str(tmp_path / "converted"), "--target", str(HEAD), "--quiet"]) == 2
-    assert f"{HEAD}: this is no target" in capsys.readouterr().err
+    assert f"{HEAD}: this is not a target" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
@@ -169,9 +169,9 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
         (["a", "b", "--exp", "sglang"], "--exp"),
         (["nothing", "b"], "nothing does not exist"),
         (["--inspect", "nothing"], "nothing does not exist"),
-        (["--verify", "nothing"], "nothing is no converted checkpoint: it does not exist"),
-        ([str(TARGET), "b", "--export", "huggingface"], "is no converted checkpoint: a target that was not converted"),
-        ([str(HEAD), "b"], "this is no target, which has model.embed_tokens and model.norm, but an EAGLE3 draft head"),
+        (["--verify", "nothing"], "nothing is not a converted checkpoint: it does not exist"),
+        ([str(TARGET), "b", "--export", "huggingface"], "is not a converted checkpoint: other targets"),
+        ([str(HEAD), "b"], "this is not a target, which has model.embed_tokens and model.norm, but an EAGLE3 draft head"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line(tmp_path, monkeypatch, capsys, command, said):

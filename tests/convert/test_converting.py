@@ -224,7 +224,7 @@ def test_a_converted_head_knows_its_target(target, tmp_path):
     convert_head(eagle3_llama31().write(tmp_path / "head"), tmp_path / "converted", target, Options())
     with pytest.raises(ValueError, match="converted for a target whose num_layers is 8, this target's is 9"):
         load_head(tmp_path / "converted", tiny_target(num_layers=9))
-    with pytest.raises(ValueError, match="this is no target but a converted EAGLE3 head"):
+    with pytest.raises(ValueError, match="this is not a target but a converted EAGLE3 head"):
         load_target(tmp_path / "converted", jnp.float32)
     convert_target(target, tmp_path / "target", Options())
     with pytest.raises(ValueError, match="is a converted target without a draft head"):
@@ -262,7 +262,7 @@ def test_hashes_find_what_has_changed(target, tmp_path):
         "parameter layers.3.mlp.down_proj.kernel has changed",
         "draft: file config.json is missing",
     ]
-    with pytest.raises(ValueError, match=r"is no converted checkpoint: it has no jaxspec\.json"):
+    with pytest.raises(ValueError, match=r"is not a converted checkpoint: it has no jaxspec\.json"):
         verify(target)
 
 
@@ -273,7 +273,7 @@ def test_a_draft_head_that_is_gone_or_another_is_noticed(target, tmp_path):
     convert_head(tmp_path / "head", tmp_path / "other", target, Options(), token_map=tmp_path / "map.json")
     shutil.rmtree(draft)
     shutil.copytree(tmp_path / "other", draft)
-    assert verify(tmp_path / "converted") == ["the draft head, draft/, is another one"]
+    assert verify(tmp_path / "converted") == ["the draft head, draft/, is not the one it was converted with"]
     shutil.rmtree(draft)
     assert verify(tmp_path / "converted") == ["the draft head, draft/, is missing"]
     with pytest.raises(ValueError, match="was converted with a draft head, but draft/ is missing or another one"):
@@ -290,14 +290,14 @@ def resigned(text: str, old: str, new: str) -> str:
     ("damage", "message"),
     [
         (lambda text: text[: len(text) // 2], "is not valid JSON"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "has version 2, 1 was expected: convert the original again"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "has version 2; expected 1: convert the original again"),
         (lambda text: text.replace('"theta": 10000.0', '"theta": 20000.0'), "was changed after it was written"),
         (lambda text: resigned(text, '"kind": "target"', '"kind": "gguf"'), "is damaged: KeyError 'gguf'"),
         (lambda text: resigned(text, '"num_heads"', '"heads"'), "is damaged: TypeError"),
-        (lambda text: resigned(text, '"num_layers": 8', '"num_layers": 9'), "lacks 6 parameters: layers.8"),
+        (lambda text: resigned(text, '"num_layers": 8', '"num_layers": 9'), "misses 6 parameters: layers.8"),
         (
             lambda text: resigned(text, '"intermediate_size": 48', '"intermediate_size": 40'),
-            r"down_proj.kernel' has shape \(48, 32\), \(40, 32\) was expected",
+            r"down_proj.kernel' has shape \(48, 32\); expected \(40, 32\)",
         ),
     ],
 )
