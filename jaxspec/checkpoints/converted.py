@@ -141,7 +141,7 @@ def head_directory(path: Path) -> Path | None:
 
 
 def check_fit(manifest: Manifest, target: ModelConfig) -> None:
-    """Raises ValueError if a converted head was made for another target, on whose number of layers its own choice of layers depends."""
+    """Raises ValueError if a converted head was made for another target: the layers that it reads depend on the target."""
     for name, expected in manifest.made_for.items():
         if vars(target)[name] != expected:
             found = vars(target)[name]
