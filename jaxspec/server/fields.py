@@ -98,13 +98,13 @@ def _logit_bias(value: Any) -> dict[int, float] | None:
     return {int(key): float(bias) for key, bias in value.items()}
 
 
-type Tokens = Annotated[int, Field(ge=1, le=MAX_INT)]
+type TokenCount = Annotated[int, Field(ge=1, le=MAX_INT)]
 """A number of tokens."""
-type TokensOrNone = Annotated[int, Field(ge=0, le=MAX_INT)]
+type TokenCountOrZero = Annotated[int, Field(ge=0, le=MAX_INT)]
 type Copies = Annotated[int, Field(ge=1, le=MAX_N)]
 type LogitBias = Annotated[dict[int, float] | None, PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None)]
 type AllowedTokenIds = Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)]
-type Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+type LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 type Priority = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 type RequestName = Annotated[str, Field(max_length=MAX_NAME, pattern="^[ -~]+$")]
 """Printable ASCII, as in the header x-request-id."""
@@ -128,7 +128,7 @@ type TemplateOptions = Annotated[
 ]
 
 
-class Strict(BaseModel):
+class RequestModel(BaseModel):
     """A request schema without conversions ("5" is not 5) and without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), use_attribute_docstrings=True)

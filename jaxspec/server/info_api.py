@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import NAME_OR_NAMES, RequestName, RequestNames, Strict, described_as, only
+from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as, only
 from jaxspec.server.health import HealthProbe
 from jaxspec.server.middleware import admin_only, only_json
 from jaxspec.server.model import ServedModel
@@ -114,7 +114,7 @@ class LoadsResponse(ResponseModel):
     aggregate: AggregateLoad
 
 
-class AbortRequest(Strict):
+class AbortRequest(RequestModel):
     """POST /abort_request, SGLang's."""
 
     rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None

@@ -10,14 +10,14 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
     Copies,
-    Logprobs,
+    LogprobCount,
     Priority,
     Prompt,
+    RequestModel,
     RequestName,
-    Strict,
     TemplateOptions,
-    Tokens,
-    TokensOrNone,
+    TokenCount,
+    TokenCountOrZero,
     described_as,
     only,
 )
@@ -33,7 +33,7 @@ CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_
 """Our names of fields, and the clients' where they differ."""
 
 
-class StreamOptions(Strict):
+class StreamOptions(RequestModel):
     """What a stream holds besides text."""
 
     include_usage: bool | None = None
@@ -82,11 +82,11 @@ class CompletionRequest(OpenAIRequest):
     """POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: TokensOrNone | None = None
+    max_tokens: TokenCountOrZero | None = None
     """None: 16, or less if the context ends before. 0, with echo: only the prompt and its logprobs."""
     echo: bool | None = None
     """The text begins with the prompt, and so do the logprobs."""
-    logprobs: Logprobs | None = None
+    logprobs: LogprobCount | None = None
     """Log probabilities of every token and of this many likeliest tokens."""
     best_of: Copies | None = None
     """Must equal n: choosing the best of more is not supported."""
@@ -95,7 +95,7 @@ class CompletionRequest(OpenAIRequest):
     suffix: Annotated[Any, only("")] = None
 
 
-class TextPart(Strict):
+class TextPart(RequestModel):
     """A part of a message; images and audio are not supported."""
 
     type: Literal["text"]
@@ -105,7 +105,7 @@ class TextPart(Strict):
 type TextParts = Annotated[list[TextPart], FailFast()]
 
 
-class Message(Strict):
+class Message(RequestModel):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -130,13 +130,13 @@ class ChatRequest(OpenAIRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: TokenCount | None = None
     """None: max_tokens, or the rest of the context."""
-    max_tokens: Tokens | None = None
+    max_tokens: TokenCount | None = None
     """The older name of max_completion_tokens, which takes precedence."""
     logprobs: bool | None = None
     """Log probabilities of every token of the reply."""
-    top_logprobs: Logprobs | None = None
+    top_logprobs: LogprobCount | None = None
     """With logprobs: also of this many likeliest tokens."""
 
     parallel_tool_calls: bool | None = None

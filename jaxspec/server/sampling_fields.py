@@ -8,7 +8,7 @@ from pydantic import Field, create_model
 from jaxspec.commands.options import docstrings
 from jaxspec.sampling_params import Biases, Check, Flag, IdList, Number, SamplingParams, Seed, StringList, Whole, declaration
 from jaxspec.server.errors import refused
-from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, Strict, StringOrStrings, TokenIds, only
+from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, RequestModel, StringOrStrings, TokenIds, only
 
 OPENAI_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).openai)}
 SGLANG_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).sglang)}
@@ -44,7 +44,7 @@ def fields_of(names: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-class _Unsupported(Strict):
+class _Unsupported(RequestModel):
     stop_regex: Annotated[Any, only([])] = None
 
 

@@ -16,11 +16,11 @@ from jaxspec.server.fields import (
     MAX_INT,
     NAME_OR_NAMES,
     ListsOfTokenIds,
-    Logprobs,
+    LogprobCount,
     Priority,
+    RequestModel,
     RequestName,
     RequestNames,
-    Strict,
     StringOrStrings,
     TokenIds,
     described_as,
@@ -64,7 +64,7 @@ class SglangSampling(SglangSamplingFields):
     spaces_between_special_tokens: Annotated[Any, only(True)] = None
 
 
-class GenerateRequest(Strict):
+class GenerateRequest(RequestModel):
     """POST /generate, with either text or input_ids. A list of prompts gets a list of responses."""
 
     text: StringOrStrings = None
@@ -72,7 +72,7 @@ class GenerateRequest(Strict):
     sampling_params: SglangSampling = SglangSampling()
     stream: bool | None = None
     return_logprob: bool | None = None
-    top_logprobs_num: Logprobs | None = None
+    top_logprobs_num: LogprobCount | None = None
     """With return_logprob: also of this many likeliest tokens."""
     logprob_start_len: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
     """With return_logprob: the first token of the prompt to report; -1: only the output is reported. In a stream, the last event

@@ -7,19 +7,19 @@ from jaxspec.engine.output import TokenTrace
 from jaxspec.engine.request import DraftedTree, Speculation, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import Strict, TokensOrNone
+from jaxspec.server.fields import RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
 from jaxspec.server.responses import ResponseModel
 
 
-class SpeculativeOptions(Strict):
+class SpeculativeOptions(RequestModel):
     """`speculative` of a request: {"enabled": false}, or the three numbers of a compiled tree; and whether to show the trees."""
 
     enabled: bool | None = None
     """False: plain decoding for this request."""
-    num_steps: TokensOrNone | None = None
-    eagle_topk: TokensOrNone | None = None
-    num_draft_tokens: TokensOrNone | None = None
+    num_steps: TokenCountOrZero | None = None
+    eagle_topk: TokenCountOrZero | None = None
+    num_draft_tokens: TokenCountOrZero | None = None
     trace: bool | None = None
     """With stream: every event shows where its tokens come from and what was drafted."""
 

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import FailFast, Field
 
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import MAX_INT, Strict, Strings, TemplateOptions, described_as, only
+from jaxspec.server.fields import MAX_INT, RequestModel, Strings, TemplateOptions, described_as, only
 from jaxspec.server.model import ServedModel, check_unicode
 from jaxspec.server.openai_requests import Message
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
@@ -37,7 +37,7 @@ IdsToDecode = Annotated[
 ]
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(RequestModel):
     """POST /tokenize, with either prompt or messages."""
 
     model: str | None = None
@@ -70,7 +70,7 @@ class TokenizeResponse(ResponseModel):
     token_strs: list[str] | list[list[str]] | None
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(RequestModel):
     """POST /detokenize."""
 
     model: str | None = None
