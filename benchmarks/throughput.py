@@ -45,7 +45,7 @@ from .options import (
     sampling_params,
 )  # fmt: skip
 from .record import Spread
-from .stages import Batch, time_parts
+from .stages import time_parts
 
 PLAIN_MODE, TREE_MODE = "plain", "speculation"
 PART_SAMPLES = 20
@@ -135,8 +135,8 @@ def time_cycle_parts(
     runner = engine.runner
     head = bench.llm.head if engine.spec.num_steps else None
     merge = merger(bench.llm.target, head, engine.config.attention_kernel)
-    batch = Batch(runner.state, *map(jnp.asarray, runner.batch_of(requests, engine.spec)))
-    parts, runner.state = time_parts(merge, runner.params, batch, engine.spec, in_milliseconds)
+    rows, page_table = map(jnp.asarray, runner.batch_of(requests, engine.spec))
+    parts, runner.state = time_parts(merge, runner.params, runner.state, rows, page_table, engine.spec, in_milliseconds)
     return {part: Spread(values).describe() for part, values in parts.items()}
 
 

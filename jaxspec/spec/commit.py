@@ -1,13 +1,46 @@
-"""Commit: accepted rows enter a cache."""
+"""Commit and advance: accepted rows enter the target's cache, and the sequences move on by the emitted tokens."""
 
 import jax
+import jax.numpy as jnp
 
+from jaxspec.spec.state import Batch, State, last, put
+from jaxspec.spec.verify import RUNNING, Accepted, Verified
 from jaxspec.typing import Array, Bool, Int, KeysValues
 from pallas_kernels.cache_write import cache_write
 
 
 @jax.named_scope("commit")
-def commit(
+def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -> State:
+    """Writes the keys and values of the accepted rows to the target's pages. Rejected rows never reach the cache.
+
+    In:  length 7, path [0, 2, 5], emitted 2
+    Out: slot 7 holds window row 0 (the root), slot 8 row 2
+    """
+    steps = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)
+    slots, write = batch.now.length[:, None] + steps, steps < accepted.emitted[:, None]
+    pages = write_slots(state.caches.target, verified.window, batch.page_table, accepted.path, slots, write)
+    return state._replace(caches=state.caches._replace(target=pages))
+
+
+@jax.named_scope("advance")
+def advance(state: State, batch: Batch, accepted: Accepted) -> State:
+    """Moves the sequences on by their emitted tokens: history, length, root, remaining and done."""
+    now, emitted = batch.now, accepted.emitted
+    sequences = put(
+        state.sequences,
+        batch.rows,
+        length=now.length + emitted,
+        root=jnp.where(emitted > 0, last(accepted.tokens, emitted), now.root),
+        remaining=now.remaining - emitted,
+        done=now.done | (accepted.finish != RUNNING),
+    )
+    steps = jnp.arange(accepted.tokens.shape[1])
+    places = jnp.where(steps < emitted[:, None], now.length[:, None] + 1 + steps, state.history.shape[1])
+    history = state.history.at[batch.rows[:, None], places].set(accepted.tokens, mode="drop")
+    return state._replace(sequences=sequences, history=history)
+
+
+def write_slots(
     cache: tuple[KeysValues, ...],
     window: tuple[KeysValues, ...],
     page_table: Int[Array, "b p"],
@@ -15,7 +48,7 @@ def commit(
     slots: Int[Array, "b j"],
     write: Bool[Array, "b j"],
 ) -> tuple[KeysValues, ...]:
-    """Writes window row path[j] of every layer to slot slots[j], where write[j]. Rejected rows never reach the cache."""
+    """Writes window row path[j] of every layer to slot slots[j], where write[j]; returns the new pages."""
     pages, rows = ([array for layer in layers for array in layer] for layers in (cache, window))
     written = cache_write(tuple(pages), tuple(rows), page_table, path, slots, write)
     return tuple(map(KeysValues, written[::2], written[1::2]))

@@ -10,7 +10,8 @@ from jaxspec.config import SpecConfig
 from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
-from jaxspec.spec.tree import Candidates
+from jaxspec.spec.state import Batch, Models, State
+from jaxspec.spec.tree import Candidates, Tree, build_tree, root_only
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
@@ -35,46 +36,50 @@ class Beam(NamedTuple):
     flat: Int[Array, "b k"]
     """Each row's index among all candidates."""
     hidden: Float[Array, "b k h"]
-    """The head's output at each row's *parent*: what the row is fed beside its own token."""
+    """The head's output at each row's *parent*, which the row reads with its own token."""
     ancestors: Bool[Array, "b k s"]
-    """Which earlier window keys are the row's ancestors."""
+    """The earlier window keys that are the row's ancestors."""
+
+
+def draft_tree(models: Models, state: State, batch: Batch, spec: SpecConfig, window: DraftWindow | None = None) -> Tree:
+    """The best tree that the head drafts below each root, or the root alone for plain decoding."""
+    if spec.num_steps == 0:
+        return root_only(batch.now.root)
+    candidates = draft(models, state.caches.draft, batch, spec, window)
+    return build_tree(batch.now.root, candidates, spec.num_draft_tokens, spec.num_steps)
 
 
 @jax.named_scope("draft")
 def draft(
-    head: DraftHead,
-    target: Llama,
-    cache: tuple[KeysValues, ...],
-    page_table: Int[Array, "b p"],
-    length: Int[Array, " b"],
-    draft_hidden: Float[Array, "b h"],
-    spec: SpecConfig,
-    window: DraftWindow | None = None,
+    models: Models, cache: tuple[KeysValues, ...], batch: Batch, spec: SpecConfig, window: DraftWindow | None = None
 ) -> Candidates:
     """num_steps levels of candidates below the root; the head runs num_steps - 1 times, on topk rows.
 
-    `length` is the number of committed target slots: the head's own slots are 1 .. length, and the root is the last of them.
+    `cache` is the head's: slots 1 .. length are written, and the pair of the root is the last of them.
     """
-    batch, k = draft_hidden.shape[0], spec.topk
+    head, target = models.head, models.target
+    assert head is not None, "the engine refuses a tree without a head"
+    length, draft_hidden = batch.now.length, batch.now.draft_hidden
+    batch_size, k = draft_hidden.shape[0], spec.topk
     tokens, log_probs = best_children(head, target, draft_hidden[:, None], k)
     tokens, scores = tokens[:, 0], log_probs[:, 0]
-    levels = [Candidates(tokens, scores, jnp.full((batch, k), -1))]
+    levels = [Candidates(tokens, scores, jnp.full((batch_size, k), -1))]
     beam = Beam(
         tokens,
         scores,
-        jnp.broadcast_to(jnp.arange(k), (batch, k)),
-        jnp.broadcast_to(draft_hidden[:, None], (batch, k, draft_hidden.shape[-1])),
-        jnp.zeros((batch, k, 0), bool),
+        jnp.broadcast_to(jnp.arange(k), (batch_size, k)),
+        jnp.broadcast_to(draft_hidden[:, None], (batch_size, k, draft_hidden.shape[-1])),
+        jnp.zeros((batch_size, k, 0), bool),
     )
     earlier = None
-    seen = visible_slots(page_table, length + 1, cache[0].k.shape[1], window)
+    seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], window)
     for level in range(1, spec.num_steps):
         # A row sees the head's cache, its ancestors in the window, and itself.
-        mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch, k, k))], 2)
+        mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
         # A pair's position is its slot - 1: the row at depth `level` stands for slot length + level.
-        positions = jnp.broadcast_to((length + level - 1)[:, None], (batch, k))
-        rows = AttentionMetadata(positions, *seen, mask)
-        out = head(head.embed(beam.tokens, target), beam.hidden, rows, cache, earlier)
+        positions = jnp.broadcast_to((length + level - 1)[:, None], (batch_size, k))
+        metadata = AttentionMetadata(positions, *seen, mask)
+        out = head(head.embed(beam.tokens, target), beam.hidden, metadata, cache, earlier)
         earlier = out.window
         children, beam = grow(head, target, beam, out.hidden, mask, first_flat=k + (level - 1) * k * k)
         levels.append(children)
@@ -96,7 +101,7 @@ def grow(
 ) -> tuple[Candidates, Beam]:
     """All k * k children of the beam become candidates; the best k of them are the next beam.
 
-    Rows may change places, so whatever belongs to a parent (hidden, ancestors, flat index) is gathered by parent.
+    Rows may change places, so everything that belongs to a parent (hidden, ancestors, flat index) is gathered by parent.
     """
     batch, k = beam.tokens.shape
     tokens, log_probs = best_children(head, target, hidden, k)

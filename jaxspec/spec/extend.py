@@ -1,47 +1,53 @@
-"""Extend: the head reads the target's features of committed tokens, so that its cache follows the target's."""
+"""Extend: the head reads the target's features of the emitted tokens, so that its cache follows the target's."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.models.llama import Llama
-from jaxspec.spec.commit import commit
+from jaxspec.spec.commit import write_slots
 from jaxspec.spec.draft import DraftWindow, visible_slots
-from jaxspec.spec.state import Models, State, last, put, take
-from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from jaxspec.spec.state import Batch, Models, State, gather, last, put
+from jaxspec.spec.verify import Accepted, Verified
+from jaxspec.typing import Array, Float, Int
+
+
+class Pairs(NamedTuple):
+    """The head's input: pair j is the token at slot first_slot + j with the target's feature of the position before."""
+
+    features: Float[Array, "b j f"]
+    tokens: Int[Array, "b j"]
+    first_slot: Int[Array, " b"]
+    cached: Int[Array, " b"]
+    """Pairs of slots below it are neither written nor seen by others: the cache has them (or, slot 0, there is none)."""
+    count: Int[Array, " b"]
+    """The number of valid pairs; the rest is padding."""
 
 
 @jax.named_scope("extend")
 def extend(
-    head: DraftHead,
-    target: Llama,
-    cache: tuple[KeysValues, ...],
-    page_table: Int[Array, "b p"],
-    features: Float[Array, "b j f"],
-    tokens: Int[Array, "b j"],
-    first_slot: Int[Array, " b"],
-    begin: Int[Array, " b"],
-    write: Bool[Array, "b j"],
-    window: DraftWindow | None = None,
-) -> tuple[tuple[KeysValues, ...], Float[Array, "b j h"]]:
-    """Feeds the head the pairs (features[j], tokens[j]) of slots first_slot + j and writes their keys where write[j].
-
-    features[j] belongs to the position *before* tokens[j]. Rows of slots below `begin` are computed but neither seen nor
-    written: the cache holds those slots already (or, slot 0, has no pair). Returns the cache and the head's output at every row.
-    """
-    width = tokens.shape[1]
-    steps = jnp.arange(width, dtype=jnp.int32)
-    slots = first_slot[:, None] + steps
-    new = slots >= begin[:, None]
-    mask = jnp.broadcast_to(steps[:, None] >= steps, (tokens.shape[0], width, width))
-    mask = mask & (new[:, None, :] | jnp.eye(width, dtype=bool))
-    rows = AttentionMetadata(slots - 1, *visible_slots(page_table, begin, cache[0].k.shape[1], window), mask)
-    out = head(head.embed(tokens, target), head.project(features), rows, cache)
-    path = jnp.broadcast_to(steps, tokens.shape)
-    return commit(cache, out.window, page_table, path, slots, write & new), out.hidden
+    models: Models, state: State, batch: Batch, verified: Verified, accepted: Accepted, window: DraftWindow | None = None
+) -> State:
+    """Extends the head's cache by the emitted tokens. A plain cycle only remembers their features (`catch_up`)."""
+    if models.head is None:
+        return state
+    if accepted.path.shape[1] == 1:
+        return fall_behind(state, batch, verified, accepted)
+    features = jnp.take_along_axis(verified.features, accepted.path[:, :, None], 1)
+    first = batch.now.length + 1
+    return read_pairs(models, state, batch, Pairs(features, accepted.tokens, first, first, accepted.emitted), window)
 
 
+def fall_behind(state: State, batch: Batch, verified: Verified, accepted: Accepted) -> State:
+    """Keeps the feature of a plain cycle's token for later, so that the cycle costs no more than without a head."""
+    place = jnp.where(accepted.emitted > 0, batch.now.lag, state.lag_features.shape[1])
+    features = state.lag_features.at[batch.rows, place].set(verified.features[:, 0], mode="drop")
+    sequences = put(state.sequences, batch.rows, lag=batch.now.lag + accepted.emitted)
+    return state._replace(sequences=sequences, lag_features=features)
+
+
+@jax.named_scope("catch_up")
 def catch_up(
     models: Models, state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"], *, window: DraftWindow | None = None
 ) -> State:
@@ -50,16 +56,31 @@ def catch_up(
     In:  length 9, lag 3
     Out: head slots 7, 8 and 9 are written; lag 0
     """
-    assert models.head is not None, "without a head nothing lags behind"
-    now, features, history = take(state.sequences, rows), state.lag_features[rows], state.history[rows]
-    steps = jnp.arange(features.shape[1], dtype=jnp.int32)
-    first_slot = now.length + 1 - now.lag
-    slots = first_slot[:, None] + steps
+    batch = gather(state, rows, page_table)
+    features, history, lag = state.lag_features[rows], state.history[rows], batch.now.lag
+    first = batch.now.length + 1 - lag
+    slots = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)
     tokens = jnp.take_along_axis(history, jnp.minimum(slots, history.shape[1] - 1), 1)
-    draft_cache, hidden = extend(
-        models.head, models.target, state.caches.draft, page_table, features, tokens, first_slot, first_slot,
-        steps < now.lag[:, None], window,
-    )  # fmt: skip
-    newest = jnp.where((now.lag > 0)[:, None], last(hidden, now.lag), now.draft_hidden)
-    after = now._replace(draft_hidden=newest, lag=jnp.zeros_like(now.lag))
-    return state._replace(caches=state.caches._replace(draft=draft_cache), sequences=put(state.sequences, rows, after))
+    state = read_pairs(models, state, batch, Pairs(features, tokens, first, first, lag), window)
+    return state._replace(sequences=put(state.sequences, rows, lag=jnp.zeros_like(lag)))
+
+
+def read_pairs(models: Models, state: State, batch: Batch, pairs: Pairs, window: DraftWindow | None) -> State:
+    """Runs the head over the pairs, writes their keys and values, and keeps its last output for the next draft."""
+    head, cache = models.head, state.caches.draft
+    assert head is not None, "without a head there is nothing to extend"
+    batch_size, width = pairs.tokens.shape
+    steps = jnp.arange(width, dtype=jnp.int32)
+    slots = pairs.first_slot[:, None] + steps
+    new = slots >= pairs.cached[:, None]
+    mask = jnp.broadcast_to(steps[:, None] >= steps, (batch_size, width, width))
+    mask = mask & (new[:, None, :] | jnp.eye(width, dtype=bool))
+    seen = visible_slots(batch.page_table, pairs.cached, cache[0].k.shape[1], window)
+    metadata = AttentionMetadata(slots - 1, *seen, mask)  # a pair's position is its slot - 1
+    out = head(head.embed(pairs.tokens, models.target), head.project(pairs.features), metadata, cache)
+    path = jnp.broadcast_to(steps, pairs.tokens.shape)
+    write = (steps < pairs.count[:, None]) & new
+    pages = write_slots(cache, out.window, batch.page_table, path, slots, write)
+    hidden = jnp.where((pairs.count > 0)[:, None], last(out.hidden, pairs.count), batch.now.draft_hidden)
+    sequences = put(state.sequences, batch.rows, draft_hidden=hidden)
+    return state._replace(caches=state.caches._replace(draft=pages), sequences=sequences)

@@ -33,12 +33,6 @@ def tree_context(history: Int[Array, "b t"], length: Int[Array, " b"], tree: Tre
     return Context(history, length + 1, tree.tokens[:, 1:], tree.mask[:, :, 1:])
 
 
-def prompt_context(history: Int[Array, "b t"], known: Int[Array, " b"]) -> Context:
-    """The context of the first generated token: `known` tokens of the history."""
-    batch = history.shape[0]
-    return Context(history, known, jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 1, 0), bool))
-
-
 def adjust_logits(
     logits: Float[Array, "b n v"], positions: Int[Array, "b n"], context: Context, settings: Settings, bias: Float[Array, "b v"]
 ) -> Float[Array, "b n v"]:

@@ -1,4 +1,4 @@
-"""What lives on the device between cycles: the caches and one row of state per running request."""
+"""The device state between programs (the caches, and one row per running request), and the batches gathered from it."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
 class Models(NamedTuple):
-    """The target, its draft head (None: plain decoding only) and which residual streams of the target the head reads."""
+    """The target, its draft head (None: plain decoding only), and the target's layers whose input streams the head reads."""
 
     target: Llama
     head: DraftHead | None
@@ -30,7 +30,7 @@ class Caches(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """What changes from cycle to cycle, of r sequences. It does not depend on the tree, so the next cycle may use another one."""
+    """The part of r rows that changes from cycle to cycle. It does not depend on the tree, so the next cycle may use another."""
 
     length: Int[Array, " r"]
     """Committed target slots: tokens 0 .. length - 1 are in the target's pages, 1 .. length - lag in the head's."""
@@ -49,10 +49,10 @@ class Sequences(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What the shapes of the state depend on."""
+    """Sizes that the shapes of the state depend on."""
 
     hidden: int
-    """Of the head; of the target without one."""
+    """The head's hidden size; without a head, the target's."""
     feature: int
     vocab: int
     max_length: int
@@ -62,18 +62,64 @@ class Sizes(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything on the device that programs change; they take it, update it in place and return it."""
+    """Everything on the device that programs change: they take it, update it in place and return it."""
 
     caches: Caches
     sequences: Sequences
     settings: Settings
-    """What was asked for, by row: set when a request is admitted."""
+    """The sampling parameters by row, set when a request is admitted."""
     history: Int[Array, "r t"]
-    """Tokens by position, prompt and output, up to and with the root."""
+    """Tokens by position: prompt and output, including the root."""
     bias: Float[Array, "r v"]
-    """Added to the logits: logit_bias, and -inf for tokens that must not be drawn. Zeros for who asked for neither."""
+    """Added to the logits: logit_bias, and -inf for banned tokens. Zeros if the request has neither."""
     lag_features: Float[Array, "r steps f"]
-    """The target's features of the newest positions, as many as Sequences.lag says."""
+    """The target's features of the newest Sequences.lag positions."""
+
+
+class Batch(NamedTuple):
+    """The b sequences that a program works on, gathered from their state rows."""
+
+    rows: Int[Array, " b"]
+    page_table: Int[Array, "b p"]
+    """The pages of each sequence, in order."""
+    now: Sequences
+    """As they were when the program began."""
+    settings: Settings
+
+
+class Drafted(NamedTuple):
+    """The draft trees of a cycle and the accepted paths, for tracing."""
+
+    tokens: Int[Array, "b n"]
+    parents: Int[Array, "b n"]
+    """As in spec.tree.Tree."""
+    path: Int[Array, "b j"]
+    """The accepted nodes, root first; entries after the accepted drafts mean nothing."""
+
+
+class StepOutput(NamedTuple):
+    """The result of a program: the new device state, and the small arrays that the host reads."""
+
+    state: State
+    report: Int[Array, "b columns"]
+    logprobs: Logprobs
+    """Of the emitted tokens; zeros if no request of the batch wants them."""
+    prompt_logprobs: Logprobs | None = None
+    """Of the prompt: entry j is about the token after the chunk's token j; zeros if not wanted. Prefill only."""
+    drafted: Drafted | None = None
+    """Cycles only."""
+
+
+class Admission(NamedTuple):
+    """The state of b new requests."""
+
+    row: Int[Array, " b"]
+    tokens: Int[Array, "b t"]
+    """All known tokens by position, padded. Penalties need them even where the prefix cache saves the prefill."""
+    remaining: Int[Array, " b"]
+    """Tokens that may be emitted: less than max_tokens if a preempted request comes back."""
+    settings: Settings
+    bias: Float[Array, "b v"]
 
 
 def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DTypeLike) -> Sequences:
@@ -101,76 +147,31 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
     )
 
 
-def take[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"]) -> Table:
-    """The rows of the batch's sequences."""
-    return jax.tree.map(lambda field: field[rows], table)
+def gather(state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"]) -> Batch:
+    """The batch of the sequences in these state rows."""
+    now, settings = (jax.tree.map(lambda field: field[rows], table) for table in (state.sequences, state.settings))
+    return Batch(rows, page_table, now, settings)
 
 
-def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], batch: Table) -> Table:
-    """The table with the batch's rows replaced."""
-    return jax.tree.map(lambda field, new: field.at[rows].set(new), table, batch)
+def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], **fields: Array) -> Table:
+    """The table with these fields of the batch's rows replaced."""
+    before = table._asdict()
+    return table._replace(**{name: before[name].at[rows].set(values) for name, values in fields.items()})
 
 
-class Drafted(NamedTuple):
-    """The trees of a cycle and what became of them, for whoever wants to look."""
-
-    tokens: Int[Array, "b n"]
-    parents: Int[Array, "b n"]
-    """As in spec.tree.Tree."""
-    path: Int[Array, "b j"]
-    """The accepted nodes, root first; entries beyond the accepted drafts mean nothing."""
-
-
-class StepOutput(NamedTuple):
-    """What a program returns: the new device state, and the small arrays that the host reads."""
-
-    state: State
-    report: Int[Array, "b columns"]
-    logprobs: Logprobs
-    """Of the emitted tokens; zeros if no request of the batch asked for them."""
-    prompt_logprobs: Logprobs | None = None
-    """Of the prompt: entry j is about the token behind the chunk's token j; zeros if nobody asked. Prefill only."""
-    drafted: Drafted | None = None
-    """Cycles only."""
+def admit(state: State, admission: Admission) -> State:
+    """Gives the rows to new requests. They take part in cycles after their last prefill chunk."""
+    rows, zeros = admission.row, jnp.zeros_like(admission.row)
+    fresh = {"length": zeros, "lag": zeros, "remaining": admission.remaining, "done": jnp.ones_like(rows, bool)}
+    return state._replace(
+        sequences=put(state.sequences, rows, **fresh),
+        settings=put(state.settings, rows, **admission.settings._asdict()),
+        history=state.history.at[rows].set(admission.tokens),
+        bias=state.bias.at[rows].set(admission.bias),
+    )
 
 
 def last(values: Array, count: Int[Array, " b"]) -> Array:
     """values[b, count[b] - 1] of every sequence; entry 0 where count is 0."""
     index = jnp.maximum(count - 1, 0).reshape(-1, *(1,) * (values.ndim - 1))
     return jnp.take_along_axis(values, index, 1)[:, 0]
-
-
-def write_history(
-    history: Int[Array, "r t"], rows: Int[Array, " b"], first: Int[Array, " b"], tokens: Int[Array, "b j"], count: Int[Array, " b"]
-) -> Int[Array, "r t"]:
-    """Puts the first `count` tokens at positions first, first + 1, ..."""
-    steps = jnp.arange(tokens.shape[1])
-    places = jnp.where(steps < count[:, None], first[:, None] + steps, history.shape[1])
-    return history.at[rows[:, None], places].set(tokens, mode="drop")
-
-
-class Admission(NamedTuple):
-    """One request, or several."""
-
-    row: Int[Array, " b"]
-    tokens: Int[Array, "b t"]
-    """All that is known of the sequence, by position, padded. Penalties look at it, also where no prefill chunk brings it."""
-    remaining: Int[Array, " b"]
-    """Tokens that may be emitted: less than max_tokens if a preempted request comes back."""
-    settings: Settings
-    bias: Float[Array, "b v"]
-
-
-def admit(state: State, admission: Admission) -> State:
-    """The row belongs to the request from now on; it takes part in cycles once its last chunk is prefilled."""
-    rows = admission.row
-    before = take(state.sequences, rows)
-    fresh = before._replace(
-        length=jnp.zeros_like(rows), lag=jnp.zeros_like(rows), remaining=admission.remaining, done=jnp.ones_like(before.done)
-    )
-    return state._replace(
-        sequences=put(state.sequences, rows, fresh),
-        settings=put(state.settings, rows, admission.settings),
-        history=state.history.at[rows].set(admission.tokens),
-        bias=state.bias.at[rows].set(admission.bias),
-    )

@@ -1,4 +1,4 @@
-"""Verification: one target forward over the tree, then a walk along the target's own tokens."""
+"""Verification: one forward pass of the target over the tree, then a walk along the target's own tokens."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.spec.penalties import adjust_logits, tree_context
-from jaxspec.spec.sampling import SamplingKind, Settings, Thresholds, choose, choose_by_threshold
-from jaxspec.spec.state import Models, Sequences, State
+from jaxspec.spec.sampling import SamplingKind, Thresholds, choose, choose_by_threshold
+from jaxspec.spec.state import Batch, Models, Sequences, State
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -18,7 +18,7 @@ REPORT_HEADER = 3
 
 
 class Verified(NamedTuple):
-    """The target's view of every node."""
+    """The target's results for every node."""
 
     target_tokens: Int[Array, "b n"]
     """The target's own token after each node."""
@@ -29,59 +29,53 @@ class Verified(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a cycle emits: `emitted` tokens, of which all but the last are drafts and the last is the bonus, unless truncated."""
+    """The tokens that a cycle emits: accepted drafts and then the bonus, unless truncated."""
 
     path: Int[Array, "b j"]
-    """The accepted nodes, root first; entries from accepted + 1 on mean nothing."""
+    """The accepted nodes, root first; entries after index `accepted` mean nothing."""
     tokens: Int[Array, "b j"]
     """The target's token after each node of the path."""
     accepted: Int[Array, " b"]
     """Accepted drafts, 0 .. num_steps."""
     emitted: Int[Array, " b"]
-    """Tokens emitted: accepted + 1, or less where a stop token or the budget cuts the run; 0 for a finished sequence."""
+    """Tokens emitted: accepted + 1, or fewer where a stop token or the budget truncates them; 0 for a finished sequence."""
     finish: Int[Array, " b"]
     """RUNNING, STOPPED or OUT_OF_BUDGET."""
 
 
 @jax.named_scope("verify")
-def verify(
-    models: Models,
-    state: State,
-    rows: Int[Array, " b"],
-    page_table: Int[Array, "b p"],
-    now: Sequences,
-    settings: Settings,
-    tree: Tree,
-    thresholds: Thresholds | None = None,
-) -> Verified:
+def verify(models: Models, state: State, batch: Batch, tree: Tree, thresholds: Thresholds | None = None) -> Verified:
     """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each."""
-    positions = now.length[:, None] + tree.depth
-    window = AttentionMetadata(positions, page_table, jnp.zeros_like(now.length), now.length, tree.mask)
-    out = models.target(tree.tokens, window, state.caches.target, models.capture)
+    length = batch.now.length
+    metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
+    out = models.target(tree.tokens, metadata, state.caches.target, models.capture)
     logits = models.target.logits(out.hidden)
+    return Verified(choose_tokens(state, batch, tree, logits, thresholds), logits, out.features, out.window)
+
+
+def choose_tokens(
+    state: State, batch: Batch, tree: Tree, logits: Float[Array, "b n v"], thresholds: Thresholds | None = None
+) -> Int[Array, "b n"]:
+    """The target's own token after every node, as the settings of each sequence ask."""
+    now, settings = batch.now, batch.settings
+    positions = now.length[:, None] + tree.depth + 1
 
     def adjust(logits: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
-        context = tree_context(state.history[rows], now.length, tree)
-        return adjust_logits(logits, positions + 1, context, settings, state.bias[rows])
+        context = tree_context(state.history[batch.rows], now.length, tree)
+        return adjust_logits(logits, positions, context, settings, state.bias[batch.rows])
 
     if thresholds is None:
-        target_tokens = choose(logits, positions + 1, settings, ~now.done, adjust)
-    else:
-        needs = jnp.any(~now.done & (settings.kind == SamplingKind.ADJUSTED))
-        target_tokens = choose_by_threshold(
-            jax.lax.cond(needs, adjust, lambda same: same, logits), positions + 1, settings, tree, thresholds
-        )
-    return Verified(target_tokens, logits, out.features, out.window)
+        return choose(logits, positions, settings, ~now.done, adjust)
+    needed = jnp.any(~now.done & (settings.kind == SamplingKind.ADJUSTED))
+    return choose_by_threshold(jax.lax.cond(needed, adjust, lambda same: same, logits), positions, settings, tree, thresholds)
 
 
 @jax.named_scope("accept")
-def accept(
-    tree: Tree, target_tokens: Int[Array, "b n"], sequences: Sequences, stop_tokens: Int[Array, "b stops"], num_steps: int
-) -> Accepted:
-    """Walks from the root while the target's token is a child; cuts at stop tokens and at the token budget.
+def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps: int) -> Accepted:
+    """Walks from the root while the target's token is a child; truncates at stop tokens and at the token budget.
 
-    A node is on the walk if it and all its ancestors are what the target target_tokens after their parents. Siblings hold
-    different tokens, so the walk is a chain.
+    A node is on the walk if it and all its ancestors hold the target's token after their parents. Siblings hold different
+    tokens, so the walk is a chain.
     """
     parent = jnp.maximum(tree.parents, 0)
     matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)
@@ -90,14 +84,14 @@ def accept(
     steps = jnp.arange(num_steps + 1)
     path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
     tokens = jnp.take_along_axis(target_tokens, path, 1)
-    emitted, finish = truncate(tokens, accepted + 1, sequences, stop_tokens)
+    emitted, finish = truncate(tokens, accepted + 1, batch.now, batch.settings.stop_tokens)
     return Accepted(path, tokens, accepted, emitted, finish)
 
 
 def truncate(
     tokens: Int[Array, "b j"], available: Int[Array, " b"], sequences: Sequences, stop_tokens: Int[Array, "b stops"]
 ) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
-    """How many of the first `available` tokens are emitted, and why the sequence ends, if it does. A stop token is emitted.
+    """How many of the first `available` tokens are emitted, and why the sequence ends, if it does. Stop tokens are emitted.
 
     In:  tokens [[5, 2, 9]], available [3], stop token 2, remaining 10
     Out: emitted [2], finish [STOPPED]
@@ -113,6 +107,6 @@ def truncate(
 
 
 def report(accepted: Accepted) -> Int[Array, "b columns"]:
-    """Emitted tokens, accepted drafts, finish code, then the tokens: all that the host needs of a cycle."""
+    """The number of emitted tokens, of accepted drafts, the finish code, then the tokens: all that the host reads."""
     header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1)
     return jnp.concatenate([header, accepted.tokens], 1)

@@ -9,6 +9,8 @@ from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.layers import causal_metadata, rope_angles
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.spec.draft import draft
+from jaxspec.spec.sampling import neutral_settings
+from jaxspec.spec.state import Batch, Models, empty_sequences
 from jaxspec.testing import tiny_target
 from jaxspec.typing import KeysValues
 from pallas_kernels.rotate_qkv.reference import rotate
@@ -43,7 +45,10 @@ def test_features_and_candidate_scores_equal_the_reference():
     table = jnp.arange(width + 1)[None]  # the pairs' own keys become the cache, one slot a page, slot 0 unused
     (window,) = out.window
     cache = (KeysValues(*(jnp.concatenate([empty, kv[0][:, None]]) for empty, kv in zip(none, window, strict=True))),)
-    candidates = draft(draft_head, module, cache, table, jnp.array([width]), out.hidden[:, -1], SpecConfig(3, 4, 16))
+    now = empty_sequences(1, 1, 1, jnp.float32)._replace(length=jnp.array([width]), draft_hidden=out.hidden[:, -1])
+    candidates = draft(
+        Models(module, draft_head, ()), cache, Batch(jnp.array([0]), table, now, neutral_settings(1)), SpecConfig(3, 4, 16)
+    )
     np.testing.assert_allclose(candidates.scores[0], golden["p1_s0_all_scores"], atol=2e-4)
 
 

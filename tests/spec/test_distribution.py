@@ -15,10 +15,11 @@ from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.cycle import LOSSLESS, CycleOptions, cycle, draft_tree
+from jaxspec.spec.cycle import LOSSLESS, CycleOptions, cycle
+from jaxspec.spec.draft import draft_tree
 from jaxspec.spec.prefill import prefill
 from jaxspec.spec.sampling import SamplingKind, Thresholds
-from jaxspec.spec.state import Models, admit, take
+from jaxspec.spec.state import Models, admit, gather
 from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.testing import random_eagle, tiny_config
 from tests.spec.distribution_in_numpy import distribution, threshold_distribution
@@ -83,7 +84,7 @@ def program(spec: SpecConfig, options: CycleOptions):
     def continuations(params, state, admission):
         merged = Models(target.merge(params[0]), head.merge(params[1]), ())
         first = prefill(merged, admit(state, admission), chunk_of(PROMPT, table), options=options)
-        tree = draft_tree(merged, first.state.caches.draft, take(first.state.sequences, rows), table, spec, options.window)
+        tree = draft_tree(merged, first.state, gather(first.state, rows, table), spec, options.window)
         second = cycle(merged, first.state, rows, table, spec=spec, options=options)
         third = cycle(merged, second.state, rows, table, spec=spec, options=options)
         return first.report, second.report, third.report, tree.tokens

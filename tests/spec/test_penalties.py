@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.penalties import Context, adjust_logits, banned_stops, count_tokens, prompt_context, tree_context
+from jaxspec.spec.penalties import Context, adjust_logits, banned_stops, count_tokens, tree_context
 from jaxspec.spec.sampling import SamplingKind, choose
-from jaxspec.spec.tree import Tree, ancestor_mask
+from jaxspec.spec.tree import Tree, ancestor_mask, root_only
 from tests.spec import distribution_in_numpy
 from tests.spec.rows import admission_of, settings_of
 
@@ -28,6 +28,11 @@ def text_at(tree: Tree, node: int) -> list[int]:
         path.insert(0, tokens[node])
         node = parents[node]
     return path
+
+
+def context_after(history: jnp.ndarray, known: jnp.ndarray) -> Context:
+    """What the first generated token sees: `known` tokens of the history, whose last one is the root."""
+    return tree_context(history, known - 1, root_only(history[:, 0]))
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:
@@ -79,7 +84,7 @@ def test_the_first_token_counts_the_prompt_only_as_prompt(seed):
     logits = 3 * rng.normal(size=(1, 1, VOCAB)).astype(np.float32)
     admission = admission_of(params, prompt, rows=1, max_length=LENGTH, vocab_size=VOCAB)
     history = jnp.asarray([[*prompt, *rng.integers(0, VOCAB, LENGTH - 6)]])
-    context = prompt_context(history, jnp.array([6]))
+    context = context_after(history, jnp.array([6]))
     found = adjust_logits(jnp.asarray(logits), jnp.array([[6]]), context, admission.settings, admission.bias)
     close_where_drawable(np.asarray(found)[0, 0], distribution_in_numpy.adjust_logits(logits[0, 0], prompt, 6, params))
 
@@ -124,7 +129,7 @@ def test_a_stop_token_is_drawn_too_early_only_if_nothing_else_is_allowed(tempera
     params = [SamplingParams(temperature=temperature, seed=seed, **bans, **filters) for seed in range(20)]
     settings = settings_of(params, VOCAB)
     bias = admission_of(params[0], [0], rows=20, max_length=4, vocab_size=VOCAB).bias
-    context = prompt_context(jnp.zeros((20, 4), jnp.int32), jnp.ones(20, jnp.int32))
+    context = context_after(jnp.zeros((20, 4), jnp.int32), jnp.ones(20, jnp.int32))
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(20, 1, VOCAB)), jnp.float32)
     positions = jnp.ones((20, 1), jnp.int32)
 
@@ -138,7 +143,7 @@ def test_a_stop_token_is_drawn_too_early_only_if_nothing_else_is_allowed(tempera
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_p=0.9)])
 def test_requests_without_adjustments_keep_their_logits_bit_for_bit(params):
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, VOCAB)), jnp.float32)
-    context = prompt_context(jnp.array([[3, 3, 4, 5]]), jnp.array([3]))
+    context = context_after(jnp.array([[3, 3, 4, 5]]), jnp.array([3]))
     settings = settings_of([params], VOCAB)
     assert settings.kind[0] != SamplingKind.ADJUSTED
     assert (adjust_logits(logits, jnp.array([[3]]), context, settings, jnp.zeros((1, VOCAB))) == logits).all()

@@ -7,9 +7,10 @@ import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.cycle import cycle, draft_tree
+from jaxspec.spec.cycle import cycle
+from jaxspec.spec.draft import draft_tree
 from jaxspec.spec.prefill import prefill
-from jaxspec.spec.state import Models, admit, take
+from jaxspec.spec.state import Models, admit, gather
 from tests.reference import head, target, trace
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
@@ -38,7 +39,7 @@ class Reference:
 
     def _cycle(self, params, state):
         models = self.models(params)
-        tree = draft_tree(models, state.caches.draft, take(state.sequences, ROWS), PAGE_TABLE, self.spec, None)
+        tree = draft_tree(models, state, gather(state, ROWS, PAGE_TABLE), self.spec)
         return tree, cycle(models, state, ROWS, PAGE_TABLE, spec=self.spec)
 
 

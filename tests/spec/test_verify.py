@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.sampling import MAX_STOP_TOKENS
-from jaxspec.spec.state import Sequences, empty_sequences
+from jaxspec.spec.sampling import MAX_STOP_TOKENS, neutral_settings
+from jaxspec.spec.state import Batch, Sequences, empty_sequences
 from jaxspec.spec.tree import Tree, ancestor_mask
 from jaxspec.spec.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncate
 
@@ -13,6 +13,12 @@ from jaxspec.spec.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncat
 def sequence(*, remaining: int = 100, done: bool = False) -> Sequences:
     """One row that may emit `remaining` tokens."""
     return empty_sequences(1, 1, 1, jnp.float32)._replace(remaining=jnp.array([remaining]), done=jnp.array([done]))
+
+
+def batch_of(now: Sequences, *stop_tokens: int) -> Batch:
+    """One sequence with these stop tokens."""
+    settings = neutral_settings(1)._replace(stop_tokens=stops(*stop_tokens))
+    return Batch(jnp.array([0]), jnp.zeros((1, 0), jnp.int32), now, settings)
 
 
 def stops(*tokens: int) -> jnp.ndarray:
@@ -46,7 +52,7 @@ def test_accept_is_the_walk(seed):
 
     array = jnp.array([parents], jnp.int32)
     tree = Tree(jnp.array([tokens]), array, jnp.array([depth]), ancestor_mask(array, steps))
-    result = accept(tree, jnp.asarray(target_tokens[None]), sequence(), stops(), steps)
+    result = accept(tree, jnp.asarray(target_tokens[None]), batch_of(sequence()), steps)
     path = walk(tokens, parents, target_tokens)
     assert int(result.accepted[0]) == len(path) - 1
     assert int(result.emitted[0]) == len(path)
