@@ -1,4 +1,4 @@
-"""Which implementation of a kernel runs: the one that was asked for by name, or the one for the platform."""
+"""Selects the implementation of a kernel: by name, or by platform."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -11,9 +11,9 @@ REFERENCE, GPU_DEFAULT = "reference", "pallas_triton"
 
 
 def call(kernel: str, implementations: Mapping[str, Callable], name: str | None, arguments: Sequence[Any], **static: Any) -> Any:
-    """Calls the implementation with this name; None picks by the platform that the program is lowered for.
+    """Calls the implementation with this name; None picks one by the platform that the program is lowered for.
 
-    `static`: further arguments, which are no arrays. Raises ValueError, which lists all names, if there is none of this one.
+    `static`: further arguments that are not arrays. Raises ValueError, listing all names, if the name is unknown.
     """
     if name is None:
         both = (implementations[GPU_DEFAULT], implementations[REFERENCE])
@@ -25,10 +25,10 @@ def call(kernel: str, implementations: Mapping[str, Callable], name: str | None,
 
 @cache  # the layers of a model have equal shapes: traced once, not once a layer
 def by_platform(on_gpu: Callable, reference: Callable, static: tuple[tuple[str, Any], ...] = ()) -> Callable:
-    """A function that is `on_gpu` in programs for NVIDIA GPUs and `reference` in all others.
+    """A function that runs `on_gpu` in programs for NVIDIA GPUs and `reference` in all others.
 
-    What decides is the platform that a program is lowered for, so a program that is compiled for a GPU elsewhere has the kernel.
-    Derivatives are the reference's: kernels have none, and training (of draft heads) is not what they are for.
+    The platform that a program is lowered for decides, so a program compiled for a GPU on another machine has the kernel.
+    Derivatives are the reference's: the kernels have none, because they are not meant for training.
     """
     on_gpu, reference = partial(on_gpu, **dict(static)), partial(reference, **dict(static))
 

@@ -1,4 +1,4 @@
-"""Chosen window rows go to their slots, in the pages of all layers at once; everything else of the cache stays."""
+"""Writes selected window rows to their cache slots, for all layers at once."""
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -30,16 +30,16 @@ def cache_write(
     Out: row 0 of each window lies in page 7 at 3, row 3 in page 2 at 0
 
     Args:
-        pages: the keys, or the values, of one layer each; as many as there are windows, all of one shape.
-        windows: what was computed beside the cache; window i belongs to pages[i].
-        page_table: pages of each sequence, in order.
-        path: which rows of the windows.
-        slots: where they go. No slot is written twice; a row that is not written may name any slot.
-        write: which of them are written.
+        pages: the keys or the values of one layer each, all of one shape.
+        windows: the computed keys or values; windows[i] belongs to pages[i].
+        page_table: the pages of each sequence, in order.
+        path: the window rows to write.
+        slots: their slots, without duplicates; the slot of a row that is not written may be anything.
+        write: which rows of `path` are written.
         implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:
-        ValueError: the implementation's name is unknown.
+        ValueError: the name of the implementation is unknown.
     """
     arguments = (pages, windows, page_table, path, slots, write)
     return call("cache_write", IMPLEMENTATIONS, implementation, arguments)

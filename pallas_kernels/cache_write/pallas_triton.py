@@ -23,9 +23,9 @@ def pallas_triton_write(
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "pages page kv_heads head_dim"], ...]:
-    """One program per row to be written: it copies that row of many arrays.
+    """One program per written row copies that row in many arrays.
 
-    A launch a layer would cost more than the bytes do: 32 layers of Llama-3.1-8B and 6 rows are 0.8 MB.
+    One launch per layer would cost more than moving the bytes: 32 layers of Llama-3.1-8B and 6 rows are 0.8 MB.
     """
     _, page_size, kv_heads, head_dim = pages[0].shape
     arrays = max(1, NUMBERS_PER_LAUNCH // pl.next_power_of_2(kv_heads * head_dim))

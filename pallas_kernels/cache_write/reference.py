@@ -16,7 +16,7 @@ def reference_write(
 ) -> tuple[Float[Array, "pages page kv_heads head_dim"], ...]:
     count, page_size = pages[0].shape[:2]
     page = jnp.take_along_axis(page_table, slots // page_size, 1, mode="clip")
-    # A row that is not written gets a place behind the last page, which the scatter drops.
+    # Rows that are not written get an index past the last page, which the scatter drops.
     place = jnp.where(write, page * page_size + slots % page_size, count * page_size)
 
     def scatter(array, window):

@@ -18,8 +18,8 @@ def rms_norm(
     `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:
-        ValueError: x and weight differ in dtype, or the implementation's name is unknown.
+        ValueError: x and weight differ in dtype, or the name of the implementation is unknown.
     """
     if x.dtype != weight.dtype:
-        raise ValueError(f"x is {x.dtype} and weight {weight.dtype}: one dtype is needed")
+        raise ValueError(f"x is {x.dtype} and weight is {weight.dtype}: they must have the same dtype")
     return call("rms_norm", IMPLEMENTATIONS, implementation, (x, weight), eps=eps)

@@ -16,7 +16,7 @@ ELEMENTS_PER_WARP = 512
 def pallas_triton_norm(
     x: Float[Array, "*rows h"], weight: Float[Array, " h"], eps: float, *, interpret: bool = False
 ) -> Float[Array, "*rows h"]:
-    """One program per row. XLA takes two launches where there is one row (plain decoding at batch 1)."""
+    """One program per row. For a single row (plain decoding at batch 1) XLA takes two launches."""
     size = x.shape[-1]
     flat = x.reshape(-1, size)
     normed = pl.pallas_call(

@@ -1,4 +1,4 @@
-"""From the fused projection to queries, keys and values: split, normed where the model does that, and rotated."""
+"""Splits the output of the fused projection into queries, keys and values, norms them if the model does, and rotates them."""
 
 from jaxtyping import Array, Float
 
@@ -22,19 +22,19 @@ def rotate_qkv(
     """Queries, keys and values of rows: rotary position embedding over the pairs (x[i], x[i + head_dim / 2]), in float32.
 
     Args:
-        qkv: the fused projection's output, laid out as `layout` says.
-        cos, sin: of each row's angles.
-        norms: weights of the norms of queries and of keys, if layout.norm_eps is given.
+        qkv: the output of the fused projection.
+        cos, sin: cosine and sine of each row's angles.
+        norms: weights of the query norm and the key norm; None exactly if layout.norm_eps is None.
         implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:
-        ValueError: norms and layout.norm_eps are not both given or both left out, the norms' dtype is not qkv's, or the
-            implementation's name is unknown.
+        ValueError: only one of norms and layout.norm_eps is given, the dtypes of norms and qkv differ, or the name of the
+            implementation is unknown.
     """
     if (norms is None) != (layout.norm_eps is None):
         raise ValueError(f"norms {'are missing' if norms is None else 'were given'}, but layout.norm_eps is {layout.norm_eps}")
     if norms is not None and {norm.dtype for norm in norms} != {qkv.dtype}:
         raise ValueError(
-            f"qkv is {qkv.dtype} and the norms are {', '.join(str(norm.dtype) for norm in norms)}: one dtype is needed"
+            f"qkv is {qkv.dtype} and the norms are {', '.join(str(norm.dtype) for norm in norms)}: they must have the same dtype"
         )
     return call("rotate_qkv", IMPLEMENTATIONS, implementation, (qkv, cos, sin, norms), layout=layout)

@@ -1,4 +1,4 @@
-"""How the fused projection's output is laid out."""
+"""The layout of the fused projection's output."""
 
 from dataclasses import dataclass
 

@@ -21,7 +21,7 @@ def pallas_triton_rotate(
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "b w heads head_dim"], Float[Array, "b w kv_heads head_dim"], Float[Array, "b w kv_heads head_dim"]]:
-    """One program per row and head. XLA takes four launches: it writes queries, keys and values one after the other."""
+    """One program per row and head. XLA takes four launches, because it writes queries, keys and values separately."""
     batch, width = qkv.shape[:2]
     rows, heads, kv_heads, head_dim = batch * width, layout.heads, layout.kv_heads, layout.head_dim
     q, k, v = pl.pallas_call(

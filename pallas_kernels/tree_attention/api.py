@@ -10,7 +10,7 @@ from pallas_kernels.tree_attention.reference import reference_attention
 from pallas_kernels.tree_attention.triton_tiling import unsupported
 
 
-# Imported where it is used: Mosaic takes a third of a second, and few programs need it.
+# Imported on use: importing Mosaic takes a third of a second, and few programs need it.
 def _mosaic(*arguments: Array) -> Array:
     from pallas_kernels.tree_attention.mosaic import mosaic_attention
 
@@ -39,17 +39,17 @@ def tree_attention(
 ) -> Float[Array, "b w heads head_dim"]:
     """Scaled dot-product attention of w rows per sequence over its cache and over the window.
 
-    A row sees the cache slots start <= i < length (slot i lies in page page_table[i // page] at i % page) and the
-    window keys that its row of `mask` names; every row must see at least one key. Plain decoding, a draft level,
-    verification and chunked prefill are all this function with other masks.
+    A row sees the cache slots start <= i < length (slot i is entry i % page of page page_table[i // page]) and the window keys
+    where its row of `mask` is true; every row must see at least one key. Plain decoding, a draft level, verification and
+    chunked prefill are this function with different masks.
 
     Args:
         q: queries; heads are grouped so that query head h reads KV head h // (heads // kv_heads).
-        k_pages, v_pages: the committed cache of one layer. Slots that no row sees may hold anything, even NaN.
+        k_pages, v_pages: the committed cache of one layer. Slots outside start .. length - 1 may hold anything, even NaN.
         page_table: pages of each sequence, in order; unused entries may be any valid page.
-        start, length: the visible stretch of the cache.
-        k_window, v_window: keys and values that are not in the cache, the rows being computed now among them.
-        mask: which window keys each row sees.
+        start, length: the visible range of the cache.
+        k_window, v_window: keys and values that are not in the cache, including those of the rows being computed.
+        mask: the window keys that each row sees.
         implementation: a name from IMPLEMENTATIONS; None picks by the platform that the program is lowered for, `pallas_triton` on
             CUDA unless `triton_tiling.unsupported`, and `reference` elsewhere. Only None and `reference` have derivatives.
 
@@ -57,7 +57,7 @@ def tree_attention(
         [b, w, heads, head_dim] in q's dtype; the softmax runs in float32.
 
     Raises:
-        ValueError: the implementation's name is unknown, or it does not support these shapes or dtypes.
+        ValueError: the name of the implementation is unknown, or it does not support these shapes or dtypes.
     """
     arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
     if implementation is None and unsupported(q, k_pages, v_pages, k_window, v_window):

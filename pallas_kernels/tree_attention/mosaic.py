@@ -37,7 +37,7 @@ LOG2_E = math.log2(math.e)
 
 
 def unsupported(q, k_pages, v_pages, k_window, v_window) -> str | None:
-    """Why `mosaic_attention` can't take arrays like these (anything with shape and dtype), or None if it can."""
+    """The reason why `mosaic_attention` can't take arrays of these shapes and dtypes; None if it can."""
     heads, head_dim = q.shape[2:]
     pages, page, kv_heads = k_pages.shape[:3]
     if q.dtype not in (jnp.bfloat16, jnp.float16):
@@ -75,7 +75,7 @@ def mosaic_attention(
 ) -> Float[Array, "b w heads head_dim"]:
     """`api.tree_attention` on a Hopper GPU in one or two launches, and two or more for the mask, which all layers share.
 
-    Numbers of window rows or keys that are above 8 and no multiple of 8 cost copies of q, the window and the result.
+    If the number of window rows or keys is above 8 and not a multiple of 8, q, the window and the result are copied.
     A row that sees no key gets zeros.
 
     Args:
@@ -83,7 +83,7 @@ def mosaic_attention(
         interpret: run in Pallas' GPU interpreter, on any device, and raise on a data race; for tests.
 
     Raises:
-        ValueError: the arrays are of a kind that `unsupported` names.
+        ValueError: `unsupported` returns a reason.
     """
     if reason := unsupported(q, k_pages, v_pages, k_window, v_window):
         raise ValueError(f"mosaic_attention: {reason}")
@@ -130,7 +130,7 @@ class _Tiling(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """What is fixed when the kernels are traced."""
+    """The static settings of the kernels."""
 
     tiling: _Tiling
     splits: int
@@ -234,7 +234,7 @@ class _Inputs(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """What a thread block has in shared memory: tiles, and barriers that tell when the copies into them have arrived."""
+    """The shared memory of a thread block: tiles, and barriers that signal when the copies into them have arrived."""
 
     q_tile: Any  # [64, head_dim]; in the end the output
     k_ring: Any  # [ring, 64, head_dim]
@@ -246,7 +246,7 @@ class _Scratch(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What one thread block does: blocks begin .. begin + count of its row tile's list of key blocks. All are int32 scalars."""
+    """The work of one thread block: blocks begin .. begin + count of its row tile's list of key blocks. All are int32 scalars."""
 
     sequence: Any
     kv_head: Any
@@ -295,7 +295,7 @@ def _kernel(*refs, how: _Settings, **scratch):
 
 
 def _share(inputs: _Inputs, how: _Settings) -> _Work:
-    """This thread block's part of the work: the tile's blocks divided evenly, the last splits perhaps getting fewer or none."""
+    """The share of this thread block: the tile's blocks are divided evenly; the last splits may get fewer or none."""
     sequence, kv_head, split, tile = (lax.axis_index(name) for name in ("sequence", "kv_head", "split", "tile"))
     row_tile = lax.rem(tile, how.tiling.row_tiles)
     start, length = inputs.start[sequence], inputs.length[sequence]
@@ -398,7 +398,7 @@ def _between(shape: tuple[int, int], axis: int, low, high):
 
 
 def _seen_by_mask(inputs: _Inputs, work: _Work, block):
-    """Which keys of a window block the rows see, from the mask's bits."""
+    """The keys of a window block that each row sees, from the mask's bits."""
     key = plgpu.broadcasted_iota(jnp.int32, (ROWS, KEYS), 1, layout=plgpu.Layout.WGMMA)
 
     def word(half):
@@ -430,7 +430,7 @@ def _store(out, tile, target, tiling: _Tiling, work, columns=slice(None)) -> Non
 
 
 class _MergeWork(NamedTuple):
-    """What one thread block of the merge does: some columns of one tile."""
+    """The work of one thread block of the merge: some columns of one tile."""
 
     sequence: Any
     kv_head: Any

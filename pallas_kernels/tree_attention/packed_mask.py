@@ -1,4 +1,4 @@
-"""Which window keys each row sees, as bits: what the GPU kernels read instead of one byte per row and key."""
+"""The window mask as bits, which the GPU kernels read instead of one byte per row and key."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ BITS = 32
 
 
 class PackedMask(NamedTuple):
-    """A mask [b, w, s] in words of 32 keys, and the stretch of keys that each row needs."""
+    """A mask [b, w, s] in words of 32 keys, and the range of keys that each row needs."""
 
     bits: Int32[Array, "b w words"]
     """Bit j of word i says whether the row sees window key 32 i + j; bits behind the last key are 0."""

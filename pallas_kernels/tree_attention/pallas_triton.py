@@ -43,7 +43,7 @@ def pallas_triton_attention(
     """`api.tree_attention` in at most two launches; `interpret` runs it on the CPU, slowly, for tests.
 
     Raises:
-        ValueError: `triton_tiling.unsupported` has something against the shapes or dtypes.
+        ValueError: `triton_tiling.unsupported` returns a reason.
     """
     if reason := unsupported(q, k_pages, v_pages, k_window, v_window):
         raise ValueError(f"pallas_triton_attention: {reason}")
@@ -78,7 +78,7 @@ def pallas_triton_attention(
 
 
 class _Inputs(NamedTuple):
-    """What the split kernel reads: arrays outside of it, references inside."""
+    """The inputs of the split kernel: arrays outside of it, references inside."""
 
     start: Any
     length: Any

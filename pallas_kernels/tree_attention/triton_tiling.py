@@ -1,4 +1,4 @@
-"""What the Triton kernel takes, sizes of its tiles, and how many programs share the keys of one sequence."""
+"""The shapes that the Triton kernel supports, the sizes of its tiles, and how many programs share one sequence's keys."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ MERGE_SPLITS = 16
 
 @dataclass(frozen=True)
 class Tiling:
-    """What is static in one kernel."""
+    """The static settings of one kernel."""
 
     group: int
     """Query heads per KV head: this many rows of a tile share a window row."""
@@ -37,7 +37,7 @@ class Tiling:
 
 
 def unsupported(q: Any, k_pages: Any, v_pages: Any, k_window: Any, v_window: Any) -> str | None:
-    """Why the kernel can't take arrays like these (anything with shape and dtype), or None if it can."""
+    """The reason why the kernel can't take arrays of these shapes and dtypes; None if it can."""
     dtypes = sorted({str(array.dtype) for array in (q, k_pages, v_pages, k_window, v_window)})
     heads, head_dim = q.shape[2:]
     if len(dtypes) > 1 or dtypes[0] not in ("bfloat16", "float16", "float32"):

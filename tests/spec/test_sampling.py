@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.sampling import SamplingKind, choose, gumbel_noise, logprobs_if, logprobs_of, sort_and_filter
+from jaxspec.spec.sampling import (
+    MAX_STOP_TOKENS,
+    SamplingKind,
+    Settings,
+    choose,
+    gumbel_noise,
+    logprobs_if,
+    logprobs_of,
+    neutral_settings,
+    settings_row,
+    sort_and_filter,
+)
 from tests.spec.distribution_in_numpy import kept, softmax
 from tests.spec.rows import settings_of
 
@@ -191,3 +202,27 @@ def test_log_probabilities_that_nobody_wants_are_zeros_of_the_same_shapes():
             expected = np.asarray(computed) if any(wanted) else np.zeros_like(computed)
             assert array.dtype == computed.dtype
             np.testing.assert_array_equal(array, expected)
+
+
+def test_the_docstrings_example_of_a_row_of_settings():
+    row = settings_row(temperature=0.5, stop_tokens=[7])
+    assert row.temperature.tolist() == [0.5] and row.top_p.tolist() == [1.0]
+    assert row.stop_tokens.tolist() == [[7, *[-1] * (MAX_STOP_TOKENS - 1)]]
+    assert settings_row().stop_tokens.tolist() == [[-1] * MAX_STOP_TOKENS], "the declaration itself is unchanged"
+    with pytest.raises(KeyError, match="temprature"):
+        settings_row(temprature=0.5)
+
+
+def test_a_request_without_any_parameter_has_neutral_settings():
+    """Fields of one name have one neutral value; both kinds of rows have the dtypes and shapes of the declaration."""
+    asked = settings_of([SamplingParams(temperature=0)], VOCAB, prompt=[])
+    for name, found, neutral in zip(Settings._fields, asked, neutral_settings(1), strict=True):
+        assert (found.shape, found.dtype) == (neutral.shape, neutral.dtype)
+        assert name == "top_k" or found.tolist() == neutral.tolist()
+
+
+@pytest.mark.parametrize("name", sorted(SamplingParams.__dataclass_fields__.keys() & set(Settings._fields)))
+def test_a_parameter_reaches_the_setting_of_its_name(name):
+    value = {"seed": 2**40 + 5, "top_k": 7}.get(name, 0.25)
+    found = getattr(settings_of([SamplingParams(**{name: value})], VOCAB), name)
+    assert found.tolist() == ([[256, 5]] if name == "seed" else [value])
