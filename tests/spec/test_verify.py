@@ -27,12 +27,16 @@ def stops(*tokens: int) -> jnp.ndarray:
 
 
 def walk(tokens, parents, target_tokens) -> list[int]:
-    """Accepted nodes, root first, found by looking for the child with the target token."""
+    """Accepted nodes, root first, found by looking for the child that holds the target's token."""
     path = [0]
-    while child := [
-        node for node in range(1, len(tokens)) if parents[node] == path[-1] and tokens[node] == target_tokens[path[-1]]
-    ]:
+
+    def children() -> list[int]:
+        wanted = target_tokens[path[-1]]
+        return [node for node in range(1, len(tokens)) if parents[node] == path[-1] and tokens[node] == wanted]
+
+    while child := children():
         path.append(child[0])
+    return path
 
 
 @pytest.mark.parametrize("seed", range(30))
