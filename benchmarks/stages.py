@@ -34,7 +34,8 @@ def time_parts(
 
     @jax.jit
     def verify_part(params, state, batch, tree):
-        return verify(merge(params), state, batch, tree)._replace(logits=None)  # only log probabilities need them later
+        unread: Any = None  # only log probabilities need the logits later
+        return verify(merge(params), state, batch, tree)._replace(logits=unread)
 
     def commit_part(state, batch, tree, verified):
         accepted = accept(tree, verified.target_tokens, batch, spec.num_steps)
@@ -60,7 +61,8 @@ def time_in_place(
     timer: Timer, part: Callable[..., tuple[State, Any]], state: State, *others: Any
 ) -> tuple[list[float], State, Any]:
     """Milliseconds of a stage that updates the state in place; the state and the other result of the last call."""
-    program, held = jax.jit(part, donate_argnums=0), {"state": state, "other": None}
+    program = jax.jit(part, donate_argnums=0)
+    held: dict[str, Any] = {"state": state, "other": None}
 
     def call():
         held["state"], held["other"] = program(held["state"], *others)
