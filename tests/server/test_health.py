@@ -1,4 +1,4 @@
-"""The probe: an engine that works makes a token in time, whatever else it does."""
+"""The probe: a working engine makes a token in time, even under load."""
 
 import asyncio
 import time
@@ -66,7 +66,7 @@ def test_one_that_fails_is_known_at_once(crash: Exception | None):
 
 @pytest.mark.parametrize("room", [1, 2])
 def test_other_requests_tokens_count(room: int):
-    """A full queue is no failure, as long as it moves."""
+    """A full queue is not a failure, as long as it moves."""
     fake = Slow()
 
     async def work(engine: AsyncEngine) -> None:
@@ -95,10 +95,10 @@ def test_probes_share_one_request():
 
     async def work(engine: AsyncEngine) -> None:
         probe = HealthProbe(engine)
-        impatient = asyncio.ensure_future(probe.check())
+        cancelled = asyncio.ensure_future(probe.check())
         others = [asyncio.ensure_future(probe.check()) for _ in range(8)]
         await asyncio.sleep(0)
-        impatient.cancel()  # whoever hangs up does not end it for the others
+        cancelled.cancel()  # a client that hangs up does not end it for the others
         await asyncio.gather(*others)
         assert len(fake.params) == 1
         await probe.check()

@@ -33,7 +33,7 @@ EXPECTED = {
     "EAGLE-3": ("EAGLE3", SpecConfig(5, 8, 32), 0.6, "float16", ["--cuda-graph-max-bs"]),
     "MTP": ("EAGLE", SpecConfig(1, 1, 2), 0.5, "auto", ["--trust-remote-code"]),
 }
-"""Algorithm, tree, share of the memory, dtype, and what is told to have no effect."""
+"""Algorithm, tree, share of the memory, dtype, and the options reported to have no effect."""
 
 
 def launch(name: str) -> ServerArguments:
