@@ -30,7 +30,7 @@ class Whole(NamedTuple):
     least: int
     most: int | None = None
 
-    def clean(self, name: str, value: object) -> int:
+    def clean(self, name: str, value: Any) -> int:
         """The value as an int. Raises ValueError, naming the parameter."""
         if not is_int(value) or value < self.least or (self.most is not None and value > self.most):
             limits = f">= {self.least}" if self.most is None else f"from {self.least} to {self.most}"
@@ -45,7 +45,7 @@ class Number(NamedTuple):
     most: float
     above: bool = False
 
-    def clean(self, name: str, value: object) -> float:
+    def clean(self, name: str, value: Any) -> float:
         """The value as Python's number. Raises ValueError, naming the parameter."""
         if not is_number(value) or not self.least <= value <= self.most:
             raise ValueError(f"{name} must be a number between {self.least} and {self.most}, got {short(value)}")
@@ -57,7 +57,7 @@ class Number(NamedTuple):
 class Seed(NamedTuple):
     """A whole number of 64 bits, with or without sign."""
 
-    def clean(self, name: str, value: object) -> int:
+    def clean(self, name: str, value: Any) -> int:
         """The value as an int. Raises ValueError, naming the parameter."""
         if not is_int(value) or not -(2**63) <= value < 2**64:
             raise ValueError(f"{name} must be a 64-bit whole number, got {short(value)}")
@@ -67,7 +67,7 @@ class Seed(NamedTuple):
 class Flag(NamedTuple):
     """True or False."""
 
-    def clean(self, name: str, value: object) -> bool:
+    def clean(self, name: str, value: Any) -> bool:
         """The value. Raises ValueError, naming the parameter."""
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, got {short(value)}")
@@ -81,7 +81,7 @@ class StringList(NamedTuple):
     longest: int
     """Characters."""
 
-    def clean(self, name: str, value: object) -> tuple[str, ...]:
+    def clean(self, name: str, value: Any) -> tuple[str, ...]:
         """The strings as a tuple. Raises ValueError, naming the parameter."""
         strings = (value,) if isinstance(value, str) else value
         if not isinstance(strings, tuple | list) or not all(isinstance(string, str) for string in strings):
@@ -98,7 +98,7 @@ class IdList(NamedTuple):
     """Ids that there must be."""
     most: int | None = None
 
-    def clean(self, name: str, value: object) -> tuple[int, ...]:
+    def clean(self, name: str, value: Any) -> tuple[int, ...]:
         """The ids as a tuple. Raises ValueError, naming the parameter."""
         if not isinstance(value, tuple | list) or not all(is_int(token) and token >= 0 for token in value):
             raise ValueError(f"{name} must be a list of token ids, got {short(value)}")
@@ -115,7 +115,7 @@ class Biases(NamedTuple):
     limit: float
     most: int
 
-    def clean(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
+    def clean(self, name: str, value: Any) -> tuple[tuple[int, float], ...]:
         """Pairs of token id and number. Raises ValueError, naming the parameter."""
         pairs = tuple(value.items()) if isinstance(value, Mapping) else value
         if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):

@@ -23,7 +23,7 @@ MAX_QUEUED_REQUESTS = 1024
 """Default of --max-queued-requests: a server's queue must be bounded."""
 
 
-CONFIGS = {"engine": EngineConfig, "server": ServerSettings}
+CONFIGS: dict[str, type[Any]] = {"engine": EngineConfig, "server": ServerSettings}
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -125,7 +125,7 @@ class Option(NamedTuple):
             settings["action"] = "store_true"
         else:
             number = next((kind for kind in (int, float) if self.sets and self.field.type in (kind, kind | None)), None)
-            metavar = self.metavar or {int: "N", float: "X"}.get(number)
+            metavar = self.metavar or ("N" if number is int else "X" if number is float else None)
             settings |= {"type": self.type or number, "metavar": metavar, "choices": self.choices, "default": self.default}
             if self.sets.startswith("server."):
                 settings["default"] = self.field.default
@@ -263,8 +263,8 @@ class Parser(argparse.ArgumentParser):
     """Ends a wrong command line with one line and exit status 2."""
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None, **settings: Any):
-        settings = {"usage": f"{prog} [options]", "formatter_class": _Format, "allow_abbrev": False} | settings
-        super().__init__(prog, description=description, epilog=epilog, **settings)
+        defaults: dict[str, Any] = {"usage": f"{prog} [options]", "formatter_class": _Format, "allow_abbrev": False}
+        super().__init__(prog, description=description, epilog=epilog, **(defaults | settings))
 
     def add_options(self, section: str, *names: str) -> None:
         """A section with options of the table, by their `dest`. Directories and files are Paths."""
@@ -277,7 +277,7 @@ class Parser(argparse.ArgumentParser):
         """Every option, by each of its spellings."""
         return self._option_string_actions
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; an unknown option is reported without its value, and with the one that was perhaps meant."""
         options, rest = self.parse_known_args(args, namespace)
         unknown = next((argument for argument in rest if argument.startswith("-")), None)
@@ -346,7 +346,7 @@ def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
     return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF[word[0]] if word[0] in only else word[0], message)
 
 
-def help_of(config: type, field: str, default: Any = None) -> str:
+def help_of(config: type[Any], field: str, default: Any = None) -> str:
     """The docstring of a dataclass's field as the help of an option.
 
     In:  "Longest sequence, in tokens. None: the model's own."
@@ -359,7 +359,7 @@ def help_of(config: type, field: str, default: Any = None) -> str:
 
 
 @cache
-def docstrings(config: type) -> Mapping[str, str]:
+def docstrings(config: Any) -> Mapping[str, str]:
     """The docstrings below the fields of a dataclass, each on one line."""
     (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(config))).body if isinstance(node, ast.ClassDef))
     found = {}
