@@ -159,10 +159,8 @@ class SpecConfig:
             return cls(**{own: value[name] for name, own in names.items()})
         if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) == 3:
             return cls(*value)
-        raise ValueError(
-            'a draft tree is num_steps/topk/num_draft_tokens, as in "5/4/8", (5, 4, 8) or SpecConfig(5, 4, 8), or "plain" for '
-            f"plain decoding; got {value!r:.80}"
-        )
+        notation = 'num_steps/topk/num_draft_tokens, as in "5/4/8", or "plain" for plain decoding'
+        raise ValueError(f"a draft tree is {notation}; got {value!r:.80}")
 
 
 type TreeLike = SpecConfig | str | Sequence[int] | Mapping[str, int]

@@ -346,7 +346,7 @@ def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
     return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF[word[0]] if word[0] in only else word[0], message)
 
 
-def help_of(config: type[Any], field: str, default: Any = None) -> str:
+def help_of(config: Any, field: str, default: Any = None) -> str:
     """The docstring of a dataclass's field as the help of an option.
 
     In:  "Longest sequence, in tokens. None: the model's own."
