@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, help_of
-from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
+from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, traced_tokens
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.sampling_params import Flag, Number, SamplingParams, StringList, declaration
 
@@ -104,15 +104,14 @@ def compile_ahead(llm: "LLM", tokens: Sequence[int]) -> None:
 
 def stream(llm: "LLM", tokens: Sequence[int], params: SamplingParams, *, coloured: bool) -> GenerationOutput:
     """Prints the text as it arrives; returns the output."""
-    trace = TokenTrace(llm.tokenizer, params)
-    for update in llm.stream(tokens, params):
-        text = update.text
-        if coloured:
-            text = "".join(f"{COLOURS[token.origin]}{token.text}{RESET}" for token in trace.add(update) if token.text)
-        print(text, end="", flush=True)
-        if update.output:
-            return update.output
-    raise AssertionError("the engine ended a stream without a result")
+    request = llm.engine.add(tokens, params, wants_trees=coloured)
+    while llm.engine.has_work:
+        for update in llm.engine.step():
+            text = update.text
+            if coloured:
+                text = "".join(f"{COLOURS[token.origin]}{token.text}{RESET}" for token in traced_tokens(update) if token.text)
+            print(text, end="", flush=True)
+    return request.result()
 
 
 def summary(output: GenerationOutput, seconds: float, *, compiled: bool) -> str:

@@ -1,4 +1,4 @@
-"""Tokens to text, a token at a time: never half a character, never a stop string. Plain Python, no JAX."""
+"""Tokens to text, as they are generated: never half a character, never a stop string. Plain Python, no JAX."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -6,14 +6,14 @@ from typing import Any, Protocol, runtime_checkable
 from jaxspec.sampling_params import SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_MIN_CONTEXT, _MAX_CONTEXT = 10, 24  # tokens that are decoded again: what a token says depends on those just before it
+_MIN_CONTEXT, _MAX_CONTEXT = 10, 24  # tokens that are decoded again: the text of a token depends on those just before it
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this most of the bytes are invalid, not incomplete
-_MAX_HALF = 3  # the last ones may yet become a character; decoders show up to so many replacement characters for them
+_MAX_HALF = 3  # the last bytes may still become a character; decoders show up to this many replacement characters for them
 
 
 @runtime_checkable
 class Decoder(Protocol):
-    """What a tokenizer must offer; transformers' tokenizers do."""
+    """The part of a tokenizer that is used here; transformers' tokenizers have it."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:
         """The text of the tokens, a str."""
@@ -22,8 +22,8 @@ class Decoder(Protocol):
 class Detokenizer:
     """The text of one request as it grows.
 
-    `text` is what may be shown: complete characters, up to where a stop string might begin. `matched` is the stop
-    string that was found, if one was; text then ends before it, or with it if `include_stop`.
+    `text` is the text that may be shown: complete characters, up to where a stop string might begin. `matched` is the stop
+    string that was found, if any; the text then ends before it, or with it if `include_stop`.
     """
 
     def __init__(
@@ -33,65 +33,81 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         include_stop: bool = False,
+        with_offsets: bool = False,
     ):
-        """Stop strings that end before token `min_tokens` don't count."""
+        """Args:
+        min_tokens: stop strings that end before this token don't count.
+        with_offsets: keep `offsets`. It takes longer, as tokens are then decoded one by one.
+        """
         self.text = ""
+        self.offsets: list[int] = []
+        """Where the text of each token begins, in characters. Text that is held back counts."""
         self.matched: str | None = None
         self._tokenizer, self._stop, self._skip_special_tokens = tokenizer, tuple(stop), skip_special_tokens
-        self._min_tokens, self._include_stop = min_tokens, include_stop
+        self._min_tokens, self._include_stop, self._with_offsets = min_tokens, include_stop, with_offsets
         self._tokens: list[int] = []
         self._context = 0  # first token that is decoded again for context
         self._decoded = 0  # tokens whose text is in _held or text already
         self._before = ""  # the text of the tokens from _context to _decoded
-        self._unsure = 0  # characters at the end of _before that were not taken: the next tokens may change them
+        self._unsure = 0  # characters at the end of _before that were not used: the next tokens may change them
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
 
     @classmethod
-    def of_request(cls, tokenizer: Decoder | None, params: SamplingParams) -> "Detokenizer":
-        """As the parameters say."""
+    def of_request(cls, tokenizer: Decoder | None, params: SamplingParams, *, wants_trees: bool = False) -> "Detokenizer":
+        """For a request with these parameters; with offsets if it asks for log probabilities or trees."""
         return cls(
-            tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output
+            tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output,
+            with_offsets=wants_trees or params.logprobs is not None,
         )  # fmt: skip
 
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
-        """Takes the next tokens, up to the one whose text completes a stop string; returns how many that are.
+        """Adds the next tokens, up to the one whose text completes a stop string; returns how many those are.
 
-        `ends_with_stop`: the last one is a stop token, which is no text unless `include_stop`.
+        `ends_with_stop`: the last one is a stop token, which adds no text unless `include_stop`.
         """
-        if self._tokenizer is None:
+        has_text = len(tokens) if self._tokenizer is not None else 0
+        if has_text and ends_with_stop and not self._include_stop:
+            has_text -= 1
+        if not (self._stop or self._with_offsets) and self._add_run(tokens[:has_text]):
             return len(tokens)
-        text = tokens[:-1] if ends_with_stop and not self._include_stop else tokens
-        if not self._stop and self._add_run(text):
-            return len(tokens)
-        for taken, token in enumerate(text, 1):
-            self._add_token(token)
+        for index, token in enumerate(tokens):
+            if self._with_offsets:
+                self.offsets.append(len(self.text) + len(self._held))
+            if index < has_text:
+                self._add_token(token)
             if self.matched is not None:
-                return taken
+                return index + 1
         return len(tokens)
 
+    def offsets_of(self, first: int, count: int) -> tuple[int, ...] | None:
+        """The offsets of `count` tokens from this one on; None without `with_offsets`."""
+        return tuple(self.offsets[first : first + count]) if self._with_offsets else None
+
     def _add_run(self, tokens: Sequence[int]) -> bool:
-        """Takes the tokens at once, which is faster; False, and nothing taken, if their text ends with half a character."""
+        """Adds the tokens at once, which is faster. Returns False and adds nothing if their text ends with half a character."""
+        if not tokens:
+            return True
         self._tokens += tokens
         new = self._new_text()
         if new.endswith(_REPLACEMENT):
             del self._tokens[len(self._tokens) - len(tokens) :]
             return False
-        self._take(new)
+        self._show(new)
         return True
 
     def _add_token(self, token: int) -> None:
         self._tokens.append(token)
         new = self._new_text()
         if not new.endswith(_REPLACEMENT):
-            self._take(new)
+            self._show(new)
         elif len(self._tokens) - self._decoded >= _MAX_HELD_TOKENS:
-            self._take(new, unsure=min(_MAX_HALF, len(new) - len(new.rstrip(_REPLACEMENT))))
+            self._show(new, unsure=min(_MAX_HALF, len(new) - len(new.rstrip(_REPLACEMENT))))
 
     def finish(self) -> None:
-        """No more tokens come: shows what was held back, but not half a character."""
+        """After the last token: shows the text that was held back, but not half a character."""
         if self._tokenizer is not None and self.matched is None:
-            self._take(self._new_text().rstrip(_REPLACEMENT))
+            self._show(self._new_text().rstrip(_REPLACEMENT))
             self.text += self._held
             self._held = ""
 
@@ -107,8 +123,8 @@ class Detokenizer:
         assert self._tokenizer is not None
         return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special_tokens)
 
-    def _take(self, new: str, unsure: int = 0) -> None:
-        """Shows the new text but for its `unsure` end, as far as it can't begin a stop string."""
+    def _show(self, new: str, unsure: int = 0) -> None:
+        """Adds new text without its last `unsure` characters, and holds back an end that may begin a stop string."""
         self._decoded, self._before, self._unsure = len(self._tokens), self._after, unsure
         self._held += new[: len(new) - unsure]
         counts = len(self._tokens) >= self._min_tokens
@@ -124,7 +140,7 @@ class Detokenizer:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`.
+    """Length of the longest end of `text` that `stop` begins with.
 
     In:  "return x\\n\\n", "\\n\\ndef"
     Out: 2

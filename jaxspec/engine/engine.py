@@ -1,32 +1,32 @@
-"""The engine: requests in, tokens out. One thread only; `server/` wraps it for many clients."""
+"""The engine: requests in, tokens out. One thread only; `AsyncEngine` wraps it for many clients."""
 
 import itertools
-import logging
 import math
+import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.engine.detokenizer import Decoder
+from jaxspec.engine.detokenizer import Decoder, Detokenizer
 from jaxspec.engine.output import Output
-from jaxspec.engine.pages import IntegrityError, PageAllocator, PrefixCache
-from jaxspec.engine.request import Intake, Limits, Request, TokenLogprob, Update
-from jaxspec.engine.runner import MAX_LAG, Launched, Runner
-from jaxspec.engine.scheduler import PrefillChunk, Scheduler, StepPlan
+from jaxspec.engine.pages import PageAllocator, PrefixCache
+from jaxspec.engine.recovery import Recovery
+from jaxspec.engine.request import Limits, Request, Update
+from jaxspec.engine.runner import Launched, Runner
+from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.sampling import MAX_STOP_TOKENS
 
-logger = logging.getLogger(__name__)
-
 
 class Engine:
-    """Runs requests step by step. A step launches some prefill chunks and one cycle, and hands out what is new.
+    """Runs requests step by step. A step launches some prefill chunks and one cycle, and returns what is new.
 
-    Two loops do the same: `plain_step` reads what it launched; `overlapped_step` reads what the step before launched,
-    so that the host works while the device does. They give the same tokens.
+    There are two loops with the same tokens: `plain_step` reads what it launched; `overlapped_step` reads what the step before
+    launched, so that host and device work at the same time.
     """
 
     def __init__(
@@ -38,39 +38,33 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
     ):
-        if spec.num_steps > 0 and head is None:
-            raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
-        if head is not None:
-            vocabulary = head.config.draft_vocab_size or target.config.vocab_size
-            widest = max(tree.topk for tree in (spec, *config.request_trees, *config.adaptive_trees))
-            if widest > vocabulary:
-                raise ValueError(f"topk={widest} is more than the {vocabulary} tokens that the head drafts among: lower topk")
+        """`clock`: seconds, for timeouts and Timing. Raises ValueError for trees that the head can't draft."""
+        check_trees(spec, config, target, head)
         self.config, self.spec, self.tokenizer, self.clock = config, spec, tokenizer, clock
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
-        if head is None and (drafting := [str(tree) for tree in config.request_trees if tree.num_steps]):
-            raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
-        adaptive = config.adaptive and head is not None
-        self.trees = TreeChoice(spec, adaptive, config.request_trees, candidates=config.adaptive_trees)
+        has_head = head is not None
+        self.trees = TreeChoice(
+            spec, config.adaptive and has_head, config.request_trees, candidates=config.adaptive_trees, has_head=has_head
+        )
         self.runner = Runner(target, head, self.trees, config, self.context_length)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
+        self.counts = EngineStats(total_pages=self.pages.num_pages, page_size=self.pages.page_size)
+        """Counters; `stats` copies them and adds what is held now."""
         self.scheduler = Scheduler(
-            self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests
+            self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests, self.counts
         )
-        self.output = Output(self.scheduler, clock)
-        limits = Limits(self.vocab_size, self.context_length, MAX_STOP_TOKENS, self.runner.num_pages, config.page_size)
-        self._intake = Intake(limits, target.config.eos_token_ids, tokenizer, config.random_seed)
+        self.output = Output(self.scheduler, self.counts, clock, self.trees.most_emitted - 1)
+        self.recovery = Recovery(self.runner, self.scheduler, self.trees, self.output, self.counts)
+        self._limits = Limits(
+            self.vocab_size, self.context_length, MAX_STOP_TOKENS, target.config.eos_token_ids, tokenizer is not None
+        )
+        self._seeds = random.Random(config.random_seed)
+        self._arrivals = itertools.count()
         self._names = (f"request-{number}" for number in itertools.count())
         self._launched: list[Launched] = []
         """Programs whose results were not read yet, in order of their launch."""
-        self._unseen: list[Request] = []
-        """Whose chunks were launched since the last program that reports: if one failed, that one's result will tell."""
-        self._is_launching = False
-        self._suspects: list[Request] = []
-        """Whose program is being launched or read: a failure now is theirs."""
-        self._state_is_lost = False
-        self._prompt_tokens = self._prefilled = self._preemptions = self._cycles = self._failed_steps = 0
         self._stepping = Stopwatch()
 
     # Requests
@@ -91,15 +85,15 @@ class Engine:
         Args:
             prompt: token ids.
             params: how to sample; n must be 1 (see SamplingParams.copies).
-            request_id: its name in updates; None: one is made up.
-            priority: larger is more urgent; among equals the first to come is the first to be served.
+            request_id: its name in updates; None: the engine makes one up.
+            priority: larger is more urgent; among equals the first to arrive is served first.
             timeout: seconds after which it ends with finish_reason "timeout", wherever it is.
-            tree: of its cycles, one of `trees.all`; None: whatever the engine chooses.
-            wants_trees: its updates show what was drafted (Verification.tree).
+            tree: of its cycles, one of `trees.all`; None: the engine chooses.
+            wants_trees: its updates show the drafted trees (Verification.tree) and where each token's text begins.
 
         Raises:
             ValueError: it can't be served; the message names the field.
-            QueueFull: max_waiting_requests wait already.
+            QueueFull: max_waiting_requests are waiting already.
         """
         if request_id is None:
             request_id = next(name for name in self._names if not self.scheduler.find(name))
@@ -111,11 +105,26 @@ class Engine:
             raise ValueError(
                 f"tree {tree} is not among those of this engine: {', '.join(map(str, self.trees.all))} (see request_trees)"
             )
-        now = self.clock()
-        request = self._intake.request(prompt, params, request_id, priority, math.inf if timeout is None else now + timeout)
-        request.tree, request.wants_trees, request.added_at = tree, wants_trees, now
+        prompt, now = tuple(prompt), self.clock()
+        self._limits.check(prompt, params)
+        stop_token_ids = self._limits.stop_token_ids(params)
+        drawn = self._seeds.getrandbits(64)  # for every request, so that one with a seed does not shift the others
+        request = Request(
+            id=request_id,
+            prompt=prompt,
+            params=params,
+            seed=drawn if params.seed is None else params.seed % 2**64,
+            stop_token_ids=stop_token_ids,
+            detokenizer=Detokenizer.of_request(self.tokenizer, params, wants_trees=wants_trees),
+            priority=priority,
+            arrival=next(self._arrivals),
+            deadline=math.inf if timeout is None else now + timeout,
+            tree=tree,
+            wants_trees=wants_trees,
+            added_at=now,
+        )
         self.scheduler.add(request)
-        self._prompt_tokens += len(request.prompt)
+        self.counts.prompt_tokens += len(prompt)
         return request
 
     def abort(self, request_id: str) -> Update | None:
@@ -124,42 +133,28 @@ class Engine:
         return self.output.end(request, "abort") if request else None
 
     def flush_cache(self) -> None:
-        """Forgets every cached prefix. Running requests keep their pages; what they compute is cached no more."""
+        """Empties the prefix cache. Running requests keep their pages, but these are no longer shared with new ones."""
         self.prefix_cache.flush()
 
     @property
     def has_work(self) -> bool:
-        """A step would do something: requests are unfinished, a launched program was not read, or an update not handed out."""
-        return self.scheduler.has_work or bool(self._launched) or self.output.are_waiting
+        """Whether a step would do anything: requests are unfinished, or programs or updates were not read yet."""
+        return self.scheduler.has_work or bool(self._launched) or self.output.has_updates
 
     def stats(self) -> EngineStats:
         """Totals since the start, and what is held now."""
-        cache = self.prefix_cache.statistics
-        return EngineStats(
+        return replace(
+            self.counts,
             running=len(self.scheduler.admitted),
             waiting=len(self.scheduler.waiting),
-            used_pages=cache.held_pages,
-            cached_pages=cache.cached_pages,
-            total_pages=self.pages.num_pages,
-            page_size=self.pages.page_size,
-            prefilled_tokens=self._prefilled,
-            prefix_queried_tokens=cache.queried_tokens,
-            prefix_hit_tokens=cache.hit_tokens,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self.output.generated_tokens,
-            finished=dict(self.output.finished),
-            verify_count=self.output.verify_count,
-            verified_tokens=self.output.verified_tokens,
-            draft_count=self.output.draft_count,
-            draft_tokens=self.output.draft_tokens,
-            accepted_tokens=sum(self.output.accepted_per_position),
-            accepted_per_position=tuple(self.output.accepted_per_position),
-            preemptions=self._preemptions,
-            cycles=self._cycles,
-            failed_steps=self._failed_steps,
+            used_pages=self.prefix_cache.held_pages,
+            cached_pages=self.prefix_cache.cached_pages,
+            finished=dict(self.counts.finished),
+            accepted_per_position=tuple(self.counts.accepted_per_position),
             step_seconds=self._stepping.seconds,
             waiting_seconds=self.runner.waiting.seconds,
             launching_seconds=self.runner.launching.seconds,
+            adaptive=self.trees.describe(),
         )
 
     def warm_up(self, *, progress: bool = False) -> float:
@@ -173,155 +168,84 @@ class Engine:
     # Steps
 
     def step(self) -> list[Update]:
-        """Goes on by one step of the configured loop. A failure of the device, or of anything that works on a program's results,
-        ends the requests of that program with finish_reason "error"; the others go on.
+        """Runs one step of the configured loop. If a program fails, or its result, its requests end with finish_reason "error" and
+        the others continue.
 
         Raises:
-            IntegrityError: pages are missing or have two owners: nothing that the engine says can be trusted any more.
+            IntegrityError: pages are lost or have two owners, so no result can be trusted.
         """
-        with self._stepping:
-            self._safe_step()
-        return self.output.hand_out()
-
-    def _safe_step(self) -> None:
-        try:
-            if self._state_is_lost:
-                self._recover()
+        with self._stepping, self.recovery.step(self._launched):
             for request in self.scheduler.expired(self.clock()):
                 self.output.time_out(request)
             if self.config.overlap:
                 self.overlapped_step()
             else:
                 self.plain_step()
-            self._failed_steps = 0
-        except IntegrityError:
-            raise
-        except Exception as error:
-            self._failed_steps += 1
-            self._state_is_lost = True
-            if self._is_launching:
-                self._suspects = self._first_failed() or [*self._unseen, *self._suspects]
-            if not self._suspects:  # it is nobody's program: going on would fail again
-                raise
-            logger.exception("a step failed; the %d requests that it worked on end with an error", len(self._suspects))
-            for request in self._suspects:
-                self.output.fail(request, error)
-        except BaseException:  # Ctrl-C may come in the middle of a launch
-            self._state_is_lost = True
-            raise
-        finally:
-            self._suspects, self._is_launching = [], False
+        return self.output.take_updates()
 
     def plain_step(self) -> None:
-        """Launches what is next and waits for it."""
-        self._read(self._launch())
+        """Plans, launches, and waits for the results."""
+        plan = self.scheduler.plan(self.trees.most_emitted)
+        self._read(self._launch(plan))
 
     def overlapped_step(self) -> None:
-        """Launches what is next, then reads what the step before launched while the device works.
+        """Plans, launches, and reads the results of the step before while the device works.
 
-        The next launch needs no result of the one before: lengths, roots and whether a sequence is done live on the device,
-        and each request has the pages for all that launched programs can emit.
+        The next launch needs no result of the one before: lengths, roots and whether a sequence is done live on the device, and
+        each request has the pages for all tokens that launched programs can emit.
         """
-        before = self._launched
-        self._launched = self._launch()
+        plan = self.scheduler.plan(self.trees.most_emitted)
+        before, self._launched = self._launched, self._launch(plan)
         self._read(before)
 
-    def _launch(self) -> list[Launched]:
-        self._is_launching = True
-        plan = self.scheduler.plan(self.trees.most_emitted)
-        self._preemptions += len(plan.preempted)
-        launched = [*self._launch_cycles(plan), *self._launch_prefills(plan)]
-        self._is_launching = False
-        for step in launched:
-            for request in step.requests if step.emits else ():
+    def _launch(self, plan: StepPlan) -> list[Launched]:
+        """Launches cycles, then prefills. Returns the programs that have a result to read."""
+        launched: list[Launched] = []
+        for cycle in self.trees.plan(plan.cycle, self.runner.batches, prefills=bool(plan.prefills)):
+            with self.recovery.blame_launch(cycle.requests):
+                if cycle.behind:
+                    self.runner.launch_catch_up(cycle.behind)
+                launched += self.recovery.to_read(self.runner.launch_cycle(cycle.requests, cycle.tree))
+            self.counts.cycles += 1
+        for chunk in plan.prefills:
+            with self.recovery.blame_launch([chunk.request]):
+                if chunk.request in plan.admitted:
+                    self.runner.launch_admission(chunk.request)
+                launched += self.recovery.to_read(self.runner.launch_prefill(chunk))
+            if chunk.request.launched_at is None:
+                chunk.request.launched_at = self.clock()
+            self.counts.prefilled_tokens += chunk.size
+        for program in launched:
+            for request in program.requests if program.emits else ():
                 request.in_flight += 1
-                request.in_flight_tokens += step.most_emitted
+                request.in_flight_tokens += program.most_emitted
         return launched
-
-    def _launch_cycles(self, plan: StepPlan) -> list[Launched]:
-        """One cycle, or several if requests ask for trees of their own."""
-        catches_up, launched = False, []
-        for spec, requests in self.trees.split(plan.cycle, self.runner.bucket).items():
-            self._suspects = requests
-            catches_up |= self._catch_up(requests, spec)
-            launched.append(self._with_unseen(self.runner.launch_cycle(requests, spec)))
-            self._suspects = []
-        self._cycles += len(launched)
-        self.trees.launched(cycles=len(launched), catch_up=catches_up, prefill=bool(plan.prefills))
-        return launched
-
-    def _catch_up(self, cycle: list[Request], spec: SpecConfig) -> bool:
-        """Before a tree the head must have seen everything; plain cycles postpone that, as long as there is room to remember it."""
-        behind = [request for request in cycle if request.postponed]
-        needed = bool(behind) and (spec.num_steps > 0 or max(request.postponed for request in behind) == MAX_LAG)
-        if needed:
-            self.runner.launch_catch_up(behind)
-            for request in behind:
-                request.postponed = 0
-        if spec.num_steps == 0 and self.runner.catches_up:
-            for request in cycle:
-                request.postponed += 1
-        return needed
-
-    def _launch_prefills(self, plan: StepPlan) -> list[Launched]:
-        admitted, launched = set(plan.admitted), []
-        for step in plan.prefills:
-            self._suspects = [step.request]
-            if step.request in admitted:
-                step.request.postponed = 0
-                if step.request.launched_at is None:
-                    step.request.launched_at = self.clock()
-                self.runner.launch_admission(step.request)
-            prefill = self.runner.launch_prefill(step)
-            self._suspects = []
-            self._prefilled += step.size
-            if prefill.emits or prefill.prompt_logprobs is not None:
-                launched.append(self._with_unseen(prefill))
-            else:
-                self._unseen.append(step.request)
-        return launched
-
-    def _with_unseen(self, step: Launched) -> Launched:
-        step, self._unseen = step._replace(unseen=self._unseen), []
-        return step
 
     def _read(self, launched: list[Launched]) -> None:
-        for step in launched:
-            self._suspects = [*step.requests, *step.unseen]
-            emitted = self.runner.read(step)
-            if step.prefill is not None:
-                self._take_prompt_logprobs(step.prefill, self.runner.read_prompt_logprobs(step))
-            self._suspects = []
-            if step.spec is not None:
-                self.trees.was_read(step.spec, self.runner.bucket(len(step.requests)), [len(each.tokens) for each in emitted])
-            if step.emits:
-                for request, its in zip(step.requests, emitted, strict=True):
+        """Waits for the results and adds them to their requests."""
+        for program in launched:
+            with self.recovery.blame([*program.requests, *program.unreported]):
+                emitted = self.runner.read(program)
+                if program.prefill is not None:
+                    self.output.add_prompt_logprobs(program.prefill, self.runner.read_prompt_logprobs(program))
+            if program.spec is not None:
+                self.trees.was_read([len(each.tokens) for each in emitted])
+            if program.emits:
+                for request, new in zip(program.requests, emitted, strict=True):
                     request.in_flight -= 1
-                    request.in_flight_tokens -= step.most_emitted
-                    self.output.take(request, its, step.spec)
+                    request.in_flight_tokens -= program.most_emitted
+                    self.output.add(request, new, program.spec)
 
-    def _take_prompt_logprobs(self, prefill: PrefillChunk, entries: list[TokenLogprob]) -> None:
-        for index, entry in enumerate(entries):
-            prefill.request.prompt_logprobs[prefill.first_slot + 1 + index] = entry
 
-    def _first_failed(self) -> list[Request]:
-        """A launch failed, perhaps because of an earlier program: whose result can't be read?"""
-        for step in self._launched:
-            try:
-                self.runner.read(step)
-            except Exception:
-                return [*step.requests, *step.unseen]
-        return []
-
-    def _recover(self) -> None:
-        """Begins again after a failure: the state was donated to a program that may never have run, so all keys are gone.
-
-        Requests that were running start over from the tokens that were read; with the same noise they get the same text.
-        """
-        self.runner.reset()
-        self.scheduler.lose_device_state()
-        self._launched, self._unseen = [], []
-        self.trees.forget_launched()
-        for request in self.scheduler.unfinished:
-            request.in_flight = request.in_flight_tokens = 0
-        self._state_is_lost = False
+def check_trees(spec: SpecConfig, config: EngineConfig, target: LoadedTarget, head: LoadedHead | None) -> None:
+    """Raises ValueError if the engine's trees need a draft head, or a wider one."""
+    if head is None:
+        if spec.num_steps > 0:
+            raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
+        if drafting := [str(tree) for tree in config.request_trees if tree.num_steps]:
+            raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
+        return
+    vocabulary = head.config.draft_vocab_size or target.config.vocab_size
+    widest = max(tree.topk for tree in (spec, *config.request_trees, *config.adaptive_trees))
+    if widest > vocabulary:
+        raise ValueError(f"topk={widest} is more than the {vocabulary} tokens that the head drafts among: lower topk")

@@ -1,22 +1,22 @@
-"""What becomes of a request when tokens arrive for it, or when it ends otherwise. Plain Python, no JAX."""
+"""What the engine hands out: emitted tokens become text, updates and results. Plain Python, no JAX."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from jaxspec.config import SpecConfig
-from jaxspec.engine.detokenizer import Decoder, Detokenizer
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
-from jaxspec.engine.scheduler import Scheduler
-from jaxspec.sampling_params import SamplingParams
+from jaxspec.engine.scheduler import PrefillChunk, Scheduler
+from jaxspec.engine.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
 MAX_ERROR = 300
 """Characters of a request's error message."""
+PREFILL, DRAFT, BONUS, PLAIN = "prefill", "draft", "bonus", "plain"
 
 
 class Emitted(NamedTuple):
@@ -24,55 +24,59 @@ class Emitted(NamedTuple):
 
     tokens: list[int]
     accepted: int
+    """The first `accepted` tokens are accepted drafts."""
     finish: str | None
     """"stop" (a stop token), "length" (max_tokens), or None: the request continues."""
     logprobs: list[TokenLogprob]
-    """One per token, or none at all."""
+    """One per token if the request asks for them, else none."""
     tree: DraftedTree | None
-    """If the request wants to see it and something was drafted."""
+    """If the request has `wants_trees` and something was drafted."""
 
 
 class Output:
-    """Turns what programs emit into text and updates, and takes finished requests out of the scheduler.
+    """Adds emitted tokens to requests, and removes finished requests from the scheduler.
 
-    An update waits here until it is handed out, so that a failure in the same step loses none.
+    An update is kept until `take_updates`, so that a failure in the same step loses none.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]):
-        self._scheduler, self._clock = scheduler, clock
+    def __init__(self, scheduler: Scheduler, counts: EngineStats, clock: Callable[[], float], max_steps: int):
+        """`max_steps`: depth of the deepest tree."""
+        self._scheduler, self._counts, self._clock = scheduler, counts, clock
         self._updates: list[Update] = []
-        self.generated_tokens = self.verify_count = self.verified_tokens = 0
-        """Counted as in EngineStats, as the next four."""
-        self.draft_count = self.draft_tokens = 0
-        self.accepted_per_position: list[int] = []
-        self.finished: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._accepted_per_position = [0] * max_steps
+        counts.finished, counts.accepted_per_position = self._finished, self._accepted_per_position
 
     @property
-    def are_waiting(self) -> bool:
+    def has_updates(self) -> bool:
         return bool(self._updates)
 
-    def hand_out(self) -> list[Update]:
-        """The updates since the last time that say anything."""
+    def take_updates(self) -> list[Update]:
+        """The updates since the last call, without empty ones."""
         updates, self._updates = self._updates, []
         return [update for update in updates if update.token_ids or update.output]
 
-    def take(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> None:
-        """Adds what a cycle with this tree emitted, or a prefill (None). Whatever the tokens do to the tokenizer, only this request
-        ends of it."""
+    def add(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> None:
+        """Adds what a cycle with this tree emitted, or a prefill (None). If the tokenizer fails, only this request ends."""
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:
-            self._updates.append(self._take(request, emitted, spec))
+            self._updates.append(self._add(request, emitted, spec))
         except IntegrityError:
             raise
         except Exception as error:
             logger.exception("request %s ends with an error", request.id)
             self.fail(request, error)
 
+    def add_prompt_logprobs(self, chunk: PrefillChunk, entries: Sequence[TokenLogprob]) -> None:
+        """Adds the log probabilities of the tokens after the chunk's first."""
+        first = chunk.first_slot + 1
+        chunk.request.prompt_logprobs[first : first + len(entries)] = entries
+
     def end(self, request: Request, reason: str) -> Update:
-        """Ends a request from outside. Its last update is returned, and not handed out again."""
+        """Ends a request with this finish_reason. Returns its last update, which `take_updates` does not return again."""
         try:
-            return self._finish(request, reason, Update(request.id, "", ()), len(request.detokenizer.text))
+            return self._finish(request, reason, self._update(request, len(request.detokenizer.text)))
         except IntegrityError:
             raise
         except Exception as error:
@@ -85,22 +89,22 @@ class Output:
         self._updates.append(self.end(request, "timeout"))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """Ends a request that could not be served; the text that was handed out stays."""
+        """Ends a request that the engine failed on. Text that was handed out remains."""
         if request.status is Status.FINISHED:
             return
         request.error = f"{FAILED}: {type(error).__name__}: {error}"[:MAX_ERROR]
         request.finish_reason = "error"
         self._leave(request)
-        self._updates.append(Update(request.id, "", (), request.result()))
+        self._updates.append(replace(self._update(request, len(request.detokenizer.text)), output=request.result()))
 
-    def _take(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> Update:
-        """Finishes the request at a stop or at its budget."""
+    def _add(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> Update:
+        """Adds tokens, and finishes the request at a stop or at max_tokens."""
         shown = len(request.detokenizer.text)
         new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == "stop")]
         logprobs = tuple(emitted.logprobs[: len(new)])
         request.tokens += new
         request.logprobs += logprobs
-        self.generated_tokens += len(new)
+        self._counts.generated_tokens += len(new)
         if request.first_token_at is None and new:
             request.first_token_at = self._clock()
         verification = None
@@ -108,76 +112,82 @@ class Output:
             accepted = min(emitted.accepted, len(new))
             verification = Verification(spec, accepted, emitted.tree)
             self._count(request, CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps))
-        update = Update(request.id, request.detokenizer.text[shown:], tuple(new), None, logprobs or None, verification)
-        if request.detokenizer.matched is not None:
-            return self._finish(request, "stop", update, shown)
-        if emitted.finish == "stop":
+        update = replace(self._update(request, shown, new), logprobs=logprobs or None, verification=verification)
+        if emitted.finish == "stop" and request.detokenizer.matched is None:
             request.matched_stop = new[-1]
-            return self._finish(request, "stop", update, shown)
-        if emitted.finish == "length":
-            return self._finish(request, "length", update, shown)
-        return update
+        reason = "stop" if request.detokenizer.matched is not None else emitted.finish
+        return update if reason is None else self._finish(request, reason, update)
+
+    def _update(self, request: Request, shown: int, new: Sequence[int] = ()) -> Update:
+        """The text after the first `shown` characters, and these new tokens."""
+        offsets = request.detokenizer.offsets_of(request.generated - len(new), len(new))
+        return Update(request.id, request.detokenizer.text[shown:], tuple(new), text_start=shown, text_offsets=offsets)
 
     def _count(self, request: Request, cycle: CycleCounts) -> None:
         request.cycles.append(cycle)
-        self.verify_count += 1
-        self.verified_tokens += cycle.emitted
+        self._counts.verify_count += 1
+        self._counts.verified_tokens += cycle.emitted
         if cycle.drafted:
-            self.draft_count += 1
-            self.draft_tokens += cycle.drafted
-            self.accepted_per_position += [0] * (cycle.num_steps - len(self.accepted_per_position))
+            self._counts.draft_count += 1
+            self._counts.draft_tokens += cycle.drafted
+            self._counts.accepted_tokens += cycle.accepted
             for position in range(cycle.accepted):
-                self.accepted_per_position[position] += 1
+                self._accepted_per_position[position] += 1
 
-    def _finish(self, request: Request, reason: str, last: Update, shown: int) -> Update:
-        """Ends a request with its last update; `shown` characters of its text were handed out before."""
+    def _finish(self, request: Request, reason: str, last: Update) -> Update:
+        """Ends a request; returns its last update with the rest of the text and the result."""
         request.detokenizer.finish()
         if request.detokenizer.matched is not None and reason in ("stop", "length"):
             reason, request.matched_stop = "stop", request.detokenizer.matched
         request.finish_reason = reason
         self._leave(request)
-        return replace(last, text=request.detokenizer.text[shown:], output=request.result())
+        return replace(last, text=request.detokenizer.text[last.text_start :], output=request.result())
 
     def _leave(self, request: Request) -> None:
         request.finished_at = self._clock()
         self._scheduler.finish(request)
         assert request.finish_reason is not None
-        self.finished[request.finish_reason] += 1
-
-
-PREFILL, DRAFT, BONUS, PLAIN = "prefill", "draft", "bonus", "plain"
+        self._finished[request.finish_reason] += 1
 
 
 class TracedToken(NamedTuple):
-    """A token of the output."""
+    """A generated token and where it comes from."""
 
     id: int
     text: str
-    """What it adds to the text. Half a character, or what might begin a stop string, comes with a later token."""
+    """What it adds to the update's text. Half a character, or the beginning of a stop string, comes with a later token."""
     origin: str
-    """PREFILL: the first token. DRAFT: accepted. BONUS: the target's own, behind the accepted drafts. PLAIN: no draft was there."""
+    """PREFILL: the first token. DRAFT: an accepted draft. BONUS: the target's own token after them. PLAIN: nothing was drafted."""
     depth: int
-    """Of an accepted draft, from 1 on; 0 for others."""
+    """Of an accepted draft, from 1; 0 for others."""
+
+
+def traced_tokens(update: Update) -> list[TracedToken]:
+    """The tokens of an update, of a request with `wants_trees`. Their texts together are the update's text.
+
+    In:  text "abc", token_ids (5, 6, 7), text_start 9, text_offsets (9, 10, 10), accepted 2
+    Out: (5, "a", DRAFT, 1), (6, "", DRAFT, 2), (7, "bc", BONUS, 0)
+    """
+    if not update.token_ids:
+        return []
+    if update.text_offsets is None:
+        raise ValueError("the update has no text_offsets: add the request with wants_trees=True")
+    begins = [min(max(0, offset - update.text_start), len(update.text)) for offset in update.text_offsets]
+    edges = [0, *begins[1:], len(update.text)]
+    return [
+        TracedToken(token, update.text[edges[index] : edges[index + 1]], *_origin(update, index))
+        for index, token in enumerate(update.token_ids)
+    ]
 
 
 class TokenTrace:
-    """Takes the updates of one request, in order. The texts of all tokens together are the whole text."""
+    """`traced_tokens` for a stream of updates."""
 
-    def __init__(self, tokenizer: Decoder | None, params: SamplingParams):
-        self._text = Detokenizer.of_request(tokenizer, params)
+    def __init__(self, *_arguments: object):
+        pass
 
     def add(self, update: Update) -> list[TracedToken]:
-        """The tokens of the update."""
-        stopped = update.output is not None and isinstance(update.output.matched_stop, int)
-        traced = []
-        for index, token in enumerate(update.token_ids):
-            is_last = index == len(update.token_ids) - 1
-            shown = len(self._text.text)
-            self._text.add([token], ends_with_stop=stopped and is_last)
-            if is_last and update.output is not None:
-                self._text.finish()
-            traced.append(TracedToken(token, self._text.text[shown:], *_origin(update, index)))
-        return traced
+        return traced_tokens(update)
 
 
 def _origin(update: Update, index: int) -> tuple[str, int]:

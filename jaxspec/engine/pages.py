@@ -4,15 +4,14 @@ The prefix cache finds pages by the tokens they hold. It is a radix tree with on
 one page table, and slot i of both caches depends on tokens 0 .. i only, so one node stands for a page of both. A page in the tree
 is never written again.
 
-Every holder references all nodes from the root to its last one. So a node that nobody references has no referenced node below
-it, and was let go no earlier than its children. Releasing deepest first therefore keeps the unreferenced nodes in an order that
-is both least recently used first and children before their parents: the first one is always a leaf and always the next to evict.
+Every holder references all nodes from the root to its last one. So an unreferenced node has no referenced node below it, and was
+released no earlier than its children. Releasing deepest first therefore keeps the unreferenced nodes in an order that is both
+least recently used first and children before their parents: the first one is always a leaf and always the next to evict.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 
 class IntegrityError(RuntimeError):
@@ -20,7 +19,7 @@ class IntegrityError(RuntimeError):
 
 
 class PageAllocator:
-    """Hands out pages 0 .. num_pages - 1 and takes them back."""
+    """Allocates pages 0 .. num_pages - 1."""
 
     def __init__(self, num_pages: int, page_size: int):
         self.num_pages, self.page_size = num_pages, page_size
@@ -29,18 +28,18 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """How many pages are free."""
         return len(self._free)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that this many tokens take."""
+        """How many pages this many tokens take."""
         return -(-tokens // self.page_size)
 
     def is_free(self, page: int) -> bool:
         return self._is_free[page]
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` pages, or None if there are not so many free ones."""
+        """`count` pages; None if fewer are free."""
         if count > len(self._free):
             return None
         taken = self._free[len(self._free) - count :]
@@ -50,7 +49,7 @@ class PageAllocator:
         return taken
 
     def release(self, pages: list[int]) -> None:
-        """Takes pages back. Raises IntegrityError if one is free already."""
+        """Frees pages. Raises IntegrityError if one is free already."""
         for page in pages:
             if self._is_free[page]:
                 raise IntegrityError(f"page {page} is released twice; this is a bug")
@@ -78,47 +77,47 @@ class HeldPages:
     nodes: list[Node] = field(default_factory=list)
     """The first len(nodes) pages belong to the tree and may be shared; the rest are the request's own."""
     generation: int = 0
-    """Flushes of the cache before it took its first page. After the next one, its pages are no longer for others."""
-
-
-class CacheStatistics(NamedTuple):
-    """Pages now, and counts since the start."""
-
-    cached_pages: int
-    """Pages that only the tree holds: they are evicted when requests need them."""
-    held_pages: int
-    """Pages that requests hold, shared ones counted once."""
-    queried_tokens: int
-    """Tokens of the requests that were looked up."""
-    hit_tokens: int
-    """Those of them that were found."""
-    evicted_pages: int
+    """Flushes of the cache before it took its first page. After the next flush its pages are no longer shared with others."""
+    lag: int = 0
+    """How many of the newest slots are not in the head's cache, because plain cycles leave the head out. Kept by TreeChoice."""
 
 
 class PrefixCache:
-    """Gives requests their pages: shared ones for a known prefix, own ones for the rest."""
+    """Gives requests their pages: shared pages for a known prefix, pages of their own for the rest."""
 
     def __init__(self, pages: PageAllocator, enabled: bool = True):
         """Without `enabled` it knows no prefix and keeps no page."""
         self.pages, self.enabled = pages, enabled
         self._root, self._generation = Node(-1, (), None), 0
         self._unreferenced: OrderedDict[Node, None] = OrderedDict()
-        self._queried_tokens = self._hit_tokens = self._evicted_pages = 0
+
+    @property
+    def capacity(self) -> int:
+        """Slots of all pages: the tokens of the longest possible request."""
+        return self.pages.num_pages * self.pages.page_size
+
+    @property
+    def cached_pages(self) -> int:
+        """Pages held only by the tree: evicted when requests need them."""
+        return len(self._unreferenced)
 
     @property
     def available(self) -> int:
-        """Pages that requests could still get: free ones and those that only the tree holds."""
-        return self.pages.free + len(self._unreferenced)
+        """Pages that requests can still get: free and cached ones."""
+        return self.pages.free + self.cached_pages
 
     @property
-    def statistics(self) -> CacheStatistics:
-        cached, held = len(self._unreferenced), self.pages.num_pages - self.available
-        return CacheStatistics(cached, held, self._queried_tokens, self._hit_tokens, self._evicted_pages)
+    def held_pages(self) -> int:
+        """Pages held by requests; shared pages count once."""
+        return self.pages.num_pages - self.available
 
-    def count_query(self, queried: int, hit: int) -> None:
-        """Counts a request of `queried` tokens that found `hit` of them; match does not, as its request may not be admitted."""
-        self._queried_tokens += queried
-        self._hit_tokens += hit
+    def pages_for(self, tokens: int) -> int:
+        """How many pages this many tokens take."""
+        return self.pages.pages_for(tokens)
+
+    def shared_slots(self, held: HeldPages) -> int:
+        """Slots in the pages that belong to the tree."""
+        return len(held.nodes) * self.pages.page_size
 
     def match(self, tokens: Sequence[int]) -> HeldPages:
         """Holds the longest known prefix of the tokens, in full pages.
@@ -127,12 +126,12 @@ class PrefixCache:
         Out: two pages
         """
         held = HeldPages(generation=self._generation)
-        self.catch_up(held, tokens)
+        self.extend_match(held, tokens)
         return held
 
-    def catch_up(self, held: HeldPages, tokens: Sequence[int]) -> None:
-        """Extends `held` by the pages of the tokens that others have published since. They take the place of its own pages, so
-        nothing may be launched that writes these again."""
+    def extend_match(self, held: HeldPages, tokens: Sequence[int]) -> None:
+        """Adds pages of the tokens that others have published since the match. They replace the request's own pages, so no
+        program that writes these may be launched any more."""
         if not self.enabled or held.generation != self._generation:
             return
         for index in range(len(held.nodes), len(tokens) // self.pages.page_size):
@@ -142,8 +141,8 @@ class PrefixCache:
             self._share(held, node)
 
     def grow(self, held: HeldPages, slots: int) -> bool:
-        """Adds own pages to `held` until they cover `slots` slots, evicting cached pages if too few are free. False, and nothing
-        changed, if even all of those would not do."""
+        """Adds own pages to `held` until they cover `slots` slots, evicting cached pages if too few are free. Returns False and
+        changes nothing if even that is not enough."""
         needed = self.pages.pages_for(slots) - len(held.pages)
         if needed > self.available:
             return False
@@ -157,9 +156,9 @@ class PrefixCache:
         return True
 
     def publish(self, held: HeldPages, tokens: Sequence[int], committed: int) -> None:
-        """Puts the full pages of the first `committed` tokens, whose slots are written, into the tree. Where it has such a page
-        already, `held` shares that one and its own becomes free: programs that read it were launched before any that writes
-        there next. Takes time for the new pages only."""
+        """Puts the full pages of the first `committed` tokens, whose slots are written, into the tree. If the tree has such a page
+        already, `held` shares that one and frees its own: programs that read it were launched before any that writes there next.
+        Takes time for the new pages only."""
         if not self.enabled or held.generation != self._generation:
             return
         for index in range(len(held.nodes), committed // self.pages.page_size):
@@ -185,15 +184,15 @@ class PrefixCache:
         held.pages, held.nodes = [], []
 
     def flush(self) -> None:
-        """Forgets everything. Pages that requests hold are never found again and become free with the last of their holders."""
+        """Forgets every prefix. Pages that requests hold are never found again and are freed with their last holder."""
         self.pages.release([node.page for node in self._unreferenced])
         self._unreferenced.clear()
         self._root = Node(-1, (), None)
         self._generation += 1
 
     def check(self, held: Iterable[HeldPages]) -> None:
-        """`held` is what all requests hold. Raises IntegrityError with every number if a page is lost, is in two places, or a
-        reference count is wrong."""
+        """Raises IntegrityError with every number if a page is lost or in two places, or a reference count is wrong. `held`: what
+        all requests hold."""
         holders: Counter[Node] = Counter()
         used = [node.page for node in self._unreferenced]
         for each in held:
@@ -202,7 +201,7 @@ class PrefixCache:
             if [node.page for node in each.nodes] != each.pages[: len(each.nodes)]:
                 raise IntegrityError(f"pages {each.pages} are not those of nodes {each.nodes}; this is a bug")
         used += [node.page for node in holders]
-        cached, free, total = len(self._unreferenced), self.pages.free, self.pages.num_pages
+        cached, free, total = self.cached_pages, self.pages.free, self.pages.num_pages
         twice = len(used) - len(set(used)) + sum(self.pages.is_free(page) for page in used)
         wrong = [f"page {node.page}: {node.references} != {count}" for node, count in holders.items() if node.references != count]
         wrong += [f"page {node.page}: {node.references} != 0" for node in self._unreferenced if node.references != 0]
@@ -235,4 +234,3 @@ class PrefixCache:
             assert node.parent is not None and not node.children
             del node.parent.children[node.key]
             self.pages.release([node.page])
-            self._evicted_pages += 1

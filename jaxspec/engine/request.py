@@ -1,19 +1,18 @@
 """A request on its way through the engine, and what comes out. Plain Python: importing this loads no JAX."""
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from jaxspec.config import SpecConfig
-from jaxspec.engine.detokenizer import Decoder, Detokenizer
+from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.pages import HeldPages
 from jaxspec.sampling_params import SamplingParams
 
 FAILED = "the engine failed while it worked on this request"
-"""What whoever asked learns of a failure that is not theirs."""
+"""Error text shown to clients whose request failed because of the engine."""
 
 
 class CycleCounts(NamedTuple):
@@ -22,16 +21,16 @@ class CycleCounts(NamedTuple):
     emitted: int
     """Tokens, bonus included."""
     accepted: int
-    """Those of them that the draft head had proposed."""
+    """Accepted drafts among them."""
     drafted: int
-    """What it had proposed: the nodes below the root. 0: plain decoding."""
+    """Drafted tokens: the nodes below the root. 0: plain decoding."""
     num_steps: int
     """The depth of the tree: `accepted` is at most this."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How the tokens of one request came about. The prompt's prefill, which emits the first one, is no cycle."""
+    """The cycles of one request. The prefill, which emits the first token, is not one of them."""
 
     cycles: tuple[CycleCounts, ...] = ()
 
@@ -47,7 +46,7 @@ class Speculation:
 
     @property
     def accept_length(self) -> float:
-        """Tokens per cycle, bonus included; 1.0 is plain decoding's. 0.0 when there was no cycle."""
+        """Tokens per cycle, bonus included; plain decoding has 1.0. 0.0 without a cycle."""
         return sum(self.accept_lengths) / len(self.cycles) if self.cycles else 0.0
 
     @property
@@ -60,7 +59,7 @@ class Speculation:
 
     @property
     def accept_rate(self) -> float:
-        """Accepted drafts by proposed ones; 0.0 when there were none."""
+        """Accepted drafts divided by proposed ones; 0.0 without drafts."""
         return self.accepted_drafts / self.proposed_drafts if self.proposed_drafts else 0.0
 
     @property
@@ -70,14 +69,14 @@ class Speculation:
 
     @property
     def tree_accept_length(self) -> float | None:
-        """Tokens per cycle that was not plain decoding, bonus included; None when all were."""
+        """Tokens per cycle with a tree, bonus included; None without such a cycle."""
         cycles = self.with_tree
         return sum(cycle.emitted for cycle in cycles) / len(cycles) if cycles else None
 
 
 @dataclass(frozen=True)
 class DraftedTree:
-    """The tree of one cycle, as the target judged it. Node 0 is the root, the newest token before the cycle."""
+    """The verified tree of one cycle. Node 0 is the root, the newest token before the cycle."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -92,24 +91,24 @@ class Verification:
 
     spec: SpecConfig
     accepted: int
-    """So many of the tokens, the first ones, are accepted drafts."""
+    """The first `accepted` tokens are accepted drafts."""
     tree: DraftedTree | None = None
-    """If the request wants to see it and the cycle was not plain decoding."""
+    """If the request has `wants_trees` and the cycle was not plain decoding."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a request waited for, in seconds since it was added."""
+    """How long a request took, in seconds since it was added."""
 
     queue_seconds: float
-    """Until its first chunk was launched, or until its end if none was."""
+    """Until its first chunk was launched, or else until its end."""
     first_token_seconds: float | None
-    """Until its first token was read; None if there was none."""
+    """Until its first token was read; None without a token."""
     total_seconds: float
 
 
 class TokenLogprob(NamedTuple):
-    """The log probability that the model itself gave a token, and its likeliest tokens there (SamplingParams.logprobs)."""
+    """The log probability that the model gave a token, and the likeliest tokens there (SamplingParams.logprobs)."""
 
     token_id: int
     logprob: float
@@ -136,15 +135,18 @@ class GenerationOutput:
     cached_tokens: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One entry per generated token, if they were asked for."""
+    """One entry per generated token, if the request asks for them."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """One entry per token of the prompt, if they were asked for; the first token has none."""
+    """One entry per token of the prompt, if the request asks for them; None for the first token."""
     error: str | None = None
     """What went wrong, with finish_reason "error"."""
     prompt_index: int = 0
     """Which prompt of the call this completes."""
     index: int = 0
     """Which completion of the prompt this is, 0 .. n - 1."""
+    text_offsets: tuple[int, ...] | None = None
+    """Where the text of each generated token begins in `text`, in characters. Only with logprobs or `wants_trees`. A token that
+    the end of the text cut off may begin behind it."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,16 @@ class Update:
     output: GenerationOutput | None = None
     """The whole result, with the last update of the request."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One entry per new token, if they were asked for."""
+    """One entry per new token, if the request asks for them."""
     verification: Verification | None = None
     """None for the first token, which the prefill emits, and if there are no new tokens."""
     prompt_index: int = 0
     index: int = 0
     """As in GenerationOutput."""
+    text_start: int = 0
+    """Where `text` begins in the text of the whole output, in characters."""
+    text_offsets: tuple[int, ...] | None = None
+    """As in GenerationOutput, for the new tokens."""
 
 
 class Status(Enum):
@@ -179,7 +185,7 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """One request. The scheduler changes status, row, held and prefilled; the engine what comes after them."""
+    """One request. The scheduler changes status, row, held, prefilled and cached_tokens; the engine the fields after these."""
 
     id: str
     prompt: tuple[int, ...]
@@ -192,13 +198,13 @@ class Request:
     priority: int = 0
     """Larger is more urgent; among equals the earlier one is first."""
     arrival: int = 0
-    """Its number in the order of arrival."""
+    """Its place in the order of arrival."""
     deadline: float = math.inf
-    """When it ends at the latest, on the engine's clock, in seconds."""
+    """When it times out, on the engine's clock, in seconds."""
     tree: SpecConfig | None = None
-    """The tree of its cycles; None: whatever the engine chooses."""
+    """The tree of its cycles; None: the engine chooses."""
     wants_trees: bool = False
-    """Its updates show what was drafted."""
+    """Its updates show the drafted trees, and where the text of each token begins."""
 
     status: Status = Status.WAITING
     row: int = -1
@@ -210,13 +216,11 @@ class Request:
     """Tokens that were found in the prefix cache when the request was first admitted."""
 
     in_flight: int = 0
-    """Launched steps that emit tokens and whose results were not read yet."""
+    """Launched programs that emit tokens and were not read yet."""
     in_flight_tokens: int = 0
-    """What these steps emit at most."""
+    """Tokens that these programs emit, at most."""
     tokens: list[int] = field(default_factory=list)
-    """The prompt and what was generated so far, as far as results were read."""
-    postponed: int = 0
-    """Newest slots that the head's cache lacks, because plain cycles were launched between those with a tree."""
+    """The prompt and the generated tokens, as far as results were read."""
     cycles: list[CycleCounts] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -226,7 +230,7 @@ class Request:
     added_at: float = 0.0
     """On the engine's clock, as the next three."""
     launched_at: float | None = None
-    """When its first chunk was."""
+    """When its first chunk was launched."""
     first_token_at: float | None = None
     finished_at: float | None = None
 
@@ -237,7 +241,7 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far, as far as results were read."""
+        """How many tokens were generated, as far as results were read."""
         return len(self.tokens) - len(self.prompt)
 
     @property
@@ -246,12 +250,12 @@ class Request:
 
     @property
     def most_tokens(self) -> int:
-        """Prompt and output together, at most: the slots it can ever need."""
+        """Prompt and output together, at most: the slots that it can need."""
         return len(self.prompt) + self.params.max_tokens
 
     @property
     def wants_cycle(self) -> bool:
-        """Every launched step emits at least one token; beyond the budget no further cycle can add any."""
+        """Whether one more cycle can emit anything: every launched program emits at least one token of the budget."""
         return self.status is Status.RUNNING and self.generated + self.in_flight < self.params.max_tokens
 
     @property
@@ -268,7 +272,6 @@ class Request:
     def result(self) -> GenerationOutput:
         """The finished request as users see it."""
         assert self.finish_reason is not None
-        wanted, prompt_wanted = self.params.logprobs is not None, self.params.prompt_logprobs is not None
         return GenerationOutput(
             request_id=self.id,
             prompt_token_ids=self.prompt,
@@ -279,57 +282,37 @@ class Request:
             speculation=self.speculation,
             timing=self.timing,
             cached_tokens=self.cached_tokens,
-            logprobs=tuple(self.logprobs) if wanted else None,
-            prompt_logprobs=tuple(self.prompt_logprobs) if prompt_wanted else None,
+            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=None if self.params.prompt_logprobs is None else tuple(self.prompt_logprobs),
             error=self.error,
+            text_offsets=self.detokenizer.offsets_of(0, self.generated),
         )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine can serve."""
+    """What an engine can serve."""
 
     vocab_size: int
     context_length: int
     """Prompt and output together, in tokens."""
     max_stop_tokens: int
-    num_pages: int
-    page_size: int
+    eos_token_ids: tuple[int, ...]
+    """The model's end-of-sequence tokens."""
+    has_tokenizer: bool
 
-
-class Intake:
-    """Checks what comes in and makes requests of it."""
-
-    def __init__(self, limits: Limits, eos_token_ids: tuple[int, ...], tokenizer: Decoder | None, random_seed: int):
-        self._limits, self._eos_token_ids, self._tokenizer = limits, eos_token_ids, tokenizer
-        self._seeds = random.Random(random_seed)
-        self._arrivals = 0
-
-    def request(self, prompt: Sequence[int], params: SamplingParams, request_id: str, priority: int, deadline: float) -> Request:
-        """A new request. Raises ValueError, naming the field, for one that can't be served."""
-        prompt = tuple(prompt)
-        self._check(prompt, params)
-        stop = tuple(dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids))))
-        if len(stop) > self._limits.max_stop_tokens:
+    def stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        """The request's stop tokens and, unless ignore_eos, the model's end-of-sequence tokens. Raises ValueError if too many."""
+        stop = tuple(dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))))
+        if len(stop) > self.max_stop_tokens:
             raise ValueError(
-                f"stop_token_ids and the model's end-of-sequence tokens are {len(stop)}; at most {self._limits.max_stop_tokens} fit"
+                f"stop_token_ids and the model's end-of-sequence tokens are {len(stop)}; at most {self.max_stop_tokens} fit: give "
+                "fewer stop_token_ids"
             )
-        drawn = self._seeds.getrandbits(64)  # drawn for every request, so that one with a seed does not shift the others
-        number, self._arrivals = self._arrivals, self._arrivals + 1
-        return Request(
-            id=request_id,
-            prompt=prompt,
-            params=params,
-            seed=drawn if params.seed is None else params.seed % 2**64,
-            stop_token_ids=stop,
-            detokenizer=Detokenizer.of_request(self._tokenizer, params),
-            priority=priority,
-            arrival=number,
-            deadline=deadline,
-        )
+        return stop
 
-    def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
-        limits = self._limits
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Raises ValueError, naming the field, if the request can't be served."""
         if not prompt:
             raise ValueError("prompt is empty: at least one token is needed")
         allowed = params.allowed_token_ids
@@ -340,23 +323,18 @@ class Intake:
             "allowed_token_ids": allowed or (),
             "logit_bias": list(dict(params.logit_bias)),
         }.items():
-            if ids and not 0 <= min(ids) <= max(ids) < limits.vocab_size:
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
                 wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise ValueError(f"{name} holds token id {wrong}; ids are 0 to {limits.vocab_size - 1}")
-        if len(set(params.bad_token_ids)) == limits.vocab_size or (allowed and not set(allowed) - set(params.bad_token_ids)):
+                raise ValueError(f"{name} holds token id {wrong}; ids are 0 to {self.vocab_size - 1}")
+        if len(set(params.bad_token_ids)) == self.vocab_size or (allowed and not set(allowed) - set(params.bad_token_ids)):
             raise ValueError("bad_token_ids bans every token that could be drawn: leave some")
         if params.n != 1:
-            raise ValueError(f"n is {params.n}: a request of the engine is one completion; add SamplingParams.copies() one by one")
+            raise ValueError(f"n is {params.n}, but the engine takes single completions: add each of SamplingParams.copies()")
         needed = len(prompt) + params.max_tokens
-        if needed > limits.context_length:
+        if needed > self.context_length:
             raise ValueError(
                 f"prompt ({len(prompt)} tokens) and max_tokens ({params.max_tokens}) are {needed} tokens together, more than the "
-                f"context length of {limits.context_length}: shorten the prompt or lower max_tokens"
+                f"context length of {self.context_length}: shorten the prompt or lower max_tokens"
             )
-        if needed > limits.num_pages * limits.page_size:
-            raise ValueError(
-                f"prompt and max_tokens are {needed} tokens together, more than the cache's {limits.num_pages} pages of "
-                f"{limits.page_size} hold: lower max_tokens or raise num_pages"
-            )
-        if params.stop and self._tokenizer is None:
+        if params.stop and not self.has_tokenizer:
             raise ValueError("stop strings need a tokenizer, and this model directory has none: use stop_token_ids")

@@ -34,16 +34,12 @@ from jaxspec.engine.programs import (
 from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
-from jaxspec.engine.trees import TreeChoice
+from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.sampling import Logprobs
 from jaxspec.spec.state import Drafted
 from jaxspec.spec.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
-
-MAX_LAG = 16
-"""Plain cycles after which the head must catch up."""
-
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
@@ -60,13 +56,18 @@ class Launched(NamedTuple):
     """Only if one of the requests wants them, as the next."""
     prompt_logprobs: Logprobs | None
     drafted: Drafted | None
-    unseen: list[Request]
-    """Requests whose chunks were launched before and report nothing themselves: a failure here may be theirs."""
+    unreported: list[Request]
+    """Requests with chunks that were launched before it and have no result: if one of these failed, this result shows it."""
 
     @property
     def emits(self) -> bool:
         """False for a chunk that is not its prompt's last."""
         return self.prefill is None or self.prefill.is_last
+
+    @property
+    def reports(self) -> bool:
+        """Whether there is a result to read."""
+        return self.emits or self.prompt_logprobs is not None
 
     @property
     def most_emitted(self) -> int:
@@ -80,14 +81,13 @@ class Runner:
     def __init__(self, target: LoadedTarget, head: LoadedHead | None, trees: TreeChoice, config: EngineConfig, context_length: int):
         check_kernel(config.attention_kernel, jax.devices()[0])
         self.trees, self._config = trees, config
-        self._has_head = head is not None
         self.params = {"target": target.params, "head": head.params if head else {}}
         dtype = target.params["embed_tokens"].dtype
         pages_per_sequence = -(-context_length // config.page_size)
         models = [target.config, *([head.config.layer] if head else [])]
         page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in models)
         self.num_pages = config.num_pages or default_pages(config, pages_per_sequence, page_bytes, self.params)
-        head_config, max_lag = head.config if head else None, MAX_LAG if self.catches_up else 1
+        head_config, max_lag = head.config if head else None, MAX_LAG if trees.head_lags else 1
         self._sizes = state_sizes(target.config, head_config, max_length=context_length, max_lag=max_lag)
         # One row more than requests: the padding of a batch lives there, for ever done.
         self._padding_row = config.max_running_requests
@@ -109,18 +109,9 @@ class Runner:
         self.state = self._new_state()
 
     @property
-    def catches_up(self) -> bool:
-        """Plain cycles alternate with trees, so the head has to catch up before a tree."""
-        return self._has_head and any(tree.num_steps == 0 for tree in self.trees.all)
-
-    @property
     def batches(self) -> tuple[int, ...]:
         """The compiled batch sizes."""
         return self.buckets.batches
-
-    def bucket(self, requests: int) -> int:
-        """The compiled batch size that so many requests take, with a tree that the engine chooses."""
-        return smallest(self.buckets.batches, requests)
 
     def _batches(self, spec: SpecConfig) -> tuple[int, ...]:
         """The batch sizes that cycles with this tree are compiled for."""
@@ -131,7 +122,7 @@ class Runner:
         widths = self.buckets.pages
         cycles = [CycleProgram(batch, pages, tree) for tree in self.trees.all for batch in self._batches(tree) for pages in widths]
         prefills = [PrefillProgram(chunk, pages) for chunk in self.buckets.chunks for pages in widths]
-        catch_ups = [CatchUpProgram(batch, widths[-1]) for batch in self._batches(PLAIN)] if self.catches_up else []
+        catch_ups = [CatchUpProgram(batch, widths[-1]) for batch in self._batches(PLAIN)] if self.trees.head_lags else []
         return [AdmitProgram(), *prefills, *cycles, *catch_ups]
 
     def launch_admission(self, request: Request) -> None:
@@ -216,7 +207,7 @@ class Runner:
             for array in (step.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
                 array.copy_to_host_async()
         spec = program.spec if isinstance(program, CycleProgram) else None
-        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs, drafted, unseen=[])
+        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
 
     def _launch_quietly(self, program: Program, *arguments) -> None:
         """Launches a program that reports nothing."""

@@ -1,12 +1,12 @@
-"""Who is computed next. Plain Python, no JAX.
+"""Scheduling: which requests run in the next step. Plain Python, no JAX.
 
 Requests are served in order of importance: larger priority first, then order of arrival. A waiting request is admitted when a
 row of the device state and the pages of its prompt are free; pages for its output are added cycle by cycle. When the pages run
 out, the least important admitted request is preempted: it gives up its row and pages and waits again, with its output so far as
-part of its prompt. So the most important request always advances, and everything ends.
+part of its prompt. So the most important request always advances, and every request ends.
 
 Pages change hands on the host the moment a plan is made. That is safe because the device runs programs in the order of their
-launch: whoever launched a program on a page earlier is done with it before the next holder's program starts.
+launch: programs of the old holder end before the new holder's first program starts.
 """
 
 import math
@@ -16,32 +16,33 @@ from typing import Any, NamedTuple
 
 from jaxspec.engine.pages import HeldPages, PrefixCache
 from jaxspec.engine.request import Request, Status
+from jaxspec.engine.stats import EngineStats
 
 SMALLEST_CHUNK = 16
-"""Chunks are not split below this many tokens: a program's fixed cost would outweigh them."""
+"""Chunks are not split below this many tokens, as a program's fixed cost would outweigh them."""
 
 
 class QueueFull(RuntimeError):
-    """Too many requests wait; try again later."""
+    """Too many requests are waiting; try again later."""
 
 
 class PrefillChunk(NamedTuple):
-    """A chunk: tokens first_slot .. first_slot + size - 1 of request.tokens."""
+    """A prefill of tokens first_slot .. first_slot + size - 1 of request.tokens."""
 
     request: Request
     first_slot: int
     size: int
     cached: int
     """Slots below this one hold committed keys already and are not written. It is first_slot, or first_slot + 1 where pages of
-    the prefix cache end: the token before is computed again, because the next one needs its feature."""
+    the prefix cache end: the token before is computed again, as the next one needs its feature."""
     is_last: bool
     pages: list[int]
-    """The page table of this chunk. request.held may differ: what the chunk writes is published before it is launched, and
-    pages that someone else published first have been swapped for theirs, which must not be written."""
+    """The page table of this chunk. request.held may differ: the chunk's pages are published before it is launched, and where
+    another request published the same tokens first, `held` has that request's page, which must not be written."""
 
 
 class StepPlan(NamedTuple):
-    """What one engine step launches: one cycle of these requests (one per tree), then the prefills in this order."""
+    """What one engine step launches: cycles of these requests (one cycle per tree), then the prefills in this order."""
 
     admitted: list[Request]
     """Their rows are set up before their first chunk."""
@@ -53,15 +54,23 @@ class StepPlan(NamedTuple):
 class Scheduler:
     """Holds every unfinished request."""
 
-    def __init__(self, cache: PrefixCache, max_running_requests: int, prefill_chunk: int, max_waiting_requests: int | None = None):
-        """`prefill_chunk`: prompt tokens that one plan computes at most."""
+    def __init__(
+        self,
+        cache: PrefixCache,
+        max_running_requests: int,
+        prefill_chunk: int,
+        max_waiting_requests: int | None = None,
+        counts: EngineStats | None = None,
+    ):
+        """`prefill_chunk`: prompt tokens that one plan computes at most. `counts`: where to count preemptions and prefix hits."""
         self.cache, self.prefill_chunk, self.max_waiting_requests = cache, prefill_chunk, max_waiting_requests
+        self.counts = counts or EngineStats()
         self.waiting: list[Request] = []
         """Most important first, like `admitted`."""
         self.admitted: list[Request] = []
         self._unfinished: dict[str, Request] = {}
         self._new: set[Request] = set()
-        """Those of `waiting` that were never admitted."""
+        """Requests in `waiting` that were never admitted."""
         self._deadlines: list[Request] = []
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._smallest_chunk = max(1, min(SMALLEST_CHUNK, prefill_chunk // 2))
@@ -74,17 +83,19 @@ class Scheduler:
         """Queues a new request.
 
         Raises:
-            QueueFull: as many new ones wait as may, beside those that rows are free for (the next plan may admit them).
-            ValueError: all pages are too few for it.
+            QueueFull: max_waiting_requests new ones wait already, not counting those that the next plan finds free rows for.
+            ValueError: it needs more pages than the cache has.
         """
         queued = len(self._new) - len(self._free_rows)
         if self.max_waiting_requests is not None and queued >= self.max_waiting_requests:
             raise QueueFull(
                 f"{queued} requests wait already and max_waiting_requests is {self.max_waiting_requests}: try again later"
             )
-        pages = self.cache.pages
-        if (needed := pages.pages_for(request.most_tokens)) > pages.num_pages:
-            raise ValueError(f"prompt and max_tokens need {needed} pages of {pages.page_size} tokens; there are {pages.num_pages}")
+        if request.most_tokens > self.cache.capacity:
+            raise ValueError(
+                f"prompt and max_tokens are {request.most_tokens} tokens together, more than the {self.cache.capacity} that the "
+                "cache holds: lower max_tokens or raise num_pages"
+            )
         self._unfinished[request.id] = request
         self._new.add(request)
         insort(self.waiting, request, key=_importance)
@@ -109,11 +120,12 @@ class Scheduler:
     # One plan
 
     def plan(self, tokens_per_cycle: int) -> StepPlan:
-        """What to launch now; a cycle emits up to `tokens_per_cycle` tokens per request. Requests whose last chunk is among the
+        """What to launch next; a cycle emits up to `tokens_per_cycle` tokens per request. Requests whose last chunk is among the
         prefills join the next plan's cycle."""
         cycle, preempted = self._plan_cycle(tokens_per_cycle)
         admitted: list[Request] = []
         prefills = self._plan_prefills(self._prefill_line(admitted, tokens_per_cycle, may_admit=not preempted))
+        self.counts.preemptions += len(preempted)
         return StepPlan(admitted, prefills, cycle, preempted)
 
     def _plan_cycle(self, tokens_per_cycle: int) -> tuple[list[Request], list[Request]]:
@@ -123,33 +135,33 @@ class Scheduler:
         for request in [each for each in self.admitted if each.wants_cycle]:
             slots = len(request.tokens) + request.in_flight_tokens + tokens_per_cycle
             while request.status is Status.RUNNING and not self.cache.grow(request.held, min(slots, request.most_tokens)):
-                preempted.append(self.admitted[-1])  # never one that has its pages for this cycle: those are more important
+                preempted.append(self.admitted[-1])  # those that already have pages for this cycle are more important
                 self.preempt(self.admitted[-1])
             if request.status is Status.RUNNING:
                 cycle.append(request)
         return cycle, preempted
 
     def _plan_prefills(self, line: Iterator[Request]) -> list[PrefillChunk]:
-        """Deals out prefill_chunk tokens. Each request of the line takes what its prompt needs, at most half of what is left
-        while another one comes behind it, so that a short prompt never waits for the whole of a long one. Less than the smallest
-        chunk is neither left over by a half nor begun with.
+        """Divides prefill_chunk tokens among the requests of the line. Each takes what its prompt needs, but at most half of the
+        rest while another request follows, so that a short prompt never waits for the whole of a long one. No chunk begins with
+        less than the smallest chunk, and no half leaves less.
 
         In:  prefill_chunk 512, prompts of 1000, 20 and 1000 tokens
         Out: chunks of 256, 20 and 236
         """
-        steps: list[PrefillChunk] = []
+        chunks: list[PrefillChunk] = []
         left, request = self.prefill_chunk, next(line, None)
         while request is not None:
             following, half = None, -(-left // 2)
             if left >= 2 * self._smallest_chunk and len(request.tokens) - request.prefilled > half:
                 following = next(line, None)
-            steps.append(self._chunk(request, half if following else left))
-            left -= steps[-1].size
+            chunks.append(self._chunk(request, half if following else left))
+            left -= chunks[-1].size
             request = following or (next(line, None) if left >= self._smallest_chunk else None)
-        return steps
+        return chunks
 
     def _prefill_line(self, admitted: list[Request], tokens_per_cycle: int, may_admit: bool) -> Iterator[Request]:
-        """Requests that prefill, and waiting ones as they are admitted, most important first. Waiting ones don't overtake each
+        """Prefilling requests, and waiting ones as they are admitted, most important first. Waiting requests don't overtake each
         other: the first that can't be admitted ends admission."""
         for request in [each for each in self.admitted if each.status is Status.PREFILLING]:
             while may_admit and self.waiting and _importance(self.waiting[0]) < _importance(request):
@@ -162,15 +174,15 @@ class Scheduler:
 
     def _admit(self, admitted: list[Request], tokens_per_cycle: int) -> bool:
         """Gives the first waiting request a row and the pages of its tokens and first cycle, and adds it to `admitted`. False if
-        it must wait on: for a row, for results that are still to be read, or for pages. Enough of those must be left for two
-        cycles of every other request, or the next cycle might already preempt one."""
+        it must wait longer: for a row, for results that were not read yet, or for pages. Enough pages must remain for two cycles
+        of every other request, or the next cycle might already preempt one."""
         request = self.waiting[0]
         if not self._free_rows or request.in_flight > 0:
             return False
         held = HeldPages() if request.params.prompt_logprobs is not None else self.cache.match(request.tokens)
         slots = min(len(request.tokens) + tokens_per_cycle, request.most_tokens)
-        pages = self.cache.pages
-        needed = pages.pages_for(slots) - len(held.pages) + len(self.admitted) * pages.pages_for(2 * tokens_per_cycle)
+        reserve = len(self.admitted) * self.cache.pages_for(2 * tokens_per_cycle)
+        needed = self.cache.pages_for(slots) - len(held.pages) + reserve
         if self.cache.available < needed or not self.cache.grow(held, slots):
             self.cache.release(held)
             return False
@@ -181,37 +193,38 @@ class Scheduler:
         return True
 
     def _chunk(self, request: Request, limit: int) -> PrefillChunk:
-        """The next `limit` tokens of the request's prefill, or fewer if it ends before. Where the prefix cache reaches further
-        than its own chunks did (admitted just now, or someone else was faster), it goes on from there."""
+        """The next `limit` tokens of the request's prefill, or fewer if it ends before. It continues where the prefix cache ends,
+        if that is further than its own chunks: the request is new, or another one computed the same tokens."""
         first = cached = request.prefilled
         if request.params.prompt_logprobs is None:
-            self.cache.catch_up(request.held, request.tokens)
-            reach = len(request.held.nodes) * self.cache.pages.page_size
-            if reach > cached:
-                first, cached = reach - 1, reach
+            self.cache.extend_match(request.held, request.tokens)
+            shared = self.cache.shared_slots(request.held)
+            if shared > cached:
+                first, cached = shared - 1, shared
         if request in self._new:
             self._new.remove(request)
             if request.params.prompt_logprobs is None and self.cache.enabled:
-                self.cache.count_query(len(request.tokens), cached)
+                self.counts.prefix_queried_tokens += len(request.tokens)
+                self.counts.prefix_hit_tokens += cached
             request.cached_tokens = cached
         size = min(limit, len(request.tokens) - first)
         request.prefilled = first + size
         is_last = request.prefilled == len(request.tokens)
         if is_last:
             request.status = Status.RUNNING
-        step = PrefillChunk(request, first, size, cached, is_last, list(request.held.pages))
+        chunk = PrefillChunk(request, first, size, cached, is_last, list(request.held.pages))
         self.cache.publish(request.held, request.tokens, request.prefilled)
-        return step
+        return chunk
 
-    # Out again
+    # The end of a request, or of its turn
 
     def preempt(self, request: Request) -> None:
-        """Takes row and pages from an admitted request, which waits for its turn again; others may use what it committed. Results
+        """Takes row and pages from an admitted request, which waits for its turn again; others may use its committed pages. Results
         of its launched programs may still be read, and even finish it."""
         committed = request.prefilled
         if request.status is Status.RUNNING:
-            # What was read is committed except the newest token, the root of the next tree. The head lacks what was postponed.
-            committed = max(committed, len(request.tokens) - 1 - request.postponed)
+            # Tokens that were read are committed, except the newest: the root of the next tree. The head lags behind.
+            committed = max(committed, len(request.tokens) - 1 - request.held.lag)
         self.cache.publish(request.held, request.tokens, committed)
         self.cache.release(request.held)
         _remove(self.admitted, request, _importance)
@@ -220,15 +233,15 @@ class Scheduler:
         insort(self.waiting, request, key=_importance)
 
     def lose_device_state(self) -> list[Request]:
-        """Forgets the prefix cache and preempts all admitted requests, as the keys of both are gone. Returns these requests."""
-        self.cache.flush()  # first: what requests computed before it is never published
+        """Flushes the prefix cache and preempts all admitted requests, whose keys are lost. Returns these requests."""
+        self.cache.flush()  # first, so that the lost keys are never published
         lost = list(self.admitted)
         for request in lost:
             self.preempt(request)
         return lost
 
     def finish(self, request: Request) -> None:
-        """Takes a request out, wherever it is; its row and pages are free for the next launch. Raises IntegrityError if it was the
+        """Removes a request, wherever it is; its row and pages are free for the next launch. Raises IntegrityError if it was the
         last one and pages are missing."""
         del self._unfinished[request.id]
         if request.deadline < math.inf:
@@ -252,7 +265,7 @@ def _deadline(request: Request) -> float:
 
 
 def _remove(line: list[Request], request: Request, key: Callable[[Request], Any]) -> None:
-    """Takes the request out of a line that is sorted by `key`, which others may share."""
+    """Removes the request from a line sorted by `key`; several requests may have the same key."""
     index = bisect_left(line, key(request), key=key)
     while line[index] is not request:
         index += 1

@@ -1,64 +1,148 @@
-"""What the engine has done since it started and what it holds now. Plain Python, no JAX."""
+"""What the engine has done since it started and what it holds now. Plain Python, no JAX.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A number is declared once, as a field of EngineStats: its name in Python, its name and meaning at /metrics, and vLLM's name for it.
+The engine counts in one EngineStats (`Engine.counts`) and hands out copies (`Engine.stats`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from time import perf_counter
+from typing import Any, NamedTuple
+
+from jaxspec.config import SpecConfig
+
+FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
 
 
-@dataclass(frozen=True)
+class AdaptiveState(NamedTuple):
+    """Which trees an adaptive engine uses, and why."""
+
+    current: SpecConfig
+    """The tree in use, apart from probes."""
+    best: dict[int, SpecConfig]
+    """The tree that looks fastest, per compiled batch size with known cycle times."""
+    accept_lengths: dict[SpecConfig, float]
+    """Estimated tokens per verification, bonus included."""
+    seconds: dict[tuple[SpecConfig, int], float]
+    """Time of one cycle, per tree and compiled batch size."""
+    switches: int
+    """How often a cycle used another tree than the cycle before it."""
+    probes: int
+    """How often a tree out of use was tried for a few cycles."""
+
+
+def metric(name: str, meaning: str, alias: str | None = None, *, label: str | None = None, labels: Sequence[str] = ()) -> Any:
+    """A field of EngineStats that /metrics shows: a number, or one number per value of `label`.
+
+    Args:
+        name: without the prefix. By Prometheus' rules the unit comes last, and `_total` after counters.
+        alias: vLLM's name, if it has the same number.
+        labels: values of the label that are shown from the start, as a rate needs a zero to begin at.
+    """
+    shown = {"name": name, "meaning": meaning, "alias": alias, "label": label, "labels": tuple(labels)}
+    if label is None:
+        return field(default=0, metadata=shown)
+    return field(default_factory=dict if labels else tuple, metadata=shown)
+
+
+@dataclass
 class EngineStats:
-    """Counters are totals since the start: take differences for rates."""
+    """Counters are totals since the start: take differences for rates. A field's meaning is its metric's."""
 
-    running: int = 0
-    """Admitted requests: prefilling or decoding."""
-    waiting: int = 0
-    """Including preempted ones."""
-    used_pages: int = 0
-    """Held by requests; shared pages count once."""
-    cached_pages: int = 0
-    """Held by the prefix cache alone: evicted when requests need them."""
-    total_pages: int = 0
-    page_size: int = 1
-    prefilled_tokens: int = 0
-    """Computed by prefill; what the prefix cache spared is not among them."""
-    prefix_queried_tokens: int = 0
-    """Tokens that were looked up in the prefix cache."""
-    prefix_hit_tokens: int = 0
-    """Those that were found."""
-    prompt_tokens: int = 0
-    """Of all requests that were taken in, cached ones included."""
-    generated_tokens: int = 0
-    finished: Mapping[str, int] = field(default_factory=dict)
-    """Requests that ended, by finish_reason."""
-    verify_count: int = 0
-    """Verifications, counted per request."""
-    verified_tokens: int = 0
-    """Tokens that verifications emitted: verified_tokens / verify_count is the accept length."""
-    draft_count: int = 0
-    """Verifications of a tree: verify_count without plain decoding."""
-    draft_tokens: int = 0
-    """What they verified: nodes below the roots."""
-    accepted_tokens: int = 0
-    """Drafts that they accepted and that were emitted."""
-    accepted_per_position: tuple[int, ...] = ()
-    """How often the first draft of a path was accepted, the second, and so on."""
-    preemptions: int = 0
-    cycles: int = 0
-    """Cycles, one per batch."""
-    failed_steps: int = 0
-    """Failed steps in a row; 0 as soon as one succeeds."""
-    step_seconds: float = 0.0
-    """Time inside Engine.step."""
-    waiting_seconds: float = 0.0
-    """The part of it that waited for the device."""
-    launching_seconds: float = 0.0
-    """The part of it that handed programs to the device; a CPU computes part of them meanwhile."""
+    running: int = metric("running_requests", "Requests in the batch: prefilling or decoding.", "num_requests_running")
+    waiting: int = metric("waiting_requests", "Requests in the queue, preempted ones included.", "num_requests_waiting")
+    finished: Mapping[str, int] = metric(
+        "finished_requests_total", "Requests that ended, by finish_reason.", "request_success_total",
+        label="finished_reason", labels=FINISH_REASONS,
+    )  # fmt: skip
+    prompt_tokens: int = metric(
+        "prompt_tokens_total", "Tokens of the accepted requests' prompts, cached ones included.", "prompt_tokens_total"
+    )
+    prefilled_tokens: int = metric("prefilled_tokens_total", "Tokens that prefill computed, cached ones excluded.")
+    generated_tokens: int = metric("generated_tokens_total", "Tokens that were generated.", "generation_tokens_total")
+    preemptions: int = metric(
+        "preemptions_total", "Times that a request gave up its pages and waited again.", "num_preemptions_total"
+    )
+
+    verify_count: int = metric(
+        "verifications_total", "Verifications, counted per request; a plain decoding step counts as one without drafts."
+    )
+    verified_tokens: int = metric("verified_tokens_total", "Tokens that verifications emitted, bonus tokens included.")
+    draft_count: int = metric(
+        "drafts_total", "Verifications of a draft tree, which plain decoding has not.", "spec_decode_num_drafts_total"
+    )
+    draft_tokens: int = metric(
+        "draft_tokens_total", "Drafted tokens that were verified: tree nodes without the roots.",
+        "spec_decode_num_draft_tokens_total",
+    )  # fmt: skip
+    accepted_tokens: int = metric(
+        "accepted_tokens_total", "Drafted tokens that were accepted.", "spec_decode_num_accepted_tokens_total"
+    )
+    accepted_per_position: Sequence[int] = metric(
+        "accepted_tokens_per_position_total", "Drafted tokens that were accepted, by depth in the tree; 0 is the first level.",
+        "spec_decode_num_accepted_tokens_per_pos_total", label="position",
+    )  # fmt: skip
+
+    used_pages: int = metric("cache_used_pages", "Pages held by requests; shared pages count once.")
+    cached_pages: int = metric("cache_cached_pages", "Pages held only by the prefix cache; evicted when requests need them.")
+    total_pages: int = metric("cache_total_pages", "Pages of the cache.")
+    page_size: int = metric("cache_page_size_tokens", "Tokens per page.")
+    prefix_queried_tokens: int = metric(
+        "prefix_cache_queried_tokens_total", "Tokens looked up in the prefix cache.", "prefix_cache_queries_total"
+    )
+    prefix_hit_tokens: int = metric("prefix_cache_hit_tokens_total", "Tokens found in the prefix cache.", "prefix_cache_hits_total")
+
+    cycles: int = metric("cycles_total", "Draft-and-verify cycles, one per batch.")
+    step_seconds: float = metric("step_seconds_total", "Time that the engine worked, the next two metrics included.")
+    waiting_seconds: float = metric("device_wait_seconds_total", "Time that the engine waited for the device.")
+    launching_seconds: float = metric(
+        "launch_seconds_total", "Time that the engine took to launch programs; a CPU computes part of them meanwhile."
+    )
+    failed_steps: int = metric("failed_steps_in_a_row", "Steps that failed since the last successful one.")
+
+    adaptive: AdaptiveState | None = None
+    """Which trees the engine uses at present. None: it is not adaptive and always uses the configured tree."""
 
     @property
     def host_seconds(self) -> float:
-        """What the engine itself took: scheduling, pages, reading results, text. Divide by cycles for the host's share of one.
+        """Time in the engine itself: scheduling, pages, reading results, text. Divide by cycles for the host's share of one.
         Where the device is a CPU, its threads slow this down too."""
         return self.step_seconds - self.waiting_seconds - self.launching_seconds
+
+    @property
+    def cache_usage(self) -> float:
+        """Used pages divided by all pages: 1.0 is full."""
+        return self.used_pages / max(1, self.total_pages)
+
+
+class EngineMetric(NamedTuple):
+    """One number of EngineStats at /metrics, or one per value of a label. A counter if the name ends in _total, else a gauge."""
+
+    name: str
+    """Without the prefix."""
+    meaning: str
+    attribute: str
+    """Of EngineStats."""
+    alias: str | None = None
+    """vLLM's name, without the prefix."""
+    label: str | None = None
+    """The label whose values are the keys that `read` returns. None: it returns one number."""
+    labels: tuple[str, ...] = ()
+
+    def read(self, stats: EngineStats) -> float | Mapping[str, float]:
+        """The number, or the numbers by the label's values."""
+        value = getattr(stats, self.attribute)
+        if self.label is None:
+            return value
+        values = value if isinstance(value, Mapping) else {str(index): each for index, each in enumerate(value)}
+        return dict.fromkeys(self.labels, 0) | dict(values)
+
+
+ENGINE_METRICS = (
+    *(EngineMetric(attribute=item.name, **item.metadata) for item in fields(EngineStats) if item.metadata),
+    EngineMetric("cache_usage_ratio", "Used pages divided by all pages: 1 is full.", "cache_usage", "kv_cache_usage_perc"),
+)
+"""Everything about the engine that /metrics shows."""
 
 
 class Stopwatch:

@@ -1,59 +1,202 @@
 """Which draft tree each cycle uses. Plain Python, no JAX.
 
 A cycle of tree t emits accept_length(t) tokens per request and takes seconds(t, bucket), where a bucket is a compiled batch
-size; plain decoding emits exactly one. The best tree is the one with the highest accept_length / seconds. Both are
-measured in service: the accept length depends on the text and hardly on the batch, so all buckets share one estimate; the seconds
-are kept per bucket. What is not in use is not measured, so it is tried for a few cycles now and then (a probe).
+size; plain decoding emits exactly one. The best tree has the highest accept_length / seconds. Both are measured in service: the
+accept length depends on the text and hardly on the batch, so all buckets share one estimate; the seconds are kept per bucket. A
+tree that is not in use is not measured, so it is tried for a few cycles now and then (a probe).
 """
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.request import Request
+from jaxspec.engine.stats import AdaptiveState
 
 LONGEST_CHAIN = 3
-"""Adaptive engines also compile a chain of so many steps: it pays at batch sizes at which a wide tree doesn't."""
+"""Adaptive engines also compile a chain of this many steps: it pays at batch sizes at which a wide tree does not."""
+MAX_LAG = 16
+"""Plain cycles after which the head must catch up: the device keeps features for this many."""
 MARGIN = 0.04
-"""Another tree must look better by this share: below it, switching gains less than estimates are wrong by."""
+"""Another tree must look better by this share: a switch for less gains less than estimates are wrong by."""
 PROBE_CYCLES = 8
 PROBE_BUDGET = 0.015
 """Share of the throughput that probes may cost."""
 LEAST_PROBE_LOSS = 0.25
-"""A probe is counted as losing at least this share of its time: an estimate that calls probes free may be wrong."""
+"""A probe is assumed to lose at least this share of its time: an estimate that calls probes free may be wrong."""
 SWITCH_COST = 0.1
 """In cycles: the head's cache has to catch up."""
-PLAUSIBLE = 1.3
-"""What was not measured lately may have become better by this factor. A tree that would lose even then is hopeless."""
-MAX_PATIENCE = 8
-"""Each probe of a hopeless tree doubles the wait for the next, up to this factor."""
+PLAUSIBLE_GAIN = 1.3
+"""A tree that was not measured lately may have become better by this factor. If even that is too little, it can't win."""
+MAX_BACKOFF = 8
+"""Each probe of a tree that can't win doubles the wait for the next one, up to this factor."""
 TIMES_KEPT, OLD_TIMES_KEPT = 21, 5
-"""Cycle times in a median; of a tree that comes back after a rest only the last few count, so that a probe can outvote them."""
+"""Cycle times in a median. When a tree comes back into use only the newest few count, so that a probe can outvote them."""
 MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
-"""Verifications: the time constant of accept lengths (long enough for several requests, which differ), the most that count
-after a rest, and what the first guess counts for."""
+"""In verifications: the time constant of accept lengths (several requests long, as they differ), their greatest weight when a tree
+comes back into use, and the weight of the first guess."""
 
 
-class AdaptiveState(NamedTuple):
-    """What the controller believes, for statistics and logs."""
+class PlannedCycle(NamedTuple):
+    """A cycle that is about to be launched."""
 
-    current: SpecConfig
-    """In use, apart from probes."""
-    best: dict[int, SpecConfig]
-    """Per bucket that has cycle times: what looks fastest."""
-    accept_lengths: dict[SpecConfig, float]
-    seconds: dict[tuple[SpecConfig, int], float]
-    """Of one cycle, per tree and bucket."""
-    switches: int
-    """How often another tree was used than in the cycle before."""
-    probes: int
+    tree: SpecConfig
+    requests: list[Request]
+    behind: list[Request]
+    """The requests whose heads must catch up before it."""
+
+
+class UnreadCycle(NamedTuple):
+    """A launched cycle whose result was not read yet."""
+
+    tree: SpecConfig
+    bucket: int
+    is_timed: bool
+    """The time between its result and the one before is its own."""
+
+
+@runtime_checkable
+class TimedRunner(Protocol):
+    """Can run a cycle to measure it."""
+
+    def time_cycle(self, batch: int, spec: SpecConfig) -> list[float]: ...
+
+    @property
+    def batches(self) -> Sequence[int]: ...
+
+
+class TreeChoice:
+    """The trees of an engine. Plans each step's cycles; with several trees to choose from, learns from their results.
+
+    It also decides when draft heads catch up: plain cycles leave the head out, so its cache lags behind by one slot each.
+    """
+
+    def __init__(
+        self,
+        spec: SpecConfig,
+        adaptive: bool,
+        others: Sequence[SpecConfig] = (),
+        clock: Callable[[], float] = time.perf_counter,
+        candidates: Sequence[SpecConfig] = (),
+        has_head: bool = True,
+    ):
+        """Args:
+        spec: the configured tree.
+        others: trees that requests may ask for, but which are never chosen otherwise.
+        candidates: as for `adaptive_trees`.
+        """
+        self.own = adaptive_trees(spec, candidates) if adaptive else (spec,)
+        """The trees to choose from."""
+        self.all = tuple(dict.fromkeys((*self.own, *others)))
+        self.most_emitted = max(tree.num_steps for tree in self.all) + 1
+        """Tokens that a cycle emits per request, at most."""
+        self.head_lags = has_head and PLAIN in self.all
+        """Plain cycles alternate with trees, so heads lag and catch up."""
+        self._adaptive = AdaptiveTrees(self.own) if len(self.own) > 1 else None
+        self._clock = clock
+        self._last_read: float | None = None
+        """When the previous cycle's result arrived; None if no cycle came directly before."""
+        self._unread: list[UnreadCycle] = []
+        self._prefills_before = False
+
+    def measure(self, runner: TimedRunner) -> None:
+        """Times every program, so that the first choices are not blind."""
+        if self._adaptive:
+            for tree in self.own:
+                for batch in runner.batches:
+                    for seconds in runner.time_cycle(batch, tree):
+                        self._adaptive.observe_time(tree, batch, seconds)
+
+    def plan(self, requests: Sequence[Request], batches: Sequence[int], *, prefills: bool) -> list[PlannedCycle]:
+        """The cycles of one step for these requests, one per tree. Call it in every step, with or without requests.
+
+        Args:
+            batches: the compiled batch sizes.
+            prefills: whether the step launches prefills too. The device runs them after the step's cycles, so they delay the next.
+        """
+        groups = self._by_tree(requests, batches)
+        cycles = [PlannedCycle(tree, group, self._catch_up(group, tree)) for tree, group in groups.items()]
+        is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
+        self._unread += [UnreadCycle(cycle.tree, bucket(len(cycle.requests), batches), is_timed) for cycle in cycles]
+        if not cycles:
+            self._last_read = None
+        self._prefills_before = prefills
+        return cycles
+
+    def choose(self, bucket: int) -> SpecConfig:
+        """The tree for a cycle at this compiled batch size."""
+        return self._adaptive.choose(bucket) if self._adaptive else self.own[0]
+
+    def was_read(self, emitted: Sequence[int]) -> None:
+        """The oldest unread cycle's result is there: `emitted` tokens for each of its requests."""
+        cycle, now, before = self._unread.pop(0), self._clock(), self._last_read
+        self._last_read = now
+        active = [tokens for tokens in emitted if tokens]
+        if self._adaptive is None or not active or cycle.tree not in self.own:
+            return
+        self._adaptive.observe_accept(cycle.tree, sum(active), len(active))
+        if before is not None and cycle.is_timed:
+            self._adaptive.observe_time(cycle.tree, cycle.bucket, now - before)
+
+    def forget_launched(self) -> None:
+        """Launched cycles will not be read."""
+        self._unread, self._last_read = [], None
+
+    def describe(self) -> AdaptiveState | None:
+        """Which trees are in use, and why; None if there is no choice."""
+        return self._adaptive.describe() if self._adaptive else None
+
+    def _by_tree(self, requests: Sequence[Request], batches: Sequence[int]) -> dict[SpecConfig, list[Request]]:
+        """Each request's tree: its own, or the one chosen for all that have none."""
+        groups: dict[SpecConfig, list[Request]] = {}
+        undecided = [request for request in requests if request.tree is None]
+        if undecided:
+            groups[self.choose(bucket(len(undecided), batches))] = undecided
+        for request in requests:
+            if request.tree is not None:
+                groups.setdefault(request.tree, []).append(request)
+        return groups
+
+    def _catch_up(self, requests: list[Request], tree: SpecConfig) -> list[Request]:
+        """The requests whose heads must catch up before this cycle. Counts the slots by which they lag after it.
+
+        The device counts as well, and exactly: a sequence that has ended gets no more slots. The host's count is never lower.
+        """
+        behind = [request for request in requests if request.held.lag]
+        if tree.num_steps == 0 and all(request.held.lag < MAX_LAG for request in behind):
+            behind = []
+        for request in behind:
+            request.held.lag = 0
+        if tree.num_steps == 0 and self.head_lags:
+            for request in requests:
+                request.held.lag += 1
+        return behind
+
+
+def bucket(requests: int, batches: Sequence[int]) -> int:
+    """The compiled batch size for this many requests.
+
+    In:  3, (1, 2, 4, 8)
+    Out: 4
+    """
+    return min(batch for batch in batches if batch >= requests)
+
+
+def adaptive_trees(spec: SpecConfig, candidates: Sequence[SpecConfig] = ()) -> tuple[SpecConfig, ...]:
+    """The trees an adaptive engine chooses from: the configured one, the candidates (default: a chain), and plain decoding.
+
+    In:  5/4/8
+    Out: 5/4/8, 3/1/4, 0/1/1
+    """
+    chain = SpecConfig(min(LONGEST_CHAIN, max(1, spec.num_steps)), 1)
+    return tuple(dict.fromkeys((spec, *(candidates or (chain,)), PLAIN)))
 
 
 class AcceptLength:
-    """Tokens per verification: a mean that forgets. It starts from the guess that half of the drafts are accepted."""
+    """Tokens per verification: a mean with exponential decay. It starts from the guess that half of the drafts are accepted."""
 
     def __init__(self, tree: SpecConfig):
         self._is_plain = tree.num_steps == 0
@@ -70,14 +213,15 @@ class AcceptLength:
             self._tokens = self._tokens * kept + tokens
             self._verifications = self._verifications * kept + verifications
 
-    def grow_old(self) -> None:
-        """The mean stays and counts for less."""
+    def discount(self) -> None:
+        """Keeps the mean and gives it less weight."""
         kept = min(1.0, OLD_MEMORY / self._verifications)
         self._tokens, self._verifications = self._tokens * kept, self._verifications * kept
 
 
 class AdaptiveTrees:
-    """Call `choose` before each cycle and the observers when its results are there; nothing depends on how late that is."""
+    """Chooses the tree so that speculation never loses. Call `choose` before each cycle and the observers when its results
+    arrive; nothing depends on how late that is."""
 
     def __init__(self, trees: Sequence[SpecConfig]):
         """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known."""
@@ -89,18 +233,25 @@ class AdaptiveTrees:
         self._probe = self._current
         self._probe_cycles = 0  # left of the running probe
         self._accept = {tree: AcceptLength(tree) for tree in trees}
-        self._times: dict[tuple[SpecConfig, int], deque[float]] = defaultdict(lambda: deque(maxlen=TIMES_KEPT))
-        self._rested = dict.fromkeys(trees, 0)  # cycles since each tree was used
-        self._patience = dict.fromkeys(trees, 1)
+        self._times: dict[tuple[SpecConfig, int], deque[float]] = {}
+        self._seconds: dict[tuple[SpecConfig, int], float] = {}  # the medians of _times
+        self._unused = dict.fromkeys(trees, 0)  # cycles since each tree was used
+        self._backoff = dict.fromkeys(trees, 1)
         self._explored: set[tuple[SpecConfig, int]] = set()
         self._switches = self._probes = 0
 
     def observe_time(self, tree: SpecConfig, bucket: int, seconds: float) -> None:
-        """A cycle, or a trial run at warm-up, took so long. Three trial runs per program survive one that was disturbed."""
-        self._times[tree, bucket].append(seconds)
+        """A cycle, or a trial run at warm-up, took this long. Three trial runs per program survive one disturbed run.
+
+        The median counts: on a shared machine single cycles take three times as long. Of two times it is the lower one, that of
+        the undisturbed cycle.
+        """
+        times = self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
+        times.append(seconds)
+        self._seconds[tree, bucket] = median_low(times)
 
     def observe_accept(self, tree: SpecConfig, tokens: int, verifications: int) -> None:
-        """A cycle emitted so many tokens in so many verifications, each the sum over its requests."""
+        """A cycle emitted this many tokens in this many verifications, each the sum over its requests."""
         self._accept[tree].add(tokens, verifications)
 
     def choose(self, bucket: int) -> SpecConfig:
@@ -115,49 +266,37 @@ class AdaptiveTrees:
         chosen = self._probe if self._probe_cycles else self._current
         self._switches += chosen != self._last
         self._last = chosen
-        self._rested = {tree: 0 if tree == chosen else cycles + 1 for tree, cycles in self._rested.items()}
+        self._unused = {tree: 0 if tree == chosen else cycles + 1 for tree, cycles in self._unused.items()}
         return chosen
 
     def describe(self) -> AdaptiveState:
-        """For statistics and logs; costs about as much as ten choices."""
-        buckets = sorted({bucket for _, bucket in self._times})
-        return AdaptiveState(
-            current=self._current,
-            best={bucket: max(rates := self._rates(bucket), key=rates.__getitem__) for bucket in buckets},
-            accept_lengths={tree: self._accept[tree].mean for tree in self.trees},
-            seconds={key: median_low(times) for key, times in sorted(self._times.items(), key=str)},
-            switches=self._switches,
-            probes=self._probes,
-        )
+        """A snapshot; cheap enough for every step."""
+        best = {bucket: max(rates := self._rates(bucket), key=rates.__getitem__) for _, bucket in self._seconds}
+        accept_lengths = {tree: accept.mean for tree, accept in self._accept.items()}
+        return AdaptiveState(self._current, best, accept_lengths, dict(self._seconds), self._switches, self._probes)
 
     def _rates(self, bucket: int) -> dict[SpecConfig, float]:
-        """Tokens per second and request of the trees whose cycle time is known.
-
-        The median: on a shared machine single cycles take three times as long. The lower one: of two times, that of the
-        cycle that was not disturbed.
-        """
-        return {
-            tree: self._accept[tree].mean / median_low(times) for tree in self.trees if (times := self._times.get((tree, bucket)))
-        }
+        """Tokens per second and request of the trees with known cycle times."""
+        return {tree: self._accept[tree].mean / seconds for tree in self.trees if (seconds := self._seconds.get((tree, bucket)))}
 
     def _decide(self, rates: dict[SpecConfig, float]) -> None:
         """Changes the current tree if another is better. The estimates are robust, so one decision is enough."""
         best = max(rates, key=rates.__getitem__, default=self._current)
         if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
             self._current = best
-            self._grow_old(best)
+            self._discount(best)
 
     def _start_probe(self, rates: dict[SpecConfig, float], bucket: int) -> None:
-        due = [tree for tree in self.trees if tree != self._current and self._rested[tree] >= self._rest(tree, rates, bucket)]
+        due = [tree for tree in self.trees if tree != self._current and self._unused[tree] >= self._wait(tree, rates, bucket)]
         if due:
             tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
             self._probe, self._probe_cycles, self._probes = tree, PROBE_CYCLES, self._probes + 1
-            self._patience[tree] = min(2 * self._patience[tree], MAX_PATIENCE) if self._hopeless(tree, rates) else 1
+            self._backoff[tree] = min(2 * self._backoff[tree], MAX_BACKOFF) if self._cannot_win(tree, rates) else 1
             self._explored.add((tree, bucket))
-            self._grow_old(tree)
+            self._discount(tree)
 
-    def _rest(self, tree: SpecConfig, rates: dict[SpecConfig, float], bucket: int) -> float:
-        """How many cycles after its last one the tree may be probed, so that all probes together stay within the budget."""
+    def _wait(self, tree: SpecConfig, rates: dict[SpecConfig, float], bucket: int) -> float:
+        """Cycles out of use after which the tree may be probed, so that all probes together stay within the budget."""
         if tree not in rates and (tree, bucket) not in self._explored:
             return 0.0
         length, loss = 1.0, 1.0  # of the probe's cycles, in current cycles
@@ -166,113 +305,17 @@ class AdaptiveTrees:
             length = self._accept[tree].mean / self._accept[self._current].mean / gain
             loss = max(1 - gain, LEAST_PROBE_LOSS)
         cost = PROBE_CYCLES * length * loss + 2 * SWITCH_COST
-        patience = self._patience[tree] if self._hopeless(tree, rates) else 1
-        return cost * patience * (len(self.trees) - 1) / PROBE_BUDGET
+        backoff = self._backoff[tree] if self._cannot_win(tree, rates) else 1
+        return cost * backoff * (len(self.trees) - 1) / PROBE_BUDGET
 
-    def _hopeless(self, tree: SpecConfig, rates: dict[SpecConfig, float]) -> bool:
-        return tree in rates and self._current in rates and rates[tree] * PLAUSIBLE < rates[self._current]
+    def _cannot_win(self, tree: SpecConfig, rates: dict[SpecConfig, float]) -> bool:
+        return tree in rates and self._current in rates and rates[tree] * PLAUSIBLE_GAIN < rates[self._current]
 
-    def _grow_old(self, tree: SpecConfig) -> None:
-        """What is known of a tree that comes back after a rest counts for less, in all buckets: the world may have changed."""
-        self._accept[tree].grow_old()
-        for (timed, _), times in self._times.items():
-            while timed == tree and len(times) > OLD_TIMES_KEPT:
-                times.popleft()
-
-
-@runtime_checkable
-class TimedRunner(Protocol):
-    """Who can try a cycle out."""
-
-    def time_cycle(self, batch: int, spec: SpecConfig) -> list[float]: ...
-
-    @property
-    def batches(self) -> Sequence[int]: ...
-
-
-class TreeChoice:
-    """Names the tree of every cycle and, if there is a choice, learns from what the cycles took and gave.
-
-    `others` are trees that are never chosen, but requests may ask for them; `candidates` are as for `adaptive_trees`.
-    """
-
-    def __init__(
-        self,
-        spec: SpecConfig,
-        adaptive: bool,
-        others: Sequence[SpecConfig] = (),
-        clock: Callable[[], float] = time.perf_counter,
-        candidates: Sequence[SpecConfig] = (),
-    ):
-        self.own = adaptive_trees(spec, candidates) if adaptive else (spec,)
-        """Those that are chosen from."""
-        self.all = tuple(dict.fromkeys((*self.own, *others)))
-        self.most_emitted = max(tree.num_steps for tree in self.all) + 1
-        """Tokens that a cycle emits per request, at most."""
-        self._adaptive = AdaptiveTrees(self.own) if len(self.own) > 1 else None
-        self._clock = clock
-        self._last_read: float | None = None
-        """When the result of the cycle before came; None if there was none just before."""
-        self._measurable: list[bool] = []
-        """For every launched cycle that was not read: whether the time between two reads is its own."""
-        self._prefilled = False
-
-    def measure(self, runner: TimedRunner) -> None:
-        """Tries every program out, so that the first choices are not blind."""
-        if self._adaptive:
-            for tree in self.own:
-                for batch in runner.batches:
-                    for seconds in runner.time_cycle(batch, tree):
-                        self._adaptive.observe_time(tree, batch, seconds)
-
-    def choose(self, bucket: int) -> SpecConfig:
-        """The tree for a cycle that is about to be launched, at this compiled batch size."""
-        return self._adaptive.choose(bucket) if self._adaptive else self.own[0]
-
-    def split(self, cycle: Sequence[Request], bucket_of: Callable[[int], int]) -> dict[SpecConfig, list[Request]]:
-        """Which of the requests that are due run with which tree: the one they ask for, or the one chosen for all others."""
-        groups: dict[SpecConfig, list[Request]] = {}
-        undecided = [request for request in cycle if request.tree is None]
-        if undecided:
-            groups[self.choose(bucket_of(len(undecided)))] = undecided
-        for request in cycle:
-            if request.tree is not None:
-                groups.setdefault(request.tree, []).append(request)
-        return groups
-
-    def launched(self, *, cycles: int, catch_up: bool, prefill: bool) -> None:
-        """To be called in every step after its launches. On the device, a step's prefills come behind its cycles and before the
-        next one, whose time they lengthen."""
-        self._measurable += [cycles == 1 and not (catch_up or self._prefilled)] * cycles
-        if not cycles:
-            self._last_read = None
-        self._prefilled = prefill
-
-    def was_read(self, spec: SpecConfig, bucket: int, emitted: Sequence[int]) -> None:
-        """A cycle's result is there: how many tokens each of its requests got."""
-        now, before, measurable = self._clock(), self._last_read, self._measurable.pop(0)
-        self._last_read = now
-        active = [tokens for tokens in emitted if tokens]
-        if self._adaptive is None or not active or spec not in self.own:
-            return
-        self._adaptive.observe_accept(spec, sum(active), len(active))
-        if before is not None and measurable:
-            self._adaptive.observe_time(spec, bucket, now - before)
-
-    def forget_launched(self) -> None:
-        """Launched cycles will not be read."""
-        self._measurable, self._last_read = [], None
-
-    def describe(self) -> AdaptiveState | None:
-        """What was learnt; None if there is no choice."""
-        return self._adaptive.describe() if self._adaptive else None
-
-
-def adaptive_trees(spec: SpecConfig, candidates: Sequence[SpecConfig] = ()) -> tuple[SpecConfig, ...]:
-    """What an adaptive engine chooses from: the configured tree, these candidates or else a chain, and plain decoding.
-
-    In:  5/4/8
-    Out: 5/4/8, 3/1/4, 0/1/1
-    """
-    chain = SpecConfig(min(LONGEST_CHAIN, max(1, spec.num_steps)), 1)
-    return tuple(dict.fromkeys((spec, *(candidates or (chain,)), PLAIN)))
+    def _discount(self, tree: SpecConfig) -> None:
+        """Gives less weight, in all buckets, to what is known of a tree that comes back into use: it may have changed since."""
+        self._accept[tree].discount()
+        for key, times in self._times.items():
+            if key[0] == tree and len(times) > OLD_TIMES_KEPT:
+                while len(times) > OLD_TIMES_KEPT:
+                    times.popleft()
+                self._seconds[key] = median_low(times)

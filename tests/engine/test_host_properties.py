@@ -303,9 +303,9 @@ class Lives(RuleBasedStateMachine):
         assert all(request.status is Status.WAITING and not request.held.pages for request in waiting)
         rows = {request.row for request in admitted}
         assert len(rows) == len(admitted) and rows <= set(range(self.most_rows))
-        statistics = self.cache.statistics
-        assert statistics.hit_tokens <= statistics.queried_tokens
-        assert statistics.held_pages == len({page for request in admitted for page in request.held.pages})
+        counts = self.scheduler.counts
+        assert counts.prefix_hit_tokens <= counts.prefix_queried_tokens
+        assert self.cache.held_pages == len({page for request in admitted for page in request.held.pages})
 
     def teardown(self):
         most = 50 + 20 * sum(request.most_tokens for request in self.unfinished)

@@ -1,53 +1,87 @@
 """Each token of a text has its own piece of it and its origin."""
 
+import pytest
+
 from jaxspec.config import SpecConfig
-from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, TokenTrace
-from jaxspec.engine.request import GenerationOutput, Speculation, Timing, Update, Verification
+from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, Emitted, Output, traced_tokens
+from jaxspec.engine.pages import PageAllocator, PrefixCache
+from jaxspec.engine.request import Request, Update
+from jaxspec.engine.scheduler import Scheduler
+from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer
 
 CHAIN, NONE = SpecConfig(3, 1, 4), SpecConfig(num_steps=0)
 
 
-def update(text: str, accepted: int | None, output: GenerationOutput | None = None, spec: SpecConfig = CHAIN) -> Update:
-    """Its tokens are the bytes of the text; None: from a prefill."""
-    verification = None if accepted is None else Verification(spec, accepted)
-    return Update("a", text, tuple(text.encode()), output, verification=verification)
+def run(*emitted: tuple[str | bytes, int | None], spec: SpecConfig = CHAIN, finish: str | None = None, tokenizer=None, **params):
+    """The updates of a request whose cycles emit these bytes, each with a number of accepted drafts; None: a prefill."""
+    counts = EngineStats()
+    scheduler = Scheduler(PrefixCache(PageAllocator(9, 16)), 1, 64, counts=counts)
+    output = Output(scheduler, counts, lambda: 0.0, max_steps=3)
+    sampling = SamplingParams(**params)
+    detokenizer = Detokenizer.of_request(tokenizer or TinyTokenizer(), sampling, wants_trees=True)
+    request = Request("a", (1,), sampling, 0, (), detokenizer, wants_trees=True)
+    scheduler.add(request)
+    for index, (text, accepted) in enumerate(emitted):
+        tokens = list(text.encode() if isinstance(text, str) else text)
+        ends = finish if index == len(emitted) - 1 else None
+        output.add(request, Emitted(tokens, accepted or 0, ends, [], None), None if accepted is None else spec)
+    updates = output.take_updates()
+    assert "".join(update.text for update in updates) == request.detokenizer.text
+    assert [update.text_start for update in updates] == [
+        len("".join(each.text for each in updates[:i])) for i in range(len(updates))
+    ]
+    return updates
 
 
-def finished(matched: int | str | None) -> GenerationOutput:
-    return GenerationOutput("a", (1,), "abcd", (97,) * 4, "length", matched, Speculation(), Timing(0.0, 0.0, 1.0))
-
-
-def traced(*updates: Update, **params) -> list[tuple[str, str, int]]:
-    trace = TokenTrace(TinyTokenizer(), SamplingParams(**params))
-    return [(token.text, token.origin, token.depth) for each in updates for token in trace.add(each)]
+def traced(*emitted: tuple[str | bytes, int | None], **options) -> list[tuple[str, str, int]]:
+    return [(token.text, token.origin, token.depth) for each in run(*emitted, **options) for token in traced_tokens(each)]
 
 
 def test_tokens_have_the_kind_of_how_they_came():
-    assert traced(update("a", None)) == [("a", PREFILL, 0)]
-    assert traced(update("abc", 2)) == [("a", DRAFT, 1), ("b", DRAFT, 2), ("c", BONUS, 0)]
-    assert traced(update("ab", 2)) == [("a", DRAFT, 1), ("b", DRAFT, 2)]  # cut by the budget before its bonus
-    assert traced(update("x", 0, spec=NONE)) == [("x", PLAIN, 0)]
+    assert traced(("a", None)) == [("a", PREFILL, 0)]
+    assert traced(("abc", 2)) == [("a", DRAFT, 1), ("b", DRAFT, 2), ("c", BONUS, 0)]
+    assert traced(("ab", 2)) == [("a", DRAFT, 1), ("b", DRAFT, 2)]  # cut by the budget before its bonus
+    assert traced(("x", 0), spec=NONE) == [("x", PLAIN, 0)]
 
 
 def test_a_stop_token_is_no_text_of_its_own():
-    stopped = Update("a", "b", (ord("b"), 2), finished(2), verification=Verification(CHAIN, 1))
-    assert traced(update("a", None), stopped) == [("a", PREFILL, 0), ("b", DRAFT, 1), ("", BONUS, 0)]
-    assert traced(update("a", None), stopped, include_stop_str_in_output=True)[-1] == ("\x02", BONUS, 0)
+    emitted = [("a", None), ("b\2", 1)]
+    assert traced(*emitted, finish="stop") == [("a", PREFILL, 0), ("b", DRAFT, 1), ("", BONUS, 0)]
+    assert traced(*emitted, finish="stop", include_stop_str_in_output=True)[-1] == ("\x02", BONUS, 0)
 
 
 def test_half_a_character_comes_with_the_token_that_completes_it():
     first, second = "é".encode()
-    assert traced(Update("a", "", (first,)), Update("a", "é", (second,))) == [("", PREFILL, 0), ("é", PREFILL, 0)]
+    assert traced((bytes([first]), None), (bytes([second]), None)) == [("", PREFILL, 0), ("é", PREFILL, 0)]
 
 
 def test_what_was_held_back_comes_with_the_last_token():
-    texts = [text for text, _, _ in traced(update("ab", 1), update("c", 0, finished(None)), stop="cd")]
-    assert texts == ["a", "b", "c"]
-    texts = [text for text, _, _ in traced(update("ab", 1), update("cd", 1, finished("cd")), stop="cd")]
-    assert texts == ["a", "b", "", ""]
+    assert [text for text, _, _ in traced(("ab", 1), ("c", 0), finish="length", stop="cd")] == ["a", "b", "c"]
+    assert [text for text, _, _ in traced(("ab", 1), ("cd", 1), stop="cd")] == ["a", "b", "", ""]
+    assert [text for text, _, _ in traced(("abc", 1), ("x", 0), stop="cd")] == ["a", "b", "", "cx"]
+
+
+def test_offsets_say_where_each_token_begins():
+    updates = run(("aé", None), ("bc", 1), ("xy", 1), stop="cd", finish="length")
+    assert [update.text_offsets for update in updates] == [(0, 1, 1), (2, 3), (4, 5)], "text that is held back counts"
+    assert updates[-1].output.text_offsets == (0, 1, 1, 2, 3, 4, 5)
+    assert run(("ab", None), ("cd", 1), stop="cd")[-1].output.text_offsets == (0, 1, 2, 3)
 
 
 def test_without_a_tokenizer_there_is_no_text():
-    assert [token.text for token in TokenTrace(None, SamplingParams()).add(update("ab", 1))] == ["", ""]
+    update = Update("a", "", (97, 98), text_offsets=(0, 0))
+    assert [token.text for token in traced_tokens(update)] == ["", ""]
+    with pytest.raises(ValueError, match="wants_trees=True"):
+        traced_tokens(Update("a", "ab", (97, 98)))
+    assert traced_tokens(Update("a", "", ())) == []
+
+
+def test_offsets_are_kept_if_logprobs_or_trees_are_wanted():
+    for wanted in (SamplingParams(), SamplingParams(logprobs=0)):
+        for wants_trees in (False, True):
+            detokenizer = Detokenizer.of_request(None, wanted, wants_trees=wants_trees)
+            detokenizer.add([1, 2])
+            assert detokenizer.offsets_of(0, 2) == ((0, 0) if wants_trees or wanted.logprobs is not None else None)

@@ -57,13 +57,13 @@ def test_requests_share_pages_and_the_last_one_lets_go():
     assert one.pages[0] == other.pages[0] and one.pages[1] != other.pages[1]
     assert [node.references for node in one.nodes] == [2, 1]
     cache.check([one, other])
-    assert cache.statistics.held_pages == 3 and cache.statistics.cached_pages == 0
+    assert cache.held_pages == 3 and cache.cached_pages == 0
     cache.release(one)
     cache.check([other])
-    assert one.pages == one.nodes == [] and cache.statistics.held_pages == 2 and cache.statistics.cached_pages == 1
+    assert one.pages == one.nodes == [] and cache.held_pages == 2 and cache.cached_pages == 1
     cache.release(other)
     cache.check([])
-    assert cache.statistics.cached_pages == 3 and cache.pages.free == 7 and cache.available == 10
+    assert cache.cached_pages == 3 and cache.pages.free == 7 and cache.available == 10
 
 
 def test_publishes_what_is_committed_and_no_page_more():
@@ -88,14 +88,14 @@ def test_a_page_that_is_known_already_takes_the_place_of_the_own_one():
     cache.check([slow, fast])
 
 
-def test_catching_up_takes_what_others_published_since():
+def test_extending_a_match_takes_what_others_published_since():
     cache = cache_of(10)
     slow, fast = HeldPages(), HeldPages()
     assert cache.grow(slow, 7) and cache.grow(fast, 7)
     cache.publish(slow, ids("abcdefg"), 3)
     cache.publish(fast, ids("abcdefg"), 7)
     own = slow.pages[3]
-    cache.catch_up(slow, ids("abcdefg"))
+    cache.extend_match(slow, ids("abcdefg"))
     assert slow.pages == [*fast.pages[:3], own] and slow.nodes == fast.nodes
     cache.check([slow, fast])
 
@@ -105,8 +105,8 @@ def test_the_least_recently_used_leaf_is_evicted_first():
     a, b = leave(cache, "aaaa"), leave(cache, "bbbb")
     found(cache, "aaaa")  # used again
     held = HeldPages()
-    assert cache.grow(held, 4) and cache.statistics.evicted_pages == 0  # two pages are free
-    assert cache.grow(held, 6) and cache.statistics.evicted_pages == 1
+    assert cache.grow(held, 4) and cache.cached_pages == 4  # two pages are free
+    assert cache.grow(held, 6) and cache.cached_pages == 3
     assert found(cache, "bbbb") == b[:1] and held.pages[-1] == b[1], "the end of a prefix goes before its start"
     found(cache, "aaaa")
     assert cache.grow(held, 10)
@@ -122,8 +122,8 @@ def test_evicts_no_more_than_needed_and_nothing_in_vain():
     held = hold(cache, "abxy")  # shares the first page; cd is the only one to evict
     assert cache.available == 4
     assert not cache.grow(held, 14) and held.pages == held.pages[:2] and len(found(cache, "abcd")) == 2
-    assert cache.grow(held, 10) and cache.statistics.evicted_pages == 0
-    assert cache.grow(held, 12) and cache.statistics.evicted_pages == 1
+    assert cache.grow(held, 10) and cache.cached_pages == 1
+    assert cache.grow(held, 12) and cache.cached_pages == 0
     assert cache.grow(held, 3) and len(held.pages) == 6, "growing never takes pages away"
     assert len(found(cache, "abcd")) == 1 and cache.available == 0
     cache.check([held])
@@ -135,12 +135,12 @@ def test_flush_forgets_held_pages_too():
     one, other = hold(cache, "abcdef", slots=10), hold(cache, "abcd")
     cache.flush()
     cache.check([one, other])
-    assert found(cache, "zzzz") == found(cache, "abcdef") == [] and cache.statistics.cached_pages == 0
+    assert found(cache, "zzzz") == found(cache, "abcdef") == [] and cache.cached_pages == 0
     cache.publish(one, ids("abcdefghij"), 10)  # computed before: not for others
     assert found(cache, "abcdefghij") == [] and len(one.nodes) == 3
     fresh = hold(cache, "abcd")
     assert not set(fresh.pages) & set(one.pages + other.pages)
-    cache.catch_up(other, ids("abcd"))
+    cache.extend_match(other, ids("abcd"))
     cache.check([one, other, fresh])
     shared = one.pages[:2]
     cache.release(one)
@@ -165,16 +165,6 @@ def test_disabled_knows_and_keeps_nothing():
     cache.release(held)
     assert cache.pages.free == 10
     cache.check([])
-
-
-def test_counts_only_what_it_is_told():
-    cache = cache_of(10)
-    leave(cache, "abcd")
-    found(cache, "abcd")
-    assert cache.statistics[2:4] == (0, 0)
-    cache.count_query(5, 4)
-    cache.count_query(7, 0)
-    assert (cache.statistics.queried_tokens, cache.statistics.hit_tokens) == (12, 4)
 
 
 def test_the_check_finds_lost_pages_wrong_references_and_pages_in_two_places():

@@ -5,7 +5,7 @@ import pytest
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Timing, Update
-from jaxspec.engine.runner import MAX_LAG
+from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import oracle_head, tiny_engine, tiny_target
 
@@ -48,7 +48,7 @@ def test_each_request_has_its_own_tree_and_the_tokens_stay_the_same(expected, ov
 
 
 def test_pages_of_a_plain_request_are_as_good_as_any(expected):
-    """What plain decoding postponed is there when its pages are found again: the oracle head knows where it is."""
+    """The head has caught up with plain decoding when the pages are found again: the oracle head knows where it is."""
     target, text = tiny_target(), expected[0]
     engine = tiny_engine(CHAIN, target=target, head=oracle_head(target.config, [*PROMPTS[0], *text]), request_trees=(PLAIN,))
     engine.add(PROMPTS[0], PARAMS[0], tree=PLAIN)

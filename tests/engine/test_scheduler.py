@@ -1,6 +1,7 @@
-"""Who is computed next: chunks, admission, growth, preemption, order."""
+"""Scheduling: chunks, admission, growth, preemption, order."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_a_known_prefix_is_not_computed_again_except_for_its_last_token():
     (step,) = scheduler.plan(4).prefills
     assert (step.first_slot, step.size, step.cached, step.is_last) == (11, 9, 12, True)
     assert request.cached_tokens == 12 and step.pages == request.held.pages
-    assert scheduler.cache.statistics[2:4] == (16 + 20, 12)
+    assert (scheduler.counts.prefix_queried_tokens, scheduler.counts.prefix_hit_tokens) == (16 + 20, 12)
 
 
 def test_a_prompt_that_is_known_as_a_whole_takes_a_chunk_of_one_token():
@@ -148,22 +149,22 @@ def test_the_first_request_starts_and_the_copy_of_a_short_prompt_uses_it_in_the_
 def test_prompt_logprobs_need_the_whole_prompt():
     scheduler = scheduler_of()
     scheduler.finish(_computed(scheduler, tuple(range(16))))
-    known = scheduler.cache.statistics
+    known = replace(scheduler.counts)
     request = added(scheduler, "again", tuple(range(16)), logprobs=0)
     (step,) = scheduler.plan(4).prefills
     assert (step.first_slot, step.size, step.cached, request.cached_tokens) == (0, 16, 0, 0)
-    assert scheduler.cache.statistics[2:4] == known[2:4]
+    assert scheduler.counts == known
     # Its pages were known, so it shares the known ones now; the chunk still writes to its own.
     assert len(request.held.nodes) == 4 and not set(step.pages) & {node.page for node in request.held.nodes}
     scheduler.cache.check([request.held])
 
 
-@pytest.mark.parametrize(("output", "postponed", "pages"), [(2, 0, 1), (3, 0, 2), (3, 1, 1), (4, 1, 2)])
-def test_a_finished_request_leaves_its_output_but_not_what_is_still_uncommitted(output, postponed, pages):
+@pytest.mark.parametrize(("output", "lag", "pages"), [(2, 0, 1), (3, 0, 2), (3, 1, 1), (4, 1, 2)])
+def test_a_finished_request_leaves_its_output_but_not_what_is_still_uncommitted(output, lag, pages):
     scheduler = scheduler_of()
     request = _computed(scheduler, tuple(range(6)), max_tokens=6)
     generate(request, output)
-    request.postponed = postponed  # beside the newest token, which is never in the cache
+    request.held.lag = lag  # beside the newest token, which is never in the cache
     scheduler.finish(request)
     held = scheduler.cache.match(request.tokens)
     assert len(held.pages) == pages
@@ -206,7 +207,7 @@ def test_nobody_overtakes_a_request_that_waits_for_pages():
     assert scheduler.plan(4).admitted == [] and names(scheduler.waiting) == "long short"
     scheduler.finish(scheduler.find("a"))
     assert names(scheduler.plan(4).admitted) == "long short"
-    assert scheduler.cache.statistics.queried_tokens == 40 + 50 + 1, "counted once, when admitted"
+    assert scheduler.counts.prefix_queried_tokens == 40 + 50 + 1, "counted once, when admitted"
 
 
 @pytest.mark.parametrize(("num_pages", "is_admitted"), [(16, False), (17, True)])
@@ -243,7 +244,7 @@ def test_too_many_waiting_requests_are_refused_but_preempted_ones_never():
 
 
 def test_a_request_that_all_pages_are_too_few_for_is_refused():
-    with pytest.raises(ValueError, match="need 6 pages of 4 tokens; there are 5"):
+    with pytest.raises(ValueError, match="are 21 tokens together, more than the 20 that the cache holds"):
         added(scheduler_of(num_pages=5), "a", 17, max_tokens=4)
 
 
@@ -320,7 +321,7 @@ def test_a_preempted_request_computes_its_prompt_and_output_before_it_goes_on():
     scheduler.preempt(request)  # 12 slots are committed: three pages
     (step,) = scheduler.plan(4).prefills
     assert (step.first_slot, step.size, step.cached, step.is_last) == (11, 2, 12, True)
-    assert request.cached_tokens == 0 and scheduler.cache.statistics.queried_tokens == 8, "only the first admission counts"
+    assert request.cached_tokens == 0 and scheduler.counts.prefix_queried_tokens == 8, "only the first admission counts"
 
 
 def test_a_preempted_request_waits_in_its_old_place_until_its_results_are_read():

@@ -5,9 +5,11 @@ import random
 import pytest
 
 from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.runner import MAX_LAG
-from jaxspec.engine.trees import TreeChoice, adaptive_trees
+from jaxspec.engine.pages import HeldPages
+from jaxspec.engine.request import Request
+from jaxspec.engine.trees import MAX_LAG, TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import oracle_head, tiny_engine, tiny_target
 
@@ -71,7 +73,7 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
 def test_an_adaptive_engine_measures_and_chooses():
     engine = tiny_engine(SpecConfig(3, 2, 5), adaptive=True, context_length=64, prefill_chunk=8, max_running_requests=1)
     engine.warm_up()
-    believed = engine.trees.describe()
+    believed = engine.stats().adaptive
     assert {tree for tree, _ in believed.seconds} == set(engine.trees.all) and set(believed.best) == {1}
     expected = tiny_engine(PLAIN, context_length=64, prefill_chunk=8, max_running_requests=1)
     params = SamplingParams(max_tokens=50, temperature=0)
@@ -96,17 +98,22 @@ class Clock:
 
 def test_only_undisturbed_cycles_are_timed():
     clock = Clock()
-    trees = TreeChoice(SpecConfig(3, 1), True, clock=clock)
+    trees = TreeChoice(SpecConfig(3, 1), True, others=(SpecConfig(2, 1),), clock=clock)
     tree = trees.all[0]
 
+    def request(own: SpecConfig | None = None, lag: int = 0) -> Request:
+        return Request("a", (1,), SamplingParams(), 0, (), Detokenizer(None), tree=own, held=HeldPages(lag=lag))
+
     def cycle(seconds: float, *, catch_up: bool = False, prefill: bool = False) -> None:
-        trees.launched(cycles=1, catch_up=catch_up, prefill=prefill)
+        (planned,) = trees.plan([request(lag=int(catch_up))], [1], prefills=prefill)
+        assert planned.tree == tree and len(planned.behind) == catch_up
         clock.now += seconds
-        trees.was_read(tree, 1, [2])
+        trees.was_read([2])
 
     def times() -> list[float]:
         return [seconds for (which, _), seconds in trees.describe().seconds.items() if which == tree]
 
+    trees.choose = lambda _bucket: tree
     cycle(9.0)  # nothing before it: how long it took can't be told
     assert times() == []
     cycle(7.0, catch_up=True)
@@ -115,15 +122,34 @@ def test_only_undisturbed_cycles_are_timed():
     assert times() == [1.0]
     cycle(5.0)  # waited for the prefill
     cycle(1.0)
-    trees.launched(cycles=0, catch_up=False, prefill=False)
+    assert trees.plan([], [1], prefills=False) == []
     cycle(30.0)  # idle before
-    trees.launched(cycles=2, catch_up=False, prefill=False)  # some request has a tree of its own
+    assert len(trees.plan([request(), request(SpecConfig(2, 1))], [1, 2], prefills=False)) == 2
     clock.now += 7.0
-    trees.was_read(tree, 1, [2])
+    trees.was_read([2])
     clock.now += 7.0
-    trees.was_read(PLAIN, 1, [1])
+    trees.was_read([1])
     cycle(1.0)
     assert times() == [1.0]
+
+
+def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
+    trees = TreeChoice(SpecConfig(3, 1), True)
+    request = Request("a", (1,), SamplingParams(), 0, (), Detokenizer(None))
+
+    def behind(tree: SpecConfig) -> list[Request]:
+        trees.choose = lambda _bucket: tree
+        (planned,) = trees.plan([request], [1], prefills=False)
+        return planned.behind
+
+    assert behind(SpecConfig(3, 1)) == [] and request.held.lag == 0
+    for lag in range(1, MAX_LAG + 1):
+        assert behind(PLAIN) == [] and request.held.lag == lag
+    assert behind(PLAIN) == [request] and request.held.lag == 1
+    assert behind(SpecConfig(3, 1)) == [request] and request.held.lag == 0
+    without_head = TreeChoice(PLAIN, False, has_head=False)
+    without_head.plan([request], [1], prefills=False)
+    assert request.held.lag == 0
 
 
 def test_trees_of_an_adaptive_engine():

@@ -105,7 +105,7 @@ class FakeEngine:
         wrong = [token for token in prompt if not 0 <= token < VOCABULARY]
         if wrong:
             raise ValueError(f"prompt holds token id {wrong[0]}; ids are 0 to {VOCABULARY - 1}")
-        detokenizer = Detokenizer.of_request(self.tokenizer, params)
+        detokenizer = Detokenizer.of_request(self.tokenizer, params, wants_trees=wants_trees)
         self.params.append(params)
         self.priorities.append(priority)
         self.timeouts.append(timeout)
@@ -195,7 +195,10 @@ class FakeEngine:
             logprobs = tuple(fake_logprob(token, count) for token in new)
             request.logprobs += logprobs
         output = request.result() if request.finish_reason else None
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), output, logprobs, verification)
+        return Update(
+            request.id, request.detokenizer.text[shown:], tuple(new), output, logprobs, verification,
+            text_start=shown, text_offsets=request.detokenizer.offsets_of(request.generated - len(new), len(new)),
+        )  # fmt: skip
 
     def stats(self) -> EngineStats:
         return EngineStats(
