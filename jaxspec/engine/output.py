@@ -180,16 +180,6 @@ def traced_tokens(update: Update) -> list[TracedToken]:
     ]
 
 
-class TokenTrace:
-    """`traced_tokens` for a stream of updates."""
-
-    def __init__(self, *_arguments: object):
-        pass
-
-    def add(self, update: Update) -> list[TracedToken]:
-        return traced_tokens(update)
-
-
 def _origin(update: Update, index: int) -> tuple[str, int]:
     """Origin and depth of one token of the update."""
     verification = update.verification

@@ -69,7 +69,7 @@ class EngineStats:
     )
     verified_tokens: int = metric("verified_tokens_total", "Tokens that verifications emitted, bonus tokens included.")
     draft_count: int = metric(
-        "drafts_total", "Verifications of a draft tree, which plain decoding has not.", "spec_decode_num_drafts_total"
+        "drafts_total", "Verifications of a draft tree; plain decoding adds none.", "spec_decode_num_drafts_total"
     )
     draft_tokens: int = metric(
         "draft_tokens_total", "Drafted tokens that were verified: tree nodes without the roots.",
@@ -79,7 +79,7 @@ class EngineStats:
         "accepted_tokens_total", "Drafted tokens that were accepted.", "spec_decode_num_accepted_tokens_total"
     )
     accepted_per_position: Sequence[int] = metric(
-        "accepted_tokens_per_position_total", "Drafted tokens that were accepted, by depth in the tree; 0 is the first level.",
+        "accepted_tokens_per_position_total", "Accepted drafted tokens by depth in the tree; 0 is the first level.",
         "spec_decode_num_accepted_tokens_per_pos_total", label="position",
     )  # fmt: skip
 

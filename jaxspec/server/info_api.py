@@ -48,6 +48,18 @@ class ModelInfo(ResponseModel):
     context_length: int
 
 
+class AdaptiveTreesInfo(ResponseModel):
+    """The trees that an adaptive engine uses."""
+
+    current: str
+    """levels/children/nodes"""
+    best: dict[str, str]
+    """The fastest tree by batch size, as far as measured."""
+    accept_lengths: dict[str, float]
+    """Estimated tokens per verification by tree, bonus included."""
+    switches: int
+
+
 class EngineState(ResponseModel):
     last_gen_throughput: float
     """Tokens per second of work since the cache was flushed."""
@@ -55,6 +67,8 @@ class EngineState(ResponseModel):
     num_waiting_reqs: int
     avg_spec_accept_length: float | None = None
     """Tokens per verification since the cache was flushed, bonus included; absent before the first one."""
+    adaptive_trees: AdaptiveTreesInfo | None = None
+    """Absent unless the server chooses among several trees."""
 
 
 class ServerInfo(ResponseModel):
@@ -260,6 +274,13 @@ def describe_server(engine: AsyncEngine, model: ServedModel, averages: Averages,
     )
     if spec.num_steps and (accept_length := averages.accept_length) is not None:
         state.avg_spec_accept_length = round(accept_length, 4)
+    if (adaptive := stats.adaptive) is not None:
+        state.adaptive_trees = AdaptiveTreesInfo(
+            current=str(adaptive.current),
+            best={str(batch): str(tree) for batch, tree in sorted(adaptive.best.items())},
+            accept_lengths={str(tree): round(length, 4) for tree, length in adaptive.accept_lengths.items()},
+            switches=adaptive.switches,
+        )
     known: dict[str, Any] = {
         "model_path": model.name,
         "tokenizer_path": None if model.tokenizer is None else model.name,

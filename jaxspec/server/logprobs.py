@@ -26,36 +26,34 @@ class CompletionLogprobs(ResponseModel):
     text_offset: list[int]
 
 
-class CompletionLogprobsBuilder:
-    """Builds CompletionLogprobs piece by piece; text_offset continues from one to the next."""
+def completion_logprobs(
+    model: ServedModel, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: Iterable[int]
+) -> CompletionLogprobs:
+    """The entries of these tokens. A token without an entry, the first of a prompt, gets nulls.
 
-    def __init__(self, model: ServedModel, offset: int = 0, skip_special_tokens: bool = True):
-        """`offset`: where in the choice's text the first token begins."""
-        self._model, self._offset = model, offset
-        self._text = Detokenizer(model.tokenizer, (), skip_special_tokens)
+    `offsets`: where in the choice's text each token begins.
+    """
 
-    def add(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], max_offset: int | None = None
-    ) -> CompletionLogprobs:
-        """The entries of the next tokens. A token without an entry, the first of a prompt, gets nulls."""
-        offsets = []
-        for token in token_ids:
-            offset = self._offset + len(self._text.text)
-            offsets.append(offset if max_offset is None else min(offset, max_offset))
-            self._text.add([token])
-        return CompletionLogprobs(
-            tokens=[self._model.token_text(token) for token in token_ids],
-            token_logprobs=[None if entry is None else finite(entry.logprob) for entry in entries],
-            top_logprobs=[None if entry is None else self._top(entry) for entry in entries],
-            text_offset=offsets,
-        )
-
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+    def top(entry: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens and the token itself. Of several tokens with the same text the likeliest counts."""
-        top: dict[str, float] = {}
+        found: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            top.setdefault(self._model.token_text(token), finite(logprob))
-        return top
+            found.setdefault(model.token_text(token), finite(logprob))
+        return found
+
+    return CompletionLogprobs(
+        tokens=[model.token_text(token) for token in token_ids],
+        token_logprobs=[None if entry is None else finite(entry.logprob) for entry in entries],
+        top_logprobs=[None if entry is None else top(entry) for entry in entries],
+        text_offset=list(offsets),
+    )
+
+
+def prompt_offsets(model: ServedModel, token_ids: Sequence[int], *, skip_special_tokens: bool) -> list[int]:
+    """Where the text of each token of a prompt begins."""
+    detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens, with_offsets=True)
+    detokenizer.add(token_ids)
+    return detokenizer.offsets
 
 
 def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:

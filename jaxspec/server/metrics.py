@@ -1,7 +1,8 @@
 """/metrics: what the engine, its requests and the HTTP layer count, in Prometheus' text formats.
 
-Names follow Prometheus' rules: a prefix, the unit last, `_total` after counters. Where vLLM has the same number, `alias` is its
-name for it, so that tools for vLLM (its benchmark, dashboards, Kubernetes' inference gateway) work with this server.
+The engine's metrics are declared in jaxspec/engine/stats.py, those of requests here. Names follow Prometheus' rules: a prefix, the
+unit last, `_total` after counters. Where vLLM has the same number, `alias` is its name for it, so that tools for vLLM (its
+benchmark, dashboards, Kubernetes' inference gateway) work with this server.
 docs/metrics.md lists every metric; a test compares the two.
 
 A scrape reads the engine's newest EngineStats, which the engine's thread replaces as a whole: neither waits for the other.
@@ -21,25 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.engine.request import GenerationOutput
-from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.stats import ENGINE_METRICS, EngineStats
 
 PREFIX = "jaxspec:"
 ALIAS_PREFIX = "vllm:"
-REASONS = ("stop", "length", "abort", "timeout", "error")
-"""Every finish_reason. All are shown from the start: a rate needs a zero to begin at."""
-
-
-class EngineMetric(NamedTuple):
-    """One number of EngineStats, or one per value of a label. A counter if the name ends in _total, else a gauge."""
-
-    name: str
-    """Without the prefix."""
-    meaning: str
-    read: Callable[[EngineStats], float | Mapping[str, float]]
-    alias: str | None = None
-    """vLLM's name, without the prefix."""
-    label: str | None = None
-    """The label whose values are the keys that `read` returns. None: it returns one number."""
 
 
 class RequestMetric(NamedTuple):
@@ -59,78 +45,6 @@ def time_per_output_token(output: GenerationOutput) -> float | None:
     first, later = output.timing.first_token_seconds, len(output.token_ids) - 1
     return None if first is None or later < 1 else (output.timing.total_seconds - first) / later
 
-
-def _per_reason(stats: EngineStats) -> Mapping[str, float]:
-    return dict.fromkeys(REASONS, 0) | dict(stats.finished)
-
-
-def _per_position(stats: EngineStats) -> Mapping[str, float]:
-    return {str(position): count for position, count in enumerate(stats.accepted_per_position)}
-
-
-REQUESTS_AND_TOKENS = (
-    EngineMetric("running_requests", "Requests in the batch: prefilling or decoding.",
-                 lambda stats: stats.running, "num_requests_running"),
-    EngineMetric("waiting_requests", "Requests in the queue, preempted ones included.",
-                 lambda stats: stats.waiting, "num_requests_waiting"),
-    EngineMetric("finished_requests_total", "Requests that ended, by finish_reason.",
-                 _per_reason, "request_success_total", "finished_reason"),
-    EngineMetric("prompt_tokens_total", "Tokens of the accepted requests' prompts, cached ones included.",
-                 lambda stats: stats.prompt_tokens, "prompt_tokens_total"),
-    EngineMetric("prefilled_tokens_total", "Tokens that prefill computed, cached ones excluded.",
-                 lambda stats: stats.prefilled_tokens),
-    EngineMetric("generated_tokens_total", "Tokens that were generated.",
-                 lambda stats: stats.generated_tokens, "generation_tokens_total"),
-    EngineMetric("preemptions_total", "Times that a request gave up its pages and waited again.",
-                 lambda stats: stats.preemptions, "num_preemptions_total"),
-)  # fmt: skip
-
-SPECULATION = (
-    EngineMetric("verifications_total", "Verifications, counted per request; a plain decoding step counts as one without drafts.",
-                 lambda stats: stats.verify_count),
-    EngineMetric("verified_tokens_total", "Tokens that verifications emitted, bonus tokens included.",
-                 lambda stats: stats.verified_tokens),
-    EngineMetric("drafts_total", "Verifications of a draft tree; plain decoding adds none.",
-                 lambda stats: stats.draft_count, "spec_decode_num_drafts_total"),
-    EngineMetric("draft_tokens_total", "Drafted tokens that were verified: tree nodes without the roots.",
-                 lambda stats: stats.draft_tokens, "spec_decode_num_draft_tokens_total"),
-    EngineMetric("accepted_tokens_total", "Drafted tokens that were accepted.",
-                 lambda stats: stats.accepted_tokens, "spec_decode_num_accepted_tokens_total"),
-    EngineMetric("accepted_tokens_per_position_total", "Accepted drafted tokens by depth in the tree; 0 is the first level.",
-                 _per_position, "spec_decode_num_accepted_tokens_per_pos_total", "position"),
-)  # fmt: skip
-
-CACHE = (
-    EngineMetric("cache_used_pages", "Pages held by requests; shared pages count once.",
-                 lambda stats: stats.used_pages),
-    EngineMetric("cache_cached_pages", "Pages held only by the prefix cache; evicted when requests need them.",
-                 lambda stats: stats.cached_pages),
-    EngineMetric("cache_total_pages", "Pages of the cache.",
-                 lambda stats: stats.total_pages),
-    EngineMetric("cache_page_size_tokens", "Tokens per page.",
-                 lambda stats: stats.page_size),
-    EngineMetric("cache_usage_ratio", "Used pages divided by all pages: 1 is full.",
-                 lambda stats: stats.used_pages / max(1, stats.total_pages), "kv_cache_usage_perc"),
-    EngineMetric("prefix_cache_queried_tokens_total", "Tokens looked up in the prefix cache.",
-                 lambda stats: stats.prefix_queried_tokens, "prefix_cache_queries_total"),
-    EngineMetric("prefix_cache_hit_tokens_total", "Tokens found in the prefix cache.",
-                 lambda stats: stats.prefix_hit_tokens, "prefix_cache_hits_total"),
-)  # fmt: skip
-
-TIME_AND_FAILURES = (
-    EngineMetric("cycles_total", "Draft-and-verify cycles, one per batch.",
-                 lambda stats: stats.cycles),
-    EngineMetric("step_seconds_total", "Time that the engine worked, the next two metrics included.",
-                 lambda stats: stats.step_seconds),
-    EngineMetric("device_wait_seconds_total", "Time that the engine waited for the device.",
-                 lambda stats: stats.waiting_seconds),
-    EngineMetric("launch_seconds_total", "Time that the engine took to launch programs; a CPU computes part of them meanwhile.",
-                 lambda stats: stats.launching_seconds),
-    EngineMetric("failed_steps_in_a_row", "Steps that failed since the last successful one.",
-                 lambda stats: stats.failed_steps),
-)  # fmt: skip
-
-ENGINE_METRICS = REQUESTS_AND_TOKENS + SPECULATION + CACHE + TIME_AND_FAILURES
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
 SECONDS_PER_TOKEN = (

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jaxspec.engine.request import GenerationOutput, Speculation, Update
-from jaxspec.server.logprobs import ChatLogprobs, CompletionLogprobs, CompletionLogprobsBuilder, chat_logprobs, join
+from jaxspec.server.logprobs import ChatLogprobs, CompletionLogprobs, chat_logprobs, completion_logprobs, join, prompt_offsets
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_requests import (
     COMPLETION_NAMES,
@@ -206,7 +206,7 @@ class OpenAIBuilder(ABC):
         self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._model, self._body, self._batch, self._created = model, body, batch, int(time())
         self._options = body.stream_options or StreamOptions()
-        self._trace = TraceBuilder(model, batch.prompts[0][1]) if batch.trace else None
+        self._trace = TraceBuilder(model) if batch.trace else None
         self._begun: set[int] = set()
         """Choices that had an event."""
         self._outputs: dict[int, GenerationOutput] = {}
@@ -289,16 +289,18 @@ class CompletionBuilder(OpenAIBuilder):
 
     def __init__(self, model: ServedModel, body: OpenAIRequest, batch: RequestBatch):
         super().__init__(model, body, batch)
-        self._logprobs_of: dict[int, CompletionLogprobsBuilder] = {}
+        self._echo_lengths: dict[int, int] = {}
 
     def choice(self, index: int, output: GenerationOutput) -> Choice:
         echo = self._echo(index)
         logprobs = None
         if output.logprobs is not None:
-            logprobs = self._logprobs(index, len(echo)).add(output.token_ids, output.logprobs)
+            logprobs = self._logprobs(output, len(echo))
         if logprobs is not None and output.prompt_logprobs is not None:
-            prompt = self._logprobs(index, 0).add(output.prompt_token_ids, output.prompt_logprobs, max_offset=len(echo))
-            logprobs = join(prompt, logprobs)
+            ids, params = self._batch.prompt_of(index)
+            offsets = prompt_offsets(self._model, ids, skip_special_tokens=params.skip_special_tokens)
+            clipped = (min(offset, len(echo)) for offset in offsets)
+            logprobs = join(completion_logprobs(self._model, ids, output.prompt_logprobs, clipped), logprobs)
         return CompletionChoice(index=index, text=echo + output.text, logprobs=logprobs, finish_reason=output.finish_reason)
 
     def empty(self, index: int) -> Choice:
@@ -308,9 +310,9 @@ class CompletionBuilder(OpenAIBuilder):
         text = (self._echo(index) if is_first else "") + update.text
         logprobs = None
         if update.logprobs:
-            if index not in self._logprobs_of:
-                self._logprobs_of[index] = self._logprobs(index, len(self._echo(index)))
-            logprobs = self._logprobs_of[index].add(update.token_ids, update.logprobs)
+            if index not in self._echo_lengths:
+                self._echo_lengths[index] = len(self._echo(index))
+            logprobs = self._logprobs(update, self._echo_lengths[index])
         if not text and logprobs is None and update.output is None:
             return []
         finish_reason = None if update.output is None else update.output.finish_reason
@@ -327,8 +329,12 @@ class CompletionBuilder(OpenAIBuilder):
         ids, params = self._batch.prompt_of(index)
         return str(self._model.tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens))
 
-    def _logprobs(self, index: int, offset: int) -> CompletionLogprobsBuilder:
-        return CompletionLogprobsBuilder(self._model, offset, self._batch.prompt_of(index)[1].skip_special_tokens)
+    def _logprobs(self, result: GenerationOutput | Update, before: int) -> CompletionLogprobs:
+        """Of generated tokens; `before` characters of the choice's text come before the output."""
+        assert result.logprobs is not None and result.text_offsets is not None
+        return completion_logprobs(
+            self._model, result.token_ids, result.logprobs, (before + offset for offset in result.text_offsets)
+        )
 
 
 class ChatBuilder(OpenAIBuilder):

@@ -224,7 +224,7 @@ class GenerateBuilder:
         self._text_of: Callable[[int], str] | None = model.token_text if body.return_text_in_logprobs else None
         self._is_single = is_single(body.text if body.input_ids is None else body.input_ids) and batch.n == 1
         self._progress = [_Progress() for _ in self._ids]
-        self._trace = TraceBuilder(model, batch.prompts[0][1]) if batch.trace else None
+        self._trace = TraceBuilder(model) if batch.trace else None
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> GenerateResponse | list[GenerateResponse]:
         """A single prompt gets one response; lists of prompts, and n > 1, get a list."""

@@ -3,9 +3,8 @@
 from typing import NotRequired, TypedDict
 
 from jaxspec.config import PLAIN, SpecConfig
-from jaxspec.engine.output import TokenTrace
+from jaxspec.engine.output import traced_tokens
 from jaxspec.engine.request import DraftedTree, Speculation, Update
-from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
@@ -84,13 +83,13 @@ class SpeculativeTrace(TypedDict):
 class TraceBuilder:
     """Builds the `speculative_trace` of each event of one stream."""
 
-    def __init__(self, model: ServedModel, params: SamplingParams):
-        self._model, self._tokens = model, TokenTrace(model.tokenizer, params)
+    def __init__(self, model: ServedModel):
+        self._model = model
 
     def add(self, update: Update) -> SpeculativeTrace:
         """The tokens of an update, and the tree that they come from."""
         tokens: list[ShownToken] = []
-        for token in self._tokens.add(update):
+        for token in traced_tokens(update):
             tokens.append({"id": token.id, "text": token.text, "from": token.origin})
             if token.depth:
                 tokens[-1]["depth"] = token.depth

@@ -196,7 +196,7 @@ def test_starts_with_the_tree_that_pays():
             assert world.against_fixed(simulate(world, seed)[1]) >= 0.93
 
 
-def test_probes_of_a_hopeless_tree_become_rare():
+def test_probes_of_a_tree_that_cannot_win_become_rare():
     controller = AdaptiveTrees((CHAIN, PLAIN))
     for tree, seconds in ((CHAIN, 5.0), (PLAIN, 1.0)):  # as guessed, half as fast as plain
         controller.observe_time(tree, 1, seconds)

@@ -91,7 +91,7 @@ def test_speculation_counts(fast):
 
 
 @pytest.mark.parametrize("steps_before", range(5))
-def test_abort_at_any_moment_frees_everything_and_disturbs_nobody(text, steps_before):
+def test_abort_at_any_moment_frees_everything_and_disturbs_no_other(text, steps_before):
     engine = tiny_engine(SpecConfig(3, 2, 5), max_running_requests=2, prefill_chunk=2)
     kept = engine.add(PROMPT, SamplingParams(max_tokens=40, temperature=0))
     aborted = [engine.add(PROMPT, SamplingParams(max_tokens=30, temperature=0)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What goes wrong costs the requests that it happened to, and nobody else: serving goes on, and no page is lost."""
+"""A failure ends the requests it happened to and no others: serving continues, and no page is lost."""
 
 import logging
 

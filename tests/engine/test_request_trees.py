@@ -98,7 +98,7 @@ def check_tree(tree, spec: SpecConfig, newest: int, emitted, accepted: int) -> N
 def test_statistics_add_up():
     engine = tiny_engine(WIDE, request_trees=(PLAIN, CHAIN))
     _, requests, updates = run(engine, TREES)
-    assert {update.verification.tree for update in updates if update.verification} == {None}, "nobody asked for trees"
+    assert {update.verification.tree for update in updates if update.verification} == {None}, "no request asked for trees"
     stats, cycles = engine.stats(), [cycle for request in requests for cycle in request.speculation.cycles]
     drafting = [cycle for cycle in cycles if cycle.drafted]
     assert stats.verify_count == len(cycles) and stats.draft_count == len(drafting) < len(cycles)

@@ -21,7 +21,7 @@ def scheduler_of(
 def added(
     scheduler: Scheduler, name: str, prompt: int | tuple[int, ...], max_tokens: int = 4, logprobs: int | None = None, **fields
 ) -> Request:
-    """A new request, in the order of these calls. An int is the length of a prompt that nobody else has."""
+    """A new request, in the order of these calls. An int is the length of a prompt that no other request has."""
     arrival = added.calls = added.calls + 1
     tokens = tuple(range(arrival * 10_000, arrival * 10_000 + prompt)) if isinstance(prompt, int) else prompt
     params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=logprobs)
@@ -198,7 +198,7 @@ def test_larger_priority_first_then_order_of_arrival():
     assert names(scheduler.waiting) == "b a c e" and scheduler.find("d") is None
 
 
-def test_nobody_overtakes_a_request_that_waits_for_pages():
+def test_no_request_overtakes_one_that_waits_for_pages():
     scheduler = scheduler_of(num_pages=20)
     added(scheduler, "a", 40, max_tokens=8)
     scheduler.plan(4)

@@ -1,4 +1,4 @@
-"""Trees change between cycles, and nobody notices: same tokens, and a head that lost nothing on the way."""
+"""Trees change between cycles without a trace in the output: same tokens, and a head that misses nothing."""
 
 import random
 

@@ -13,7 +13,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.request import CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import QueueFull
-from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.sampling_params import SamplingParams
 
 VOCABULARY = 256
@@ -55,6 +55,7 @@ class FakeEngine:
         """So many requests may be unfinished; one more is refused."""
         self.tree = TREE
         """Of requests that ask for none."""
+        self.adaptive: AdaptiveState | None = None
         self.cached_tokens = 0
         """What requests report."""
         self.flushes = 0
@@ -206,6 +207,7 @@ class FakeEngine:
             used_pages=self.running,
             total_pages=10,
             page_size=16,
+            adaptive=self.adaptive,
             failed_steps=self._failed_steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,

@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from jaxspec.config import SpecConfig
+from jaxspec.engine.stats import AdaptiveState
 from jaxspec.server.info_api import without_directory
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
@@ -70,6 +71,21 @@ def test_the_accept_length_is_that_since_the_flush(client: Client):
     assert accept_length() == 2.0
     client.post("/v1/completions", prompt="x", max_tokens=2)  # one, and one that the budget cut
     assert accept_length() == pytest.approx(11 / 6, abs=1e-4)
+
+
+def test_an_adaptive_server_shows_the_trees_it_uses(client: Client):
+    state = client.http.get("/server_info").json()["internal_states"][0]
+    assert "adaptive_trees" not in state
+    plain = SpecConfig(num_steps=0)
+    client.engine.adaptive = AdaptiveState(TREE, {2: plain, 1: TREE}, {TREE: 2.25, plain: 1.0}, {(TREE, 1): 0.1}, 3, 1)
+    client.post("/v1/completions", prompt="x", max_tokens=2)
+    state = client.http.get("/server_info").json()["internal_states"][0]
+    assert state["adaptive_trees"] == {
+        "current": "3/2/5",
+        "best": {"1": "3/2/5", "2": "0/1/1"},
+        "accept_lengths": {"3/2/5": 2.25, "0/1/1": 1.0},
+        "switches": 3,
+    }
 
 
 def test_settings_and_trees():

@@ -18,12 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from jaxspec.engine.async_engine import Observer
 from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
-from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.stats import ENGINE_METRICS, FINISH_REASONS, EngineStats
 from jaxspec.server.metrics import (
     ALIAS_PREFIX,
-    ENGINE_METRICS,
     PREFIX,
-    REASONS,
     REQUEST_METRICS,
     CountRequests,
     EngineCollector,
@@ -94,8 +92,8 @@ def test_every_number_of_the_stats_is_shown():
     assert own["drafts_total"] == DISTINCT.draft_count and own["accepted_tokens_total"] == DISTINCT.accepted_tokens
     assert own["cache_usage_ratio"] == DISTINCT.used_pages / DISTINCT.total_pages
     assert own["finished_requests_total{finished_reason=something new}"] == 102
-    assert {reason: own[f"finished_requests_total{{finished_reason={reason}}}"] for reason in REASONS} == (
-        dict.fromkeys(REASONS, 0) | {"stop": 100, "error": 101}
+    assert {reason: own[f"finished_requests_total{{finished_reason={reason}}}"] for reason in FINISH_REASONS} == (
+        dict.fromkeys(FINISH_REASONS, 0) | {"stop": 100, "error": 101}
     )
     assert [own[f"accepted_tokens_per_position_total{{position={position}}}"] for position in range(3)] == [103, 104, 105]
     assert shown[f"vllm:cache_config_info{{block_size={DISTINCT.page_size},num_gpu_blocks={DISTINCT.total_pages}}}"] == 1
@@ -162,7 +160,7 @@ OUTPUTS = st.builds(
     prompt_token_ids=st.lists(st.just(1), min_size=1, max_size=60).map(tuple),
     text=st.just(""),
     token_ids=st.lists(st.just(1), max_size=60).map(tuple),
-    finish_reason=st.sampled_from(REASONS),
+    finish_reason=st.sampled_from(FINISH_REASONS),
     matched_stop=st.none(),
     speculation=CYCLES.map(lambda cycles: Speculation(tuple(cycles))),
     timing=st.builds(Timing, st.floats(0, 1), st.none() | st.floats(0, 2000), st.floats(2000, 4000)),
@@ -260,7 +258,7 @@ def test_counts_are_the_engines(client: Client):
     assert after["jaxspec:generated_tokens_total"] == stats.generated_tokens
     assert after["vllm:spec_decode_num_drafts_total"] == stats.draft_count > before["vllm:spec_decode_num_drafts_total"]
     assert after["vllm:spec_decode_num_accepted_tokens_per_pos_total{position=0}"] == stats.accepted_per_position[0]
-    ended = {reason: gained[f"jaxspec:finished_requests_total{{finished_reason={reason}}}"] for reason in REASONS}
+    ended = {reason: gained[f"jaxspec:finished_requests_total{{finished_reason={reason}}}"] for reason in FINISH_REASONS}
     assert (
         ended == {"length": 2, "error": 1, "abort": 1, "stop": 0, "timeout": 0} or ended["length"] == 3
     )  # it may end before we leave
