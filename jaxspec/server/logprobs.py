@@ -49,11 +49,11 @@ def completion_logprobs(
     )
 
 
-def prompt_offsets(model: ServedModel, token_ids: Sequence[int], *, skip_special_tokens: bool) -> list[int]:
-    """Where the text of each token of a prompt begins."""
+def prompt_offsets(model: ServedModel, token_ids: Sequence[int], max_offset: int, *, skip_special_tokens: bool = True) -> list[int]:
+    """Where the text of each token of a prompt begins, but at most `max_offset`, the length of the prompt as the client wrote it."""
     detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens, with_offsets=True)
     detokenizer.add(token_ids)
-    return detokenizer.offsets
+    return [min(offset, max_offset) for offset in detokenizer.offsets]
 
 
 def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:

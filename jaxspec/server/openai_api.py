@@ -298,9 +298,8 @@ class CompletionBuilder(OpenAIBuilder):
             logprobs = self._logprobs(output, len(echo))
         if logprobs is not None and output.prompt_logprobs is not None:
             ids, params = self._batch.prompt_of(index)
-            offsets = prompt_offsets(self._model, ids, skip_special_tokens=params.skip_special_tokens)
-            clipped = (min(offset, len(echo)) for offset in offsets)
-            logprobs = join(completion_logprobs(self._model, ids, output.prompt_logprobs, clipped), logprobs)
+            offsets = prompt_offsets(self._model, ids, len(echo), skip_special_tokens=params.skip_special_tokens)
+            logprobs = join(completion_logprobs(self._model, ids, output.prompt_logprobs, offsets), logprobs)
         return CompletionChoice(index=index, text=echo + output.text, logprobs=logprobs, finish_reason=output.finish_reason)
 
     def empty(self, index: int) -> Choice:

@@ -7,7 +7,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.engine.request import TokenLogprob
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.logprobs import CompletionLogprobsBuilder, chat_logprobs, sglang_logprobs, sglang_top
+from jaxspec.server.logprobs import chat_logprobs, completion_logprobs, prompt_offsets, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel
 from tests.server.conftest import Client
 from tests.server.fakes import CONTEXT, TEXT, byte_tokenizer
@@ -76,8 +76,7 @@ def test_offsets_count_characters(client: Client):
 
 def test_offsets_of_the_prompt_stay_inside_it():
     """Its tokens may have more text than the client wrote, such as that of a beginning-of-text token."""
-    entries = [TokenLogprob(token, -1.0, ()) for token in b"hello"]
-    assert CompletionLogprobsBuilder(model()).add(list(b"hello"), entries, max_offset=3).text_offset == [0, 1, 2, 3, 3]
+    assert prompt_offsets(model(), list(b"hello"), 3) == [0, 1, 2, 3, 3]
 
 
 def test_streaming_a_completion(client: Client):
@@ -165,7 +164,7 @@ def test_streaming_generate(client: Client):
 def test_json_has_no_infinity():
     entry = TokenLogprob(84, -math.inf, ((65, math.nan), (66, -math.inf)))
     least = -9999.0
-    made = CompletionLogprobsBuilder(model()).add([84], [entry])
+    made = completion_logprobs(model(), [84], [entry], [0])
     assert (made.token_logprobs, made.top_logprobs) == ([least], [{"A": least, "B": least, "T": least}])
     [content] = chat_logprobs(model(), [entry]).content
     assert [content["logprob"]] + [top["logprob"] for top in content["top_logprobs"]] == [least] * 3
@@ -180,4 +179,4 @@ def test_parts_of_characters_have_no_bytes_that_we_know():
 
 def test_of_tokens_with_one_text_the_likeliest_counts():
     entry = TokenLogprob(0xC4, -3.0, ((0xC3, -1.0), (0xC5, -2.0)))
-    assert CompletionLogprobsBuilder(model()).add([0xC4], [entry]).top_logprobs == [{"�": -1.0}]
+    assert completion_logprobs(model(), [0xC4], [entry], [0]).top_logprobs == [{"�": -1.0}]
