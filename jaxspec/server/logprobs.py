@@ -50,7 +50,7 @@ def completion_logprobs(
 
 
 def prompt_offsets(model: ServedModel, token_ids: Sequence[int], max_offset: int, *, skip_special_tokens: bool = True) -> list[int]:
-    """Where the text of each token of a prompt begins, but at most `max_offset`, the length of the prompt as the client wrote it."""
+    """Where the text of each token of a prompt begins, at most `max_offset`, the length of the prompt as the client wrote it."""
     detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens, with_offsets=True)
     detokenizer.add(token_ids)
     return [min(offset, max_offset) for offset in detokenizer.offsets]
