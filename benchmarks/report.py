@@ -231,15 +231,16 @@ def bold(cell: str) -> str:
     return f"<b>{cell[2:-2]}</b>" if cell.startswith("**") and cell.endswith("**") and len(cell) > 4 else cell
 
 
-def write_pictures(results: Results, directory: Path) -> None:
-    """Writes every plot of every newest record as an SVG file."""
+def write_pictures(results: Results, directory: Path, *, only_existing: bool) -> None:
+    """Writes the plots of every newest record as SVG files; `only_existing`: those that replace a file."""
     from .plots import figures, save_figure
 
     for name, records in results.files.items():
         for title, figure in figures(records[-1]).items():
             path = directory / f"{name}_{title}.svg"
-            save_figure(figure, path)
-            print(f"picture: {show(path)}")
+            if path.exists() or not only_existing:
+                save_figure(figure, path)
+                print(f"picture: {show(path)}")
 
 
 # The command
@@ -263,7 +264,7 @@ def parse(arguments: Sequence[str] | None = None):
         "--pictures",
         type=Path,
         metavar="DIR",
-        help="write every plot to this folder (default: docs/images, for the results of this repository)",
+        help="write every plot to this folder (default: replace those in docs/images, for the results of this repository)",
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a Markdown file is out of date")
     return parser.parse_args(arguments)
@@ -292,9 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     html = options.html or options.results / "report.html"
     html.write_text(page(results))
     print(f"page: {show(html)}")
-    pictures = options.pictures or (ROOT / "docs/images" if IN_CLONE and options.results == RESULTS else None)
-    if pictures:
-        write_pictures(results, pictures)
+    if options.pictures:
+        write_pictures(results, options.pictures, only_existing=False)
+    elif IN_CLONE and options.results == RESULTS:
+        write_pictures(results, ROOT / "docs/images", only_existing=True)
     return 0
 
 
