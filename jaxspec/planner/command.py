@@ -1,4 +1,4 @@
-"""jaxspec plan: does a model with its draft head fit on a GPU, what would it launch, and what do memory and arithmetic allow.
+"""`jaxspec plan`: whether a model and its draft head fit on a GPU, what a cycle launches, and its lower bound of time.
 
 It needs no GPU: weights, cache and bytes are counted from the configs, temporaries and launches from the cycle that XLA's GPU
 compiler makes (compile.py).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxspec.planner.report import Plan
 
 JAX_SHARE = 0.75
-"""What JAX takes of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+"""JAX's default share of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 EXAMPLES = """examples:
   jaxspec plan --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B --gpu h100 --batch 8 --context 4096
   jaxspec plan --model-path config.json --draft head/config.json --gpu a100 --tree 3/1/4 --accept-length 2.9
@@ -30,10 +30,10 @@ The exit status is 0 if it fits, 1 if not."""
 
 
 def make_parser() -> Parser:
-    """Its help loads nothing, so it is instant."""
+    """Builds the parser; it loads no JAX, so --help is instant."""
     defaults = EngineConfig()
     parser = Parser(
-        "jaxspec plan", "Does it fit on this GPU, and what does the GPU allow? From config.json alone, without a GPU.", EXAMPLES
+        "jaxspec plan", "Whether a model fits on a GPU, and how fast it can be there; needs config.json only, no GPU.", EXAMPLES
     )
     group = parser.add_argument_group("model")
     add = group.add_argument
@@ -44,10 +44,10 @@ def make_parser() -> Parser:
     group = parser.add_argument_group("GPU")
     add = group.add_argument
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
-    add("--tp", type=whole(1), default=1, metavar="N", help="GPUs over which all is spread evenly (default: %(default)s)")
+    add("--tp", type=whole(1), default=1, metavar="N", help="GPUs that share the model evenly (default: %(default)s)")
     add("--gpu-memory", type=float, metavar="GB", help="instead of the data sheet's")
-    add("--gpu-bandwidth", type=float, metavar="GB/S", help="instead of the data sheet's: what you measured, perhaps")
-    add("--mem-fraction-static", type=float, default=defaults.mem_fraction, metavar="X", help="as `jaxspec serve` has it")
+    add("--gpu-bandwidth", type=float, metavar="GB/S", help="instead of the data sheet's, such as a measured one")
+    add("--mem-fraction-static", type=float, default=defaults.mem_fraction, metavar="X", help="the same as in `jaxspec serve`")
     add(
         "--jax-memory-share",
         type=float,
@@ -58,8 +58,8 @@ def make_parser() -> Parser:
     group = parser.add_argument_group("load")
     add = group.add_argument
     add("--tree", type=tree, metavar="S/K/D", help="draft tree, or plain (default: 5/4/8; with an MTP layer 1/1/2)")
-    add("--batch", type=whole(1), default=1, metavar="N", help="requests that decode together (default: %(default)s)")
-    add("--context", type=whole(1), default=2048, metavar="N", help="tokens of each, prompt and output (default: %(default)s)")
+    add("--batch", type=whole(1), default=1, metavar="N", help="requests in a batch (default: %(default)s)")
+    add("--context", type=whole(1), default=2048, metavar="N", help="tokens per request, prompt and output (default: %(default)s)")
     add("--page-size", type=whole(1), default=defaults.page_size, metavar="N", help="tokens per cache page (default: %(default)s)")
     add(
         "--accept-length",
@@ -73,9 +73,9 @@ def make_parser() -> Parser:
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="have XLA compile the cycle, to count temporaries and launches: it takes half a minute (default: if it can)",
+        help="compile the cycle with XLA to count temporaries and launches, in about 30 s (default: if possible)",
     )
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_plan(options: argparse.Namespace) -> "Plan":
-    """Reads the configs and does the sums. Raises ValueError if a config or option can't be used."""
+    """Reads the configs and computes the plan. Raises ValueError if a config or option can't be used."""
     from jaxspec.planner.estimate import Memory, cycle_cost, pair
     from jaxspec.planner.models import read_head, read_target
     from jaxspec.planner.report import Plan
@@ -133,14 +133,14 @@ def make_plan(options: argparse.Namespace) -> "Plan":
 def compiled_cycle(
     options: argparse.Namespace, shape: CycleShape, model: Path, draft: Path | None, dtype: str
 ) -> CompiledCycle | str:
-    """What the compiler made of the cycle, or why it was not asked."""
+    """The compiled cycle, or the reason why it was not compiled."""
     if not options.compile:
         return "--no-compile was given"
     if options.tp > 1:
         return "this version of jaxspec has no program for several GPUs"
     if reason := why_not(options.gpu):
         return reason
-    print(f"compiling the cycle for {GPUS[options.gpu].name} (--no-compile leaves that out) ...", file=sys.stderr, flush=True)
+    print(f"compiling the cycle for {GPUS[options.gpu].name} (--no-compile skips this) ...", file=sys.stderr, flush=True)
     try:
         (compiled,) = compile_cycles(model, draft, [shape], gpu=options.gpu, dtype=dtype, token_map=options.speculative_token_map)
     except CompilerError as error:
@@ -149,7 +149,7 @@ def compiled_cycle(
 
 
 def chosen_gpu(options: argparse.Namespace) -> Gpu:
-    """The data sheet's GPU, with what the options say otherwise."""
+    """The chosen GPU, with memory and bandwidth from the options if given."""
     gpu = GPUS[options.gpu]
     if options.gpu_memory is not None:
         gpu = gpu._replace(memory=positive("--gpu-memory", options.gpu_memory) * 1e9)
@@ -159,7 +159,7 @@ def chosen_gpu(options: argparse.Namespace) -> Gpu:
 
 
 def accept_lengths(given: Sequence[float], spec: SpecConfig) -> Sequence[float]:
-    """Those that were asked for, else a few that the tree can have. Raises ValueError for one that it can't."""
+    """The given accept lengths, else some that the tree can reach. Raises ValueError for one that it can't."""
     for length in given:
         if not 1 <= length <= spec.num_steps + 1:
             raise ValueError(f"--accept-length must be from 1 to {spec.num_steps + 1} with the tree {spec}, got {length:g}")

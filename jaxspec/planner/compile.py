@@ -21,13 +21,13 @@ from jaxspec.planner.gpus import GPUS
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 GRAPH_KINDS = {"kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue"}
-"""What may be launched: all of it can be part of a CUDA graph. A while loop can't."""
+"""Launches that can be part of a CUDA graph. A while loop can't."""
 
 
 SECONDS_PER_CYCLE = 600
-"""Ten times what a busy machine took; a compiler that hangs must not hang whoever asked."""
+"""Ten times the time on a busy machine: a compiler that hangs must not block the caller forever."""
 ANSWERS = "answers.json"
-"""Where the worker leaves them."""
+"""The file of the worker's results."""
 
 
 class CompilerError(Exception):
@@ -41,12 +41,12 @@ class CycleShape:
     spec: SpecConfig
     batch: int
     context: int
-    """Tokens that each sequence has room for."""
+    """Tokens per sequence."""
     page_size: int = 16
 
     @property
     def pages(self) -> int:
-        """Of one sequence."""
+        """Pages per sequence."""
         return -(-(self.context + self.spec.num_steps + 1) // self.page_size)
 
 
@@ -59,15 +59,15 @@ _DEFAULT_BRANCHES = (None, "branch_0", "true_branch")
 
 
 class Launch(NamedTuple):
-    """One thing that the program makes the GPU do."""
+    """One launch of a kernel, copy or conditional."""
 
     kind: str
-    """XLA's name for it: kCustomKernel, kCopy, ..."""
+    """XLA's name: kCustomKernel, kCopy, ..."""
     kernel: str
     """The kernel's name; empty for other things."""
     scope: str
-    """Where in our code it comes from, as JAX's named scopes say: jit(cycle_program)/verify/layer_3/... Where XLA has lost that, as
-    of some matrix products that it changed, it is the scope of the launch before."""
+    """JAX's named scopes: jit(cycle_program)/verify/layer_3/... If XLA lost them, as for some rewritten matrix products, the scope of
+    the launch before."""
     in_graph: bool
     """It is part of a CUDA graph (XLA's command buffer)."""
     branch: str | None
@@ -93,17 +93,17 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class CompiledCycle:
-    """What the GPU compiler made of a cycle; bytes are of one GPU."""
+    """A compiled cycle; bytes are per GPU."""
 
     compile_seconds: float
     argument_bytes: int
     """Weights and state."""
     aliased_bytes: int
-    """Of them, what is updated in place."""
+    """Arguments that are updated in place."""
     temporary_bytes: int
     cache_bytes: int
     touches_host: bool
-    """Something is copied to or from the host's memory inside."""
+    """The program copies to or from the host's memory."""
     launches: tuple[Launch, ...]
 
     @property
@@ -113,7 +113,7 @@ class CompiledCycle:
 
     @property
     def stages(self) -> dict[str, int]:
-        """Launches of a greedy cycle, by the part of the algorithm that they belong to; most first."""
+        """Launches of a greedy cycle by stage of the algorithm, most first."""
         return dict(Counter(launch.stage for launch in self.greedy_launches).most_common())
 
     def per_layer(self, num_layers: int) -> float:
@@ -123,12 +123,12 @@ class CompiledCycle:
 
     @property
     def is_one_graph(self) -> bool:
-        """Nothing needs the host: all is in CUDA graphs, without loops, without copies to or from the host."""
+        """True if everything runs in CUDA graphs, without loops and without copies to or from the host."""
         return not self.touches_host and all(launch.in_graph and launch.kind in GRAPH_KINDS for launch in self.launches)
 
 
 def why_not(gpu: str) -> str | None:
-    """Why nothing can be compiled for this GPU here; None: it can."""
+    """The reason why cycles can't be compiled for this GPU here; None: they can."""
     if gpu not in GPUS or GPUS[gpu].compiler is None:
         known = ", ".join(name for name, described in GPUS.items() if described.compiler)
         return f"XLA's compiler needs a description of the GPU; there is one of {known}"
@@ -147,10 +147,10 @@ def compile_cycles(
     token_map: Path | None = None,
     refuse_spills: bool = False,
 ) -> list[CompiledCycle]:
-    """Compiles the cycles one after the other. `model` and `draft`: directories or config.json files.
+    """Compiles the cycles. `model` and `draft` are directories or config.json files.
 
     Raises:
-        ValueError: it can't be done here (`why_not`).
+        ValueError: cycles can't be compiled here (`why_not`).
         CompilerError: the compiler failed; with `refuse_spills` also if a kernel needs more registers than there are.
     """
     if reason := why_not(gpu):
@@ -231,7 +231,7 @@ def read_launches(dump: Path) -> list[Launch]:
 
 
 def touches_host(dump: Path) -> bool:
-    """Something in the program lies in the host's memory: XLA marks it as memory space 5."""
+    """True if the program uses the host's memory, which XLA marks as memory space 5."""
     return "S(5)" in _only(dump, "*gpu_after_optimizations.txt").read_text()
 
 

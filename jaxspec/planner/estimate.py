@@ -1,4 +1,4 @@
-"""What a GPU has room for, and how long a cycle takes at least: sums over sizes, no measurement."""
+"""How much a GPU can hold, and the least time that a cycle can take: computed from sizes, not measured."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from jaxspec.planner.gpus import Gpu
 from jaxspec.planner.models import Weights, weights_of
 
 LOGIT_BYTES = 4
-"""Logits are float32 whatever the weights are."""
+"""Logits are float32, whatever the dtype of the weights."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A target or a head, as far as sums go."""
+    """The sizes of a target or a head."""
 
     config: ModelConfig
     """Sizes of its layers."""
@@ -26,13 +26,13 @@ class ModelSize:
 
     @property
     def attention_width(self) -> int:
-        """Numbers in the queries of one token, all layers together."""
+        """Numbers in one token's queries, summed over layers."""
         return self.config.num_layers * self.config.num_heads * self.config.head_dim
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and perhaps a head, in one dtype, spread evenly over `tp` GPUs."""
+    """A target with or without a head, in one dtype, split evenly over `tp` GPUs."""
 
     target: ModelSize
     head: ModelSize | None
@@ -57,12 +57,12 @@ class Pair:
 
     @property
     def head_output(self) -> int:
-        """Bytes of the projection that gives the head's logits: its own, or the target's."""
+        """Bytes of the projection to the head's logits: the head's own, or the target's."""
         return (self.head.weights.output if self.head else 0) or self.target_output
 
 
 def pair(target: ModelConfig, head: HeadConfig | None, dtype: str, tp: int = 1) -> Pair:
-    """Raises ValueError if the attention heads don't spread evenly over the GPUs."""
+    """Raises ValueError if the KV heads can't be split evenly over the GPUs."""
     kinds = {"the target": target} | ({"the draft head": head.layer} if head else {})
     for name, config in kinds.items():
         if config.num_kv_heads % tp:
@@ -76,13 +76,13 @@ def pair(target: ModelConfig, head: HeadConfig | None, dtype: str, tp: int = 1) 
 
 @dataclass(frozen=True)
 class Memory:
-    """One GPU's memory, in bytes, as the engine shares it out."""
+    """One GPU's memory in bytes, divided as the engine does it."""
 
     total: float
     jax_share: float
-    """What JAX takes of it."""
+    """The share that JAX manages."""
     mem_fraction: float
-    """What of that is for weights and cache; the rest is for temporaries."""
+    """The share of that for weights and cache; the rest is for temporaries."""
     weights: int
     cache_per_token: int
     page_size: int
@@ -103,20 +103,20 @@ class Memory:
 
     @property
     def tokens(self) -> int:
-        """Tokens of cache that fit, in whole pages."""
+        """Tokens that fit in the cache, in whole pages."""
         return max(0, int(self.room // (self.page_size * self.cache_per_token))) * self.page_size
 
     def requests(self, context: int) -> int:
-        """Requests of so many tokens that fit at once."""
+        """The number of requests with `context` tokens each that fit at once."""
         return self.tokens // (-(-context // self.page_size) * self.page_size)
 
 
 @dataclass(frozen=True)
 class CycleCost:
-    """What one cycle of a batch moves and computes, per GPU, at least."""
+    """The least that one cycle of a batch moves and computes, per GPU."""
 
     moved: dict[str, float]
-    """Bytes, by what they are."""
+    """Bytes by kind of data."""
     operations: float
 
     def memory_seconds(self, gpu: Gpu) -> float:
@@ -128,12 +128,12 @@ class CycleCost:
         return self.operations / gpu.arithmetic
 
     def seconds(self, gpu: Gpu) -> float:
-        """No cycle can be faster: the longer of both."""
+        """The lower bound of a cycle's time: the longer of both."""
         return max(self.memory_seconds(gpu), self.arithmetic_seconds(gpu))
 
 
 def cycle_cost(models: Pair, spec: SpecConfig, batch: int, context: int) -> CycleCost:
-    """One cycle of `batch` requests with `context` committed tokens each; plain decoding needs no head.
+    """The cost of a cycle of `batch` requests with `context` committed tokens each; plain decoding needs no head.
 
     Every matrix is read once per forward, every forward reads the cache once; logits are written and read once. What stays in
     registers and on-chip memory is free, and so is what takes no more than a few rows (norms, embeddings, the committed keys).

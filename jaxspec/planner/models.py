@@ -1,4 +1,4 @@
-"""What a model is and takes, from its config.json and the headers of its files: no weight is read, nothing runs."""
+"""The config and the weights' sizes of a model, from config.json and file headers; no weights are read."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -21,18 +21,18 @@ from jaxspec.models.registry import abstract_model, target_config
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a target or a head, in bytes, by how often they are read."""
+    """Bytes of a target's or head's weights, grouped by how often they are read."""
 
     parameters: int
-    """Numbers, not bytes."""
+    """Count, not bytes."""
     embedding: int
-    """Tables of which a forward reads the rows of its tokens only; a tied embedding is also the output projection."""
+    """Tables; a forward reads only its tokens' rows. A tied embedding is also the output projection."""
     output: int
-    """The output projection of its own, read to get logits."""
+    """The model's own output projection, read for logits."""
     fusion: int
     """EAGLE-3's projection of the target's features, read once per cycle."""
     layers: int
-    """All else, read by every forward."""
+    """Everything else, read by every forward."""
 
     @property
     def total(self) -> int:
@@ -40,7 +40,7 @@ class Weights:
 
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
-    """Counted from the module that the config describes, as it would lie on the device."""
+    """The sizes of the config's module on the device."""
     _, tree = abstract_model(config, jnp.dtype(dtype))
     fusion = "fc" if isinstance(config, Eagle3Config) else None
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
@@ -55,7 +55,7 @@ def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
 def read_target(path: Path) -> ModelConfig:
     """The target of a model directory, Hugging Face's or converted, or of a lone config.json.
 
-    Raises ValueError if it is none, or none that is supported.
+    Raises ValueError if there is none or it is not supported.
     """
     if is_converted(path):
         return read_manifest(path).target
@@ -97,7 +97,7 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) ->
 
 
 def usual_tensors(config: dict) -> Collection[str]:
-    """The tensors that tell a head's kind, as heads with such a config have them: for a config.json without its files."""
+    """The tensors that heads with this config usually have, to recognize the kind of head from config.json alone."""
     shared = {"lm_head.weight", "d2t", "t2d"}
     if "speculators_model_type" in config:
         return {"layers.0.hidden_norm.weight", "embed_tokens.weight", *shared}

@@ -12,7 +12,7 @@ from jaxspec.planner.gpus import Gpu
 NOTES = """Memory, bandwidth and arithmetic are the vendor's data-sheet numbers (GB = 10^9), which no program reaches: read the
 times as limits, not as forecasts. They leave out what launches cost{and_traffic}."""
 MOST_FOR_JAX = 0.95
-"""Share of a GPU's memory that JAX may be given where nothing else runs on it."""
+"""The share of memory that JAX may use if nothing else runs on the GPU."""
 
 STAGES = {
     "draft": "draft: the head, level by level",
@@ -21,15 +21,15 @@ STAGES = {
     "accept": "accept: the walk, stop tokens, the budget",
     "commit": "commit: accepted keys and values",
     "extend": "extend: the head follows",
-    "logprobs": "log probabilities that nobody wants",
-    "other": "between them: rows of the state",
+    "logprobs": "logprobs branch (not taken)",
+    "other": "other: rows of the state",
 }
 """Names of the stages, in the order of a cycle."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked, and what the sums said."""
+    """The request and its results."""
 
     model: str
     models: Pair
@@ -38,22 +38,22 @@ class Plan:
     batch: int
     context: int
     longest: int
-    """The model's own context length: what one request may take unless the server is told otherwise."""
+    """The model's context length, the default limit of a request."""
     memory: Memory
     cycle: CycleCost
     plain: CycleCost
     accept_lengths: tuple[float, ...]
     compiled: CompiledCycle | str
-    """What the GPU's compiler made of the cycle, or why it was not asked."""
+    """The compiled cycle, or the reason why it was not compiled."""
 
     @property
     def temporaries(self) -> int:
-        """Bytes that the cycle takes while it runs; 0 if not counted."""
+        """Temporary bytes of the cycle; 0 if not counted."""
         return 0 if isinstance(self.compiled, str) else self.compiled.temporary_bytes
 
     @property
     def fits(self) -> bool:
-        """The batch does, each request with its context, and what a cycle takes while it runs."""
+        """True if the batch fits, with the context of each request and the cycle's temporaries."""
         return self.memory.requests(self.context) >= self.batch and self.temporaries <= self.memory.left_free
 
     @property
@@ -87,7 +87,7 @@ def show(plan: Plan) -> str:
 
 
 def memory_rows(plan: Plan) -> list[list[str]]:
-    """What becomes of one GPU's memory."""
+    """One GPU's memory, part by part."""
     memory, models = plan.memory, plan.models
     sizes = {
         f"not for JAX ({1 - memory.jax_share:.0%})": memory.total - memory.managed,
@@ -102,7 +102,7 @@ def memory_rows(plan: Plan) -> list[list[str]]:
 
 
 def fit_lines(plan: Plan) -> dict[str, str]:
-    """How many tokens and requests the cache holds, and what to do if that is too little."""
+    """Tokens and requests that fit in the cache, and advice if they are too few."""
     memory, models = plan.memory, plan.models
     own = f"{memory.cache_per_token / 1024:g} KiB per token"
     if models.head:
@@ -117,12 +117,12 @@ def fit_lines(plan: Plan) -> dict[str, str]:
     elif 0 < memory.tokens < plan.longest:
         lines["beware"] = f"the model's context is {plan.longest:,} tokens: serve with --context-length {memory.tokens} or less"
     if models.tp > 1:
-        lines["and"] = "this version of jaxspec runs on one GPU: these are the numbers that spreading evenly would give"
+        lines["and"] = "this version of jaxspec runs on one GPU: these are the numbers for an even split"
     return lines
 
 
 def missing(plan: Plan) -> str:
-    """What does not fit."""
+    """The reasons why it does not fit."""
     lacks = []
     if plan.memory.requests(plan.context) < plan.batch:
         lacks.append(f"{plan.batch * plan.context:,} tokens of cache are needed")
@@ -134,7 +134,7 @@ def missing(plan: Plan) -> str:
 
 
 def moved_rows(plan: Plan) -> list[list[str]]:
-    """What a cycle moves, part by part, and in all."""
+    """Bytes that a cycle moves, part by part and in total."""
     rows = [[name, f"{size / 1e9:.3f}"] for name, size in plan.cycle.moved.items()]
     return [*rows, ["together", f"{sum(plan.cycle.moved.values()) / 1e9:.3f}"]]
 
@@ -232,14 +232,14 @@ def limits(step: CycleCost, gpu: Gpu) -> dict[str, Any]:
 
 
 def temporaries_as_json(compiled: CompiledCycle | str, left_free: float) -> dict[str, Any]:
-    """Counted or not, and what is left for them."""
+    """Bytes of temporaries if counted, and bytes left for them."""
     if isinstance(compiled, str):
         return {"counted": False, "reason": compiled, "left_free_bytes": left_free}
     return {"counted": True, "bytes": compiled.temporary_bytes, "left_free_bytes": left_free}
 
 
 def launches_as_json(compiled: CompiledCycle | str, num_layers: int) -> dict[str, Any]:
-    """By stage, and in all."""
+    """Launches by stage and in total."""
     if isinstance(compiled, str):
         return {"counted": False, "reason": compiled}
     return {

@@ -1,7 +1,7 @@
-"""Compiles cycles for a GPU that is not there, in a process of its own: JAX must be told before it starts.
+"""Compiles cycles for a GPU that need not be there, in its own process, because JAX is configured before it starts.
 
-Reads one JSON request from the standard input and leaves the answers in a file: libraries may print what they like. Whoever wants
-this calls `compiled.compile_cycles`.
+Reads one JSON request from standard input and writes the results to a file, because libraries print to standard output. Call
+`compile_cycles` to use it.
 """
 
 import json
@@ -31,14 +31,14 @@ from jaxspec.spec.cycle import LOSSLESS
 
 
 def main() -> None:
-    """Answers the request on the standard input."""
+    """Runs the request from standard input."""
     request = json.load(sys.stdin)
     answers = list(compile_all(request))
     (Path(request["scratch"]) / ANSWERS).write_text(json.dumps(answers))
 
 
 def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One answer per cycle of the request."""
+    """Yields one result per cycle of the request."""
     target = read_target(Path(request["model"]))
     token_map = None if request["token_map"] is None else Path(request["token_map"])
     head = None if request["draft"] is None else read_head(Path(request["draft"]), target, token_map)
@@ -49,7 +49,7 @@ def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def gpu_mesh(gpu: str) -> Mesh:
-    """A mesh of one GPU that exists on paper only."""
+    """A mesh of one GPU that is only described."""
     compiler = GPUS[gpu].compiler
     assert compiler is not None
     topology = topologies.get_topology_desc(platform="cuda", topology_name=gpu, topology="1x1x1", target_config=compiler.text())
@@ -69,7 +69,7 @@ def compile_cycle(
     pages: int,
     page_size: int,
 ) -> dict[str, Any]:
-    """Compiles one cycle as the engine would, with a cache of `pages` pages per sequence, and says what came of it."""
+    """Compiles one cycle as the engine does, with `pages` pages per sequence; returns the fields of `CompiledCycle`."""
     here = NamedSharding(mesh, PartitionSpec())
 
     def placed(shapes):
