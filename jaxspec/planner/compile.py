@@ -66,8 +66,8 @@ class Launch(NamedTuple):
     kernel: str
     """The kernel's name; empty for other things."""
     scope: str
-    """JAX's named scopes: jit(cycle_program)/verify/layer_3/... If XLA lost them, as for some rewritten matrix products, the scope of
-    the launch before."""
+    """JAX's named scopes: jit(cycle_program)/verify/layer_3/... If XLA lost them, as for rewritten matrix products, the
+    scope of the launch before."""
     in_graph: bool
     """It is part of a CUDA graph (XLA's command buffer)."""
     branch: str | None

@@ -67,7 +67,7 @@ class Document(NamedTuple):
 
 
 def is_heldout(path: str) -> bool:
-    """Whether the file at `path` is held out: true for 4% of all paths, whatever else the library contains."""
+    """True for the 4% of all paths that are held out, independently of the other files."""
     first_bytes = hashlib.sha256(path.encode()).digest()[:4]
     return int.from_bytes(first_bytes, "big") < HELDOUT_FRACTION * 2**32
 
@@ -130,7 +130,7 @@ def heldout_prompts(count: int, min_chars: int = 130, max_chars: int = 320, seed
     random.Random(seed).shuffle(by_file)
     turns = [found[turn] for turn in range(max(map(len, by_file))) for found in by_file if turn < len(found)]
     if count > len(turns):
-        raise ValueError(f"the held-out files contain {len(turns)} prompts, {count} were asked for")
+        raise ValueError(f"the held-out files contain {len(turns)} prompts; {count} were requested")
     return turns[:count]
 
 

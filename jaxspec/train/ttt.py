@@ -24,7 +24,7 @@ GROWTH = 64
 
 
 class Lesson(NamedTuple):
-    """What the frozen target says about a batch of text of n tokens."""
+    """The frozen target's outputs for a batch of text of n tokens."""
 
     embeddings: Float[Array, "b n h"]
     features: Float[Array, "b n f"]
@@ -33,7 +33,7 @@ class Lesson(NamedTuple):
     probs: Float[Array, "b n v"]
     """Its next-token distribution, restricted to the draft vocabulary and renormalised."""
     in_vocab: Bool[Array, "b n"]
-    """Whether `choice` has a draft id."""
+    """True where `choice` has a draft id."""
 
 
 class Unrolled(NamedTuple):
@@ -41,7 +41,7 @@ class Unrolled(NamedTuple):
 
     loss: Float[Array, ""]
     correct: Bool[Array, "steps b t"]
-    """Whether the head's likeliest token is the target's choice."""
+    """True where the head's likeliest token is the target's choice."""
 
 
 def lesson(target: Llama, target_ids: Int[Array, " v"], tokens: Int[Array, "b n"]) -> Lesson:
@@ -156,7 +156,7 @@ def continue_prompts(
 def regenerate(
     target: LoadedModel, prompts: NDArray[np.int32], new_tokens: int, temperature: float = 0.0, batch: int = 128, seed: int = 0
 ) -> NDArray[np.int32]:
-    """int32 [rows, prompt + new_tokens] from int32 [rows, prompt], `batch` rows at a time; a rest of the rows is left out."""
+    """int32 [rows, prompt + new_tokens] from int32 [rows, prompt], `batch` rows at a time; remaining rows are dropped."""
 
     @jax.jit
     def run(params, prompts, key):

@@ -51,7 +51,7 @@ def test_prompts_start_at_definitions_and_end_at_the_end_of_a_line(monkeypatch, 
     (prompt,) = corpus.heldout_prompts(1)
     assert prompt.startswith("class First:\n") and prompt.endswith("    def method(self):")
     assert 130 <= len(prompt) <= 320
-    with pytest.raises(ValueError, match="contain 1 prompts, 2 were asked for"):
+    with pytest.raises(ValueError, match="contain 1 prompts; 2 were requested"):
         corpus.heldout_prompts(2)
 
 
