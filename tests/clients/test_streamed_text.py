@@ -116,7 +116,7 @@ def check_usage(usage: dict[str, int], choices: list[dict[str, Any]]) -> None:
     assert usage["total_tokens"] == prompt + completion
 
 
-def test_text_grows_in_the_native_api(http: httpx.Client):
+def test_text_grows_in_generate(http: httpx.Client):
     """SGLang's streams bring all of the text each time, and end with the whole answer."""
     params = {"max_new_tokens": 40, "temperature": 0.9, "sampling_seed": 2, "stop": STOPS}
     body = {"text": PROMPTS[0], "sampling_params": params}

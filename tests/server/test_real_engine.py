@@ -134,11 +134,11 @@ def test_logprobs(http: httpx.Client):
     best = [max(each.values()) for each in logprobs["top_logprobs"][5:-1]]
     assert best == pytest.approx(logprobs["token_logprobs"][5:-1])  # as lm-eval tells that a text is greedy
 
-    native = http.post("/generate", json=body | {"input_ids": prompt + made["output_ids"], "return_logprob": True,
+    entries_of_generate = http.post("/generate", json=body | {"input_ids": prompt + made["output_ids"], "return_logprob": True,
                                                 "logprob_start_len": 5}).json()["meta_info"]["input_token_logprobs"]  # fmt: skip
-    assert [token for _, token, _ in native] == made["output_ids"]
-    assert native[0][0] is None
-    assert [each[0] for each in native[1:]] == pytest.approx([each[0] for each in entries[1:]], abs=1e-4)
+    assert [token for _, token, _ in entries_of_generate] == made["output_ids"]
+    assert entries_of_generate[0][0] is None
+    assert [each[0] for each in entries_of_generate[1:]] == pytest.approx([each[0] for each in entries[1:]], abs=1e-4)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
