@@ -14,6 +14,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM, Prompt
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.chat_template import ChatTemplate
 
 SMALLEST_CONTEXT = 2
 """Context length of an LLM whose own engine is not used, so that its cache takes no memory."""
@@ -43,11 +44,16 @@ class Workbench:
 
     def encode(self, prompts: Sequence[Prompt], *, chat: bool = False) -> list[list[int]]:
         """Token ids of the prompts; `chat`: as users' messages in the model's chat template."""
-        if chat:
-            if not all(isinstance(prompt, str) for prompt in prompts):
-                raise ValueError("--chat needs prompts of text, but one consists of token ids")
-            return [self.llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
-        return [self.llm.encode(prompt) for prompt in prompts]
+        if not chat:
+            return [self.llm.encode(prompt) for prompt in prompts]
+        template, tokenizer = ChatTemplate.of_model(self.llm.tokenizer), self.llm.tokenizer
+        if template is None or tokenizer is None:
+            raise ValueError("the model has no chat template: leave out --chat")
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise ValueError("--chat needs prompts of text, but one consists of token ids")
+        with template:  # not the LLM's own, whose process would stay
+            texts = [template.render([{"role": "user", "content": str(prompt)}]) for prompt in prompts]
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
     def context_for(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
         """A context length for these prompts and their outputs. Raises ValueError if the model's is too short."""
