@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxspec.config import DTYPES
+DTYPES = ("float32", "bfloat16", "float16")  # as in jaxspec.config, which loads NumPy: --help is instant without it
 
 EXAMPLES = """examples:
   python -m convert Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check

@@ -15,6 +15,7 @@ from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.layout import Keys, Layout
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.loading import require_head, target_model_config
+from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.writing import write_checkpoint
 from jaxspec.models.mtp import MTPConfig
 
