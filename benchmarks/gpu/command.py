@@ -37,6 +37,7 @@ from tqdm import tqdm
 
 from jaxspec.commands.options import Parser
 
+from .. import record
 from ..options import IN_CLONE, RESULTS, BenchmarkError
 from ..record import Spread
 from .peer import run_peer

@@ -17,7 +17,7 @@ from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import LoadedModel
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 DECAY = 0.8
 GROWTH = 64
