@@ -209,10 +209,11 @@ class Client:
 
     def _body(self, request: Request) -> dict[str, Any]:
         if self.backend == "sglang":
-            prompt = {"text" if isinstance(request.prompt, str) else "input_ids": request.prompt}
-            return {**prompt, "sampling_params": {"max_new_tokens": request.max_tokens, **self._sampling}, "stream": True}
-        prompt = {"model": self.model, "prompt": request.prompt, "max_tokens": request.max_tokens}
-        return {**prompt, **self._sampling, "stream": True, **USAGE[self.usage]}
+            name = "text" if isinstance(request.prompt, str) else "input_ids"
+            params = {"max_new_tokens": request.max_tokens, **self._sampling}
+            return {name: request.prompt, "sampling_params": params, "stream": True}
+        body = {"model": self.model, "prompt": request.prompt, "max_tokens": request.max_tokens, "stream": True}
+        return body | self._sampling | USAGE[self.usage]
 
     async def _check(self, response: aiohttp.ClientResponse, expected: str | None) -> None:
         """Raises FailedRequest unless the status is 200 and the type of content is the expected one (None: any)."""

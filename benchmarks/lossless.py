@@ -28,8 +28,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--trees", type=tree, nargs="+", default=trees, metavar="S/K/N",
         help=f"num_steps/topk/num_draft_tokens (default: {' '.join(DEFAULT_TREES)})",
     )  # fmt: skip
-    sizes = {"type": whole(1), "nargs": "+", "default": [1, 8]}
-    parser.add_argument("--batch-size", "--batch", dest="batch", **sizes, help="requests that run together (default: 1 8)")
+    parser.add_argument(
+        "--batch-size", "--batch", dest="batch", type=whole(1), nargs="+", default=[1, 8], metavar="N",
+        help="requests that run together (default: 1 8)",
+    )  # fmt: skip
     parser.add_argument("--temperature", type=float, default=0.8, help="temperature of the sampled runs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1000, help="seed of the first sampled prompt (default: %(default)s)")
     return parser.parse(arguments)
