@@ -66,7 +66,7 @@ def test_the_grid_has_every_tree_that_makes_sense_once():
         "1/1/2", "1/2/2", "1/4/2", "1/4/4", "3/1/4", "3/2/4", "3/2/8", "3/4/4", "3/4/8", "3/4/16",
     ]  # fmt: skip
     assert made.skipped["3/2/16"] == "more nodes than 1 + topk + (steps - 1) * topk^2 = 11 that are drafted"
-    assert made.skipped["3/4/2"].startswith("2 nodes can't hold a path of 3 drafts")
+    assert made.skipped["3/4/2"].startswith("2 nodes cannot hold a path of 3 drafts")
     assert not any(name.endswith("/0") for name in made.skipped)
 
 
