@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +149,8 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or it can't render a conversation.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast(list[Conversation], [messages] if is_one else list(messages))
         return self._outputs([self.encode_chat(each, chat_template_kwargs) for each in conversations], sampling_params)
 
     def encode(self, prompt: Prompt) -> list[int]:

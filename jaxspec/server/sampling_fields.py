@@ -21,8 +21,7 @@ def accepted_type(check: Check) -> Any:
         case Whole(least, most):
             return Annotated[int, Field(ge=least, le=MAX_INT if most is None else most)]
         case Number(least, most, above):
-            limits = {"gt": least} if above else {"ge": least}
-            return Annotated[float, Field(**limits, le=most, allow_inf_nan=False)]
+            return Annotated[float, Field(gt=least if above else None, ge=None if above else least, le=most, allow_inf_nan=False)]
         case Seed():
             return int
         case Flag():

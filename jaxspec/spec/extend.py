@@ -21,7 +21,7 @@ class Pairs(NamedTuple):
     first_slot: Int[Array, " b"]
     cached: Int[Array, " b"]
     """Pairs of slots below it are neither written nor seen by others: the cache has them (or, slot 0, there is none)."""
-    count: Int[Array, " b"]
+    size: Int[Array, " b"]
     """The number of valid pairs; the rest is padding."""
 
 
@@ -79,8 +79,8 @@ def read_pairs(models: Models, state: State, batch: Batch, pairs: Pairs, window:
     metadata = AttentionMetadata(slots - 1, *seen, mask)  # a pair's position is its slot - 1
     out = head(head.embed(pairs.tokens, models.target), head.project(pairs.features), metadata, cache)
     path = jnp.broadcast_to(steps, pairs.tokens.shape)
-    write = (steps < pairs.count[:, None]) & new
+    write = (steps < pairs.size[:, None]) & new
     pages = write_slots(cache, out.window, batch.page_table, path, slots, write)
-    hidden = jnp.where((pairs.count > 0)[:, None], last(out.hidden, pairs.count), batch.now.draft_hidden)
+    hidden = jnp.where((pairs.size > 0)[:, None], last(out.hidden, pairs.size), batch.now.draft_hidden)
     sequences = put(state.sequences, batch.rows, draft_hidden=hidden)
     return state._replace(caches=state.caches._replace(draft=pages), sequences=sequences)

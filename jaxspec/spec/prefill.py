@@ -105,7 +105,7 @@ def extend_by_chunk(
         tokens=jnp.where(at_root, root, jnp.pad(chunk.tokens, ((0, 0), (0, 1)))),
         first_slot=chunk.first_slot,
         cached=jnp.maximum(chunk.cached, 1),  # slot 0 has no pair
-        count=chunk.size + chunk.is_last.astype(jnp.int32),
+        size=chunk.size + chunk.is_last.astype(jnp.int32),
     )
     state = read_pairs(models, state, batch, pairs, window)
     return state._replace(sequences=put(state.sequences, batch.rows, feature=last(features, chunk.size)))
