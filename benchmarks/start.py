@@ -1,7 +1,9 @@
-"""Measures how long a server takes from its launch until it is ready and until its first token, with a full program cache and, with
---cold, with an empty one.
+"""Measures a server's start: the time until it is ready and has answered a first completion, its memory, and the
+longest pause of a request.
 
-The server is a separate process with default flags, or with those after `--`. It is ready when its log says so.
+The server is a separate process with default flags, or with those after `--`. It starts with a full program cache and, with --cold,
+with an empty one. A long completion is streamed while smaller programs compile in the background; then the server idles, and its
+memory is read.
 
 Examples:
     jaxspec bench start
@@ -9,6 +11,7 @@ Examples:
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -19,7 +22,9 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -35,34 +40,117 @@ LOOK_SECONDS = 0.02
 PROMPT = "def main():"
 CACHES = ("JAXSPEC_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
 """Either variable sets the folder of compiled programs; the second wins."""
+TOKENS = 200
+"""Of each completion that is streamed while programs compile."""
+COMPILING_SECONDS = 1800
+"""For all programs to be there."""
+IDLE_SECONDS = 3.0
+"""Without requests, before memory is read."""
+COLUMNS = {
+    "ready": "ready, s (min..max)",
+    "completion": "first completion, s",
+    "cpu": "CPU s until then",
+    "compiled": "all programs, s",
+    "pause": "longest pause, s",
+    "megabytes": "memory, MB",
+}
 
 
-def start(flags: Sequence[str], model: str, cache: str | None) -> tuple[float, float]:
-    """Seconds from the launch until the server is ready, and until it has answered with a token.
+@dataclass(frozen=True)
+class Start:
+    """What was measured of one start. Times in seconds since the launch."""
+
+    ready: float
+    """The log says so."""
+    completion: float
+    """The first completion was answered."""
+    cpu: float
+    """CPU time of the server until then, which depends less on what else the machine does."""
+    programs: int
+    """Programs that were there then."""
+    compiled: float
+    """All programs are there."""
+    pause: float
+    """The longest time between two events of a stream, until then."""
+    megabytes: float
+    """Resident memory, once idle (Linux)."""
+
+
+def start(flags: Sequence[str], model: str, cache: str | None) -> Start:
+    """Starts a server and ends it.
 
     `cache`: the folder of compiled programs; None: the usual one.
+    Raises BenchmarkError if the server does not start or answer.
     """
-    started = time.perf_counter()
-    with serving(flags, dict.fromkeys(CACHES, cache) if cache else None) as url:
-        ready = time.perf_counter() - started
-        one_token(url, model)
-        return ready, time.perf_counter() - started
+    launch = time.perf_counter()
+    with serving(flags, dict.fromkeys(CACHES, cache) if cache else None) as (url, process):
+        ready = time.perf_counter() - launch
+        complete(url, model)
+        completion, cpu, programs = time.perf_counter() - launch, cpu_seconds(process), programs_of(url)
+        pause, left = 0.0, programs["total"] - programs["ready"]
+        while left and time.perf_counter() - launch < COMPILING_SECONDS:
+            pause = max(pause, longest_pause(url, model))
+            left = (now := programs_of(url))["total"] - now["ready"]
+        compiled = time.perf_counter() - launch
+        time.sleep(IDLE_SECONDS)
+        return Start(ready, completion, cpu, programs["ready"], compiled, pause, resident_megabytes(process))
 
 
-def one_token(url: str, model: str) -> None:
-    """Raises BenchmarkError if the server does not answer with a completion."""
-    body = json.dumps({"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "ignore_eos": True}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+def complete(url: str, model: str) -> None:
+    """Asks for one token."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    with post(f"{url}/v1/completions", body) as answer:
+        answer.read()
+
+
+def longest_pause(url: str, model: str) -> float:
+    """Of a stream: the longest time between two of its events."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    with post(f"{url}/v1/completions", body) as answer:
+        times = [time.perf_counter() for line in answer if line.startswith(b"data:")]
+    return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+
+
+def programs_of(url: str) -> dict[str, int]:
+    """How many programs are there, and how many there will be."""
     try:
-        with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
-            json.load(response)["choices"][0]["text"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise BenchmarkError(f"the server gave no completion: {error}") from None
+        with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
+            return json.load(answer)["programs"]
+    except (OSError, ValueError, KeyError) as error:
+        raise BenchmarkError(f"the server does not say how many programs are compiled: {error}") from None
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    """The answer to a JSON body, to be read inside a `with` block."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        return urllib.request.urlopen(request, timeout=300)
+    except OSError as error:
+        raise BenchmarkError(f"the server gave no answer: {error}") from None
+
+
+def cpu_seconds(process: int) -> float:
+    """Of a process and its threads so far (Linux)."""
+    fields = _read(f"/proc/{process}/stat").rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else float("nan")
+
+
+def resident_megabytes(process: int) -> float:
+    """Of a process (Linux)."""
+    lines = [line for line in _read(f"/proc/{process}/status").splitlines() if line.startswith("VmRSS:")]
+    return int(lines[0].split()[1]) * 1024 / 1e6 if lines else float("nan")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 @contextmanager
-def serving(flags: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Runs `jaxspec serve` with these flags and additional environment variables, and yields its URL.
+def serving(flags: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[tuple[str, int]]:
+    """Runs `jaxspec serve` with these flags and additional environment variables, and yields its URL and process id.
 
     Raises BenchmarkError with the end of the log if the server does not start.
     """
@@ -70,7 +158,7 @@ def serving(flags: Sequence[str], environment: Mapping[str, str] | None = None) 
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stderr=log, env={**os.environ, **(environment or {})})
         try:
-            yield wait_for_url(process, log)
+            yield wait_for_url(process, log), process.pid
         finally:
             process.terminate()
             try:
@@ -92,9 +180,11 @@ def wait_for_url(process: subprocess.Popen, log: TextIO) -> str:
 
 
 def tables(results: dict) -> dict[str, str]:
-    """Seconds per kind of start."""
-    rows = [[kind, *(str(Spread([each[index] for each in times])) for index in (0, 1))] for kind, times in results.items() if times]
-    return {"seconds": record.table(["start", "ready, s (min..max)", "first token, s"], rows)}
+    """Medians per kind of start."""
+    rows = [
+        [kind, *(str(Spread([each[name] for each in starts])) for name in COLUMNS)] for kind, starts in results.items() if starts
+    ]
+    return {"starts": record.table(["start", *COLUMNS.values()], rows)}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -109,15 +199,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
-    results: dict[str, list[tuple[float, float]]] = {"everything cached": [], "nothing cached": []}
+    results: dict[str, list[dict]] = {"everything cached": [], "nothing cached": []}
     for number in tqdm(range(options.rounds + 1), desc="cached", unit="start"):
-        times = start(options.flags, options.model, None)
+        measured = start(options.flags, options.model, None)
         if number:  # the first one fills the cache, if it is not full
-            results["everything cached"].append(times)
+            results["everything cached"].append(asdict(measured))
     for _ in tqdm(range(options.rounds if options.cold else 0), desc="cold", unit="start"):
         with tempfile.TemporaryDirectory() as empty:
-            results["nothing cached"].append(start(options.flags, options.model, empty))
-    print("\n" + tables(results)["seconds"] + "\n")
+            results["nothing cached"].append(asdict(start(options.flags, options.model, empty)))
+    print("\n" + tables(results)["starts"] + "\n")
     record.write("start", options, None, results)
     return 0
 

@@ -19,7 +19,7 @@ from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import stored_traces
-from jaxspec.engine.programs import CycleProgram
+from jaxspec.engine.program_table import CycleProgram
 from jaxspec.engine.request import Status
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
@@ -58,20 +58,21 @@ class Sweep:
         )  # fmt: skip
         for engine, head in ((self._plain, None), (self._drafting, llm.head)):  # tracing takes longer than measuring
             engine.runner.programs.traces = stored_traces(llm.target.config, head and head.config, engine.config)
-        self._drafting.trees.own = self._drafting.trees.all  # compiled for every batch size; trees of single requests are not
+        table = self._drafting.runner.table  # all trees at every batch size, which trees of single requests are not
+        self._drafting.runner.table = replace(table, own=table.trees)
         self._restrict(self.batches)
 
     def _restrict(self, batches: Sequence[int]) -> None:
         """Pads every batch to one of these sizes, so that no other is compiled."""
         for engine in (self._plain, self._drafting):
-            engine.runner.buckets = engine.runner.buckets._replace(batches=tuple(batches))
+            engine.runner.table = replace(engine.runner.table, batches=tuple(batches))
 
     def compile(self, trees: Sequence[SpecConfig], batches: Sequence[int]) -> None:
         """Compiles the cycles of these trees and of plain decoding at these batch sizes. Prefills compile in the untimed passes."""
         for engine, specs in ((self._plain, [PLAIN]), (self._drafting, list(trees))):
             needed = [
                 program
-                for program in engine.runner.all_programs()
+                for program in engine.runner.table.all()
                 if isinstance(program, CycleProgram) and program.spec in specs and program.batch in batches
             ]
             engine.runner.programs.compile_all(needed, progress=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ EXAMPLE_WITHOUT_TOKENIZER = f"""/generate {_JSON} '{{"input_ids": [1, 2, 3], "sa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT. The exit status is 0 then, 1 if it can't listen, 2 if the settings or files are wrong."""
+    status = 0
     arguments = parse_arguments(argv)
     configure_logging(arguments.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,10 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         with chat_template or contextlib.nullcontext():
             importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
             importing.start()
-            compile_programs(llm, progress=arguments.shows_progress)
+            compile_programs(llm, arguments.compile_ahead, progress=arguments.shows_progress)
             importing.join()
-            serve(llm, chat_template, arguments, listener)
-    return 0
+            try:
+                serve(llm, chat_template, arguments, listener)
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else 1
+    if llm.engine.runner.programs.is_compiling:  # XLA can't be interrupted, and Python must not end while a thread is in it
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def log_settings(arguments: ServerArguments) -> None:
@@ -78,7 +86,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
     from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
     name = arguments.served_model_name or llm.model_name
-    config, stats = llm.engine.config, llm.engine.stats()
+    config, stats, programs = llm.engine.config, llm.engine.stats(), llm.engine.runner.programs
     model = ServedModel(
         name,
         min(llm.engine.context_length, stats.total_pages * stats.page_size),
@@ -87,6 +95,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         chat_template,
         trees=llm.engine.trees.all,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
+        programs=lambda: programs.count,
     )
     metrics = RequestCollector(name)
     engine = AsyncEngine(llm.engine, [DecodeLog(), metrics])

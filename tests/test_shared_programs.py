@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.engine.programs import AdmitProgram, CycleProgram
+from jaxspec.engine.program_table import AdmitProgram, CycleProgram
 from jaxspec.testing import oracle_head, random_head, tiny_engine, tiny_target
 from tests.conftest import SharedPrograms
 

@@ -64,7 +64,7 @@ IGNORED = (
     Ignored("--disable-overlap-schedule --async-scheduling --no-async-scheduling", "the host always runs one cycle ahead"),
     Ignored("--num-continuous-decode-steps= --num-scheduler-steps=", "the host always runs one cycle ahead"),
     Ignored("--stream-interval=", "streams receive their tokens after every cycle"),
-    Ignored("--skip-server-warmup --warmups=", "the warm-up is compilation, which is done before the server is ready"),
+    Ignored("--skip-server-warmup --warmups=", "the warm-up is compilation: see --compile-ahead"),
     Ignored("--enable-metrics", "/metrics is always available"),
     Ignored("--enable-cache-report --enable-prompt-tokens-details", "every response reports the cached prompt tokens"),
     Ignored("--log-requests --enable-log-requests --log-requests-level= --max-log-len=", "prompts and texts are never logged"),

@@ -219,6 +219,12 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option("--mem-fraction-static --mem-fraction --gpu-memory-utilization X", sets="engine.mem_fraction", type=float),
         Option("--random-seed --seed", sets="engine.random_seed"),
+        Option(
+            "--compile-ahead WHICH",
+            "programs to wait for before the server is ready: first is those that serve every request, and smaller ones compile in "
+            "the background when they are needed; all is for measurements (default: first on a CPU, all on a GPU)",
+            choices=("first", "all"),
+        ),
     ),
     "server": (
         Option("--host HOST", "address to listen on", default="127.0.0.1"),

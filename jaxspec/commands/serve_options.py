@@ -67,6 +67,8 @@ class ServerArguments:
     """A file that existed when the command line was read. None: the model's own."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
+    compile_ahead: str | None
+    """The programs to wait for, first or all. None: first on a CPU, all on a GPU."""
     log_level: str
     given: dict[str, Any]
     """Options that are not at their defaults, for the log; keys as ***."""
@@ -163,6 +165,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         served_model_name=options.served_model_name,
         chat_template=None if options.chat_template is None else Path(options.chat_template),
         settings=settings,
+        compile_ahead=options.compile_ahead,
         log_level=options.log_level,
         given={name: value for name, value in shown.items() if value != parser.get_default(name)},
         head_flags=tuple(OPTIONS[name].flag for name in needing_head),

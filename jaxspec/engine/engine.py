@@ -157,12 +157,18 @@ class Engine:
             adaptive=self.trees.describe(),
         )
 
-    def warm_up(self, *, progress: bool = False) -> float:
-        """Compiles every program that serving can need; afterwards nothing compiles. Returns the seconds it took."""
-        started = time.perf_counter()
-        self.runner.programs.compile_all(self.runner.all_programs(), progress=progress)
-        self.runner.programs.seal()
+    def warm_up(self, *, progress: bool = False, wait_for_all: bool = True) -> float:
+        """Compiles every program that serving can need, so that no launch compiles. Returns the seconds it took.
+
+        wait_for_all=False: only those that serve every request. Smaller programs compile in the background when launches ask for
+        them, and are used from the next cycle on.
+        """
+        started, programs, table = time.perf_counter(), self.runner.programs, self.runner.table
+        programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
+        programs.seal()
         self.trees.measure(self.runner)
+        if not wait_for_all:
+            programs.start_compiler()
         return time.perf_counter() - started
 
     # Steps

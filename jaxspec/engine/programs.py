@@ -1,20 +1,25 @@
-"""The compiled programs: a short, listed set, each compiled ahead of time and called by name, so none can retrace."""
+"""The compiled programs: each is compiled ahead of time, in the background or at its first use, and called by name."""
 
+import atexit
+import contextlib
+import ctypes
 import logging
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.program_cache import CacheHits, StoredTraces
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProgramCount
 from jaxspec.spec.cycle import CycleOptions, cycle
 from jaxspec.spec.extend import catch_up
 from jaxspec.spec.prefill import Chunk, prefill
@@ -22,96 +27,11 @@ from jaxspec.spec.state import Admission, Models, State, admit, neutral_settings
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_TABLE = 256
-"""Tokens; a page table for fewer is not worth a program of its own."""
 INTERVAL = 30.0
 """Seconds between two lines."""
+COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
+"""What XLA calls its threads."""
 BAR = "{desc}: {n_fmt} of {total_fmt} programs |{bar}| {elapsed} gone, about {remaining} left{postfix}"
-
-
-# Dataclasses, not tuples: a tuple equals any other one with the same numbers, and programs are found by name.
-
-
-@dataclass(frozen=True)
-class CycleProgram:
-    """One cycle of `batch` sequences whose page tables are `pages` wide."""
-
-    batch: int
-    pages: int
-    spec: SpecConfig
-
-    def __str__(self) -> str:
-        return f"cycle {self.spec}, batch {self.batch}, {self.pages} pages"
-
-
-@dataclass(frozen=True)
-class PrefillProgram:
-    """One chunk of one prompt."""
-
-    chunk: int
-    pages: int
-
-    def __str__(self) -> str:
-        return f"prefill {self.chunk} tokens, {self.pages} pages"
-
-
-@dataclass(frozen=True)
-class CatchUpProgram:
-    """Extends the head by the slots that it lags behind after plain cycles."""
-
-    batch: int
-    pages: int
-
-    def __str__(self) -> str:
-        return f"catch up, batch {self.batch}, {self.pages} pages"
-
-
-@dataclass(frozen=True)
-class AdmitProgram:
-    """Sets up the state row of one request."""
-
-    def __str__(self) -> str:
-        return "admit"
-
-
-Program = CycleProgram | PrefillProgram | CatchUpProgram | AdmitProgram
-
-
-class Buckets(NamedTuple):
-    """The sizes that programs are compiled for; a step takes the smallest that fits."""
-
-    batches: tuple[int, ...]
-    chunks: tuple[int, ...]
-    pages: tuple[int, ...]
-
-    @classmethod
-    def of(cls, config: EngineConfig, max_pages: int, *, narrow_tables: bool) -> "Buckets":
-        """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
-
-        In:  max_running_requests 20, prefill_chunk 256, page_size 16, max_pages 64
-        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), pages (16, 64)
-        """
-        most = config.max_running_requests
-        powers = [2**power for power in range(most.bit_length())]
-        batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
-        chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # a half: what one of two prompts gets
-        narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
-        pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
-        return cls(*(tuple(sorted(sizes)) for sizes in (batches, chunks, pages)))
-
-    @property
-    def few_batches(self) -> tuple[int, ...]:
-        """Powers of two and the largest, for cycles that only single requests ask for: fewer programs to compile.
-
-        In:  batches (1, 2, 3, 4, 6, 8, 12, 16, 20)
-        Out: (1, 2, 4, 8, 16, 20)
-        """
-        return tuple(size for size in self.batches if size.bit_count() == 1 or size == self.batches[-1])
-
-
-def smallest(sizes: tuple[int, ...], needed: int) -> int:
-    """The smallest bucket that holds `needed`."""
-    return next(size for size in sizes if size >= needed)
 
 
 class Compilation(NamedTuple):
@@ -124,7 +44,7 @@ class Compilation(NamedTuple):
 
 
 class Programs:
-    """Compiled programs by name. After `seal`, asking for one that was not compiled is an error instead of a stall."""
+    """Compiled programs by name. After `seal` a launch never compiles: it takes a larger program, or fails if there is none."""
 
     def __init__(self, merge: Callable[[dict], Models], params: dict, state: State, options: CycleOptions):
         self.traces: StoredTraces | None = None
@@ -134,11 +54,19 @@ class Programs:
         self._state = jax.tree.map(abstract, state)
         self._compiled: dict[Program, jax.stages.Compiled] = {}
         self._sealed = False
+        self._compiler: threading.Thread | None = None
+        self._asked = dict[Program, None]()
+        """Programs that launches would rather have had, in order. They compile in the background."""
+        self._queue = queue.Queue[Program | None]()
+        self._stopping = False
+        self._finished = 0
+        """How many of them were compiled or failed."""
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
-        """The compiled program: it takes weights, state and what its kind needs, and returns a Step or, without a report, a State.
+        """The compiled program. It takes weights, state and what its kind needs; it returns a StepOutput or, where nothing is
+        reported, a State.
 
-        Compiles it first if nobody asked for it before.
+        Compiles the program at its first use, unless this set is sealed.
         """
         if program not in self._compiled:
             if self._sealed:
@@ -146,16 +74,86 @@ class Programs:
             self._add(program)
         return self._compiled[program]
 
+    def can_launch(self, program: Program) -> bool:
+        """The program is there, or compiles at its first use."""
+        return program in self._compiled or not self._sealed
+
+    def choose[Kind: Program](self, fitting: Iterable[Kind]) -> Kind:
+        """The first of these programs, which come in order of size, that can be launched. After `seal` this never compiles.
+
+        If a smaller one would fit, it begins to compile in the background, where a compiler was started.
+        """
+        programs = list(fitting)
+        chosen = next(filter(self.can_launch, programs), programs[0])
+        if chosen != programs[0]:
+            self.ask_for(programs[0])
+        return chosen
+
+    def ask_for(self, program: Program) -> None:
+        """Compiles the program in the background, unless it is there or was asked for before. Does not wait."""
+        if self._compiler is not None and not (self.can_launch(program) or program in self._asked):
+            self._asked[program] = None
+            self._queue.put(program)
+
+    @property
+    def count(self) -> ProgramCount:
+        """How many programs are there, and how many when those that were asked for are there too."""
+        return ProgramCount(len(self._compiled), len(self._compiled) + len(self._asked) - self._finished)
+
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
         """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock."""
-        wanted = [program for program in programs if program not in self._compiled]
+        missing = [program for program in programs if program not in self._compiled]
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
-            with CacheHits() as hits, CompilingProgress(len(wanted), shown=progress) as shown:
-                for done in as_completed([pool.submit(self._add, program, hits) for program in wanted]):
+            with CacheHits() as hits, CompilingProgress(len(missing), shown=progress) as shown:
+                for done in as_completed([pool.submit(self._add, program, hits) for program in missing]):
                     shown.add(from_cache=done.result().from_cache)
         finally:
             pool.shutdown(cancel_futures=True)  # after a failure, or Ctrl-C, the rest need not be compiled
+        release_memory()
+
+    def start_compiler(self) -> None:
+        """Starts the thread that compiles what launches ask for. Each program is used as soon as it is there.
+
+        A program that can't be compiled is logged; a larger one stays in its place.
+        """
+        if self._compiler is None:
+            self._compiler = threading.Thread(target=self._compile_asked, name="compiler", daemon=True)
+            self._compiler.start()
+            atexit.register(self.stop)
+
+    @property
+    def is_compiling(self) -> bool:
+        """The compiler is at work."""
+        return self._finished < len(self._asked)
+
+    def wait(self) -> None:
+        """Until the compiler has done all that it was asked for."""
+        self._queue.join()
+
+    def stop(self) -> None:
+        """Ends the compiler after the program that it compiles now: Python crashes if it ends while a thread is inside XLA."""
+        if self._compiler is not None:
+            self._stopping = True
+            self._queue.put(None)
+            self._compiler.join()
+
+    def _compile_asked(self) -> None:
+        lower_priority()
+        with CacheHits() as hits:
+            while True:
+                program = self._queue.get()
+                if program is None or self._stopping:
+                    return
+                try:
+                    done = self._add(program, hits)
+                    logger.info("%s (%s) in %.1f s", "loaded" if done.from_cache else "compiled", program, done.seconds)
+                except Exception:
+                    logger.exception("could not compile (%s): a larger program stays in use", program)
+                finally:
+                    self._finished += 1
+                    self._queue.task_done()
+                    release_memory()
 
     def temporary_bytes(self, program: Program) -> int:
         """Memory that a compiled program takes while it runs, beside weights and state."""
@@ -163,7 +161,7 @@ class Programs:
         return memory.temp_size_in_bytes if memory else 0
 
     def seal(self) -> None:
-        """From now on nothing compiles."""
+        """From now on no launch compiles."""
         self._sealed = True
 
     def _add(self, program: Program, hits: CacheHits | None = None) -> Compilation:
@@ -228,6 +226,22 @@ class Programs:
         settings = jax.eval_shape(lambda: neutral_settings(1))
         bias: Any = jax.ShapeDtypeStruct((1, self._state.bias.shape[1]), jnp.float32)
         return Admission(int32(1), int32(1, self._state.history.shape[1]), int32(1), settings, bias)
+
+
+def lower_priority() -> None:
+    """Lets XLA's compiling threads take only the time that others leave (Linux). They never hold Python's lock, and this thread,
+    which traces and so does hold it, keeps its priority: a request never waits for a thread that gets no time."""
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            if name.read_text().startswith(COMPILING_THREADS):
+                os.setpriority(os.PRIO_PROCESS, int(name.parent.name), 19)
+
+
+def release_memory() -> None:
+    """Gives memory that compiling has freed back to the system. glibc keeps it otherwise: 0.2 GB after a cycle."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another libc
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def int32(*shape: int) -> Any:

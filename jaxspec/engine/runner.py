@@ -1,7 +1,7 @@
 """The device side of the engine: weights, state, and launching programs on them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.device_state import (
     admission,
     cache_bytes_per_token,
@@ -21,16 +21,8 @@ from jaxspec.engine.device_state import (
     state_sizes,
 )
 from jaxspec.engine.output import Emitted
-from jaxspec.engine.programs import (
-    AdmitProgram,
-    Buckets,
-    CatchUpProgram,
-    CycleProgram,
-    PrefillProgram,
-    Program,
-    Programs,
-    smallest,
-)
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, Program, ProgramTable
+from jaxspec.engine.programs import Programs
 from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
@@ -38,7 +30,7 @@ from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.sampling import Logprobs
-from jaxspec.spec.state import Drafted
+from jaxspec.spec.state import Drafted, State, StepOutput
 from jaxspec.spec.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
@@ -80,24 +72,30 @@ class Runner:
 
     def __init__(self, target: LoadedTarget, head: LoadedHead | None, trees: TreeChoice, config: EngineConfig, context_length: int):
         check_kernel(config.attention_kernel, jax.devices()[0])
-        self.trees, self._config = trees, config
         self.params = {"target": target.params, "head": head.params if head else {}}
         dtype = target.params["embed_tokens"].dtype
         pages_per_sequence = -(-context_length // config.page_size)
         models = [target.config, *([head.config.layer] if head else [])]
         page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in models)
+        self.table = ProgramTable.of(
+            config,
+            pages_per_sequence,
+            trees.own,
+            trees.all,
+            catches_up=trees.head_lags,
+            narrow_tables=jax.default_backend() != "gpu",
+        )
         self.num_pages = config.num_pages or default_pages(config, pages_per_sequence, page_bytes, self.params)
         head_config, max_lag = head.config if head else None, MAX_LAG if trees.head_lags else 1
         self._sizes = state_sizes(target.config, head_config, max_length=context_length, max_lag=max_lag)
-        # One row more than requests: the padding of a batch lives there, for ever done.
-        self._padding_row = config.max_running_requests
+        # One more row than requests. It is always done, and pads batches.
+        self._padding_row, self._page_size = config.max_running_requests, config.page_size
         self._no_bias = jnp.zeros((1, target.config.vocab_size), jnp.float32)
         self._new_state = partial(
             new_state, target.config, head_config, self._sizes,
             rows=self._padding_row + 1, num_pages=self.num_pages, page_size=config.page_size, dtype=dtype,
         )  # fmt: skip
         self.state = self._new_state()
-        self.buckets = Buckets.of(config, pages_per_sequence, narrow_tables=jax.default_backend() != "gpu")
         self.programs = Programs(merger(target, head, config.attention_kernel), self.params, self.state, cycle_options(config))
         self.launching, self.waiting = Stopwatch(), Stopwatch()
 
@@ -110,109 +108,93 @@ class Runner:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The compiled batch sizes."""
-        return self.buckets.batches
-
-    def _batches(self, spec: SpecConfig) -> tuple[int, ...]:
-        """The batch sizes that cycles with this tree are compiled for."""
-        return self.buckets.batches if spec in self.trees.own else self.buckets.few_batches
-
-    def all_programs(self) -> list[Program]:
-        """Every program that serving can need."""
-        widths = self.buckets.pages
-        cycles = [CycleProgram(batch, pages, tree) for tree in self.trees.all for batch in self._batches(tree) for pages in widths]
-        prefills = [PrefillProgram(chunk, pages) for chunk in self.buckets.chunks for pages in widths]
-        catch_ups = [CatchUpProgram(batch, widths[-1]) for batch in self._batches(PLAIN)] if self.trees.head_lags else []
-        return [AdmitProgram(), *prefills, *cycles, *catch_ups]
+        """The batch sizes at which each tree that the engine chooses from has a program."""
+        width = self.table.pages[-1]
+        ready = (
+            batch
+            for batch in self.table.batches
+            if all(self.programs.can_launch(CycleProgram(batch, width, tree)) for tree in self.table.own)
+        )
+        return tuple(ready) or self.table.batches[-1:]
 
     def launch_admission(self, request: Request) -> None:
         """Sets up the request's row."""
         bias = self._no_bias if not request.params.biases else None
-        self._launch_quietly(AdmitProgram(), admission(request, self._sizes, bias))
+        self._run(AdmitProgram(), admission(request, self._sizes, bias))
 
     def launch_prefill(self, step: PrefillChunk) -> Launched:
         """Starts a chunk; its report holds the first token if the chunk is the sequence's last."""
-        request, width = step.request, smallest(self.buckets.chunks, step.size)
-        tokens = np.zeros((1, width), np.int32)
+        request, pages = step.request, step.pages[: self._pages_for(step.first_slot + step.size + 1)]
+        program = self.programs.choose(self.table.prefills(step.size, len(pages)))
+        tokens = np.zeros((1, program.chunk), np.int32)
         tokens[0, : step.size] = request.tokens[step.first_slot : step.first_slot + step.size]
-        page_table = self._page_table([step.pages], [step.first_slot + step.size + 1], 1, self.buckets.pages)
         one = np.full(1, 1, np.int32)
         fields: dict[str, Any] = {
             "row": one * request.row,
-            "page_table": page_table,
+            "page_table": padded_table([pages], 1, program.pages),
             "tokens": tokens,
             "first_slot": one * step.first_slot,
             "size": one * step.size,
             "cached": one * step.cached,
             "is_last": np.array([step.is_last]),
         }
-        return self._launch(PrefillProgram(width, page_table.shape[1]), [request], step, Chunk(**fields))
+        return launched(self._run(program, Chunk(**fields)), [request], prefill=step)
 
     def launch_cycle(self, requests: list[Request], spec: SpecConfig) -> Launched:
         """Starts one cycle of these requests."""
+        if len(self.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
+            for tree in self.table.own:
+                self.programs.ask_for(next(self.table.cycles(len(requests), self.table.pages[-1], tree)))
         rows, page_table = self.batch_of(requests, spec)
-        return self._launch(CycleProgram(len(rows), page_table.shape[1], spec), requests, None, rows, page_table)
+        return launched(self._run(CycleProgram(*page_table.shape, spec), rows, page_table), requests, spec=spec)
 
     def batch_of(self, requests: list[Request], spec: SpecConfig) -> tuple[np.ndarray, np.ndarray]:
         """What a cycle takes beside weights and state: the state rows [batch] and page tables [batch, pages] of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
-        return self._batch(requests, lengths, self.buckets.pages, self._batches(spec))
+        return self._batch(requests, lengths, lambda pages: self.table.cycles(len(requests), pages, spec))
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by the slots that it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
-        rows, page_table = self._batch(requests, lengths, self.buckets.pages[-1:], self._batches(PLAIN))
-        self._launch_quietly(CatchUpProgram(len(rows), page_table.shape[1]), rows, page_table)
+        rows, page_table = self._batch(requests, lengths, lambda _: self.table.catch_ups(len(requests)))
+        self._run(CatchUpProgram(*page_table.shape), rows, page_table)
 
     def time_cycle(self, batch: int, spec: SpecConfig, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
-        program, seconds = CycleProgram(batch, self.buckets.pages[0], spec), []
-        rows = np.full(batch, self._padding_row, np.int32)
-        page_table = np.zeros((batch, program.pages), np.int32)
+        program, seconds = self.programs.choose(self.table.cycles(batch, 1, spec)), []
+        rows = np.full(program.batch, self._padding_row, np.int32)
+        page_table = np.zeros((program.batch, program.pages), np.int32)
         for _ in range(repeats + 1):
             started = time.perf_counter()
-            step = self.programs[program](self.params, self.state, rows, page_table)
-            self.state = step.state
-            step.report.block_until_ready()
+            self._run(program, rows, page_table).report.block_until_ready()
             seconds.append(time.perf_counter() - started)
         return seconds[1:]
 
     def _batch(
-        self, requests: list[Request], lengths: list[int], widths: tuple[int, ...], batches: tuple[int, ...]
+        self,
+        requests: list[Request],
+        lengths: list[int],
+        fitting: Callable[[int], Iterable[CycleProgram] | Iterable[CatchUpProgram]],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """State rows and page tables of a batch, padded to one of the sizes."""
-        batch = smallest(batches, len(requests))
-        rows = np.full(batch, self._padding_row, np.int32)
+        """State rows and page tables for the slots that the launch may reach (`lengths`), padded to the size of a program.
+
+        `fitting`: the programs for page tables with this many entries.
+        """
+        held = [request.held.pages[: self._pages_for(length)] for request, length in zip(requests, lengths, strict=True)]
+        program = self.programs.choose(fitting(max(map(len, held))))
+        rows = np.full(program.batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
-        return rows, self._page_table([request.held.pages for request in requests], lengths, batch, widths)
+        return rows, padded_table(held, program.batch, program.pages)
 
-    def _page_table(self, held: list[list[int]], lengths: list[int], batch: int, widths: tuple[int, ...]) -> np.ndarray:
-        """[batch, pages] int32, wide enough for the slots that the launch may reach (`lengths`); unused entries are page 0."""
-        size = self._config.page_size
-        needed = [-(-length // size) for length in lengths]
-        table = np.zeros((batch, smallest(widths, max(map(min, needed, map(len, held))))), np.int32)
-        for row, pages, count in zip(table, held, needed, strict=False):
-            row[: min(count, len(pages))] = pages[:count]
-        return table
+    def _pages_for(self, slots: int) -> int:
+        return -(-slots // self._page_size)
 
-    def _launch(self, program: Program, requests: list[Request], prefill: PrefillChunk | None, *arguments) -> Launched:
+    def _run(self, program: Program, *arguments: Any) -> Any:
+        """Launches the program and keeps its state. Returns its output: a StepOutput or, without a report, the state."""
         with self.launching:
-            step = self.programs[program](self.params, self.state, *arguments)
-            self.state = step.state
-            logprobs = step.logprobs if any(request.params.logprobs is not None for request in requests) else None
-            prompt_logprobs = (
-                step.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
-            )
-            drafted = step.drafted if any(request.wants_trees for request in requests) else None
-            for array in (step.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
-                array.copy_to_host_async()
-        spec = program.spec if isinstance(program, CycleProgram) else None
-        return Launched(requests, step.report, spec, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
-
-    def _launch_quietly(self, program: Program, *arguments) -> None:
-        """Launches a program that reports nothing."""
-        with self.launching:
-            self.state = self.programs[program](self.params, self.state, *arguments)
+            output = self.programs[program](self.params, self.state, *arguments)
+            self.state = output if isinstance(output, State) else output.state
+        return output
 
     def read(self, launched: Launched) -> list[Emitted]:
         """Waits for a launched program and returns what it emitted, per request."""
@@ -235,6 +217,34 @@ class Runner:
             return []
         following = step.request.prompt[step.first_slot + 1 : step.first_slot + step.size + 1]
         return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, wanted)
+
+
+def launched(
+    output: StepOutput,
+    requests: list[Request],
+    *,
+    spec: SpecConfig | None = None,
+    prefill: PrefillChunk | None = None,
+) -> Launched:
+    """Begins to copy what the requests want to know of the output."""
+    logprobs = output.logprobs if any(request.params.logprobs is not None for request in requests) else None
+    prompt_logprobs = output.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
+    drafted = output.drafted if any(request.wants_trees for request in requests) else None
+    for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
+        array.copy_to_host_async()
+    return Launched(requests, output.report, spec, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
+
+
+def padded_table(tables: Sequence[Sequence[int]], batch: int, width: int) -> np.ndarray:
+    """[batch, width] int32; unused entries are page 0.
+
+    In:  [[5, 6], [7]], 3, 4
+    Out: [[5, 6, 0, 0], [7, 0, 0, 0], [0, 0, 0, 0]]
+    """
+    padded = np.zeros((batch, width), np.int32)
+    for row, pages in zip(padded, tables, strict=False):
+        row[: len(pages)] = pages
+    return padded
 
 
 def drafted_tree(drafted: Drafted, row: int, accepted: int) -> DraftedTree | None:

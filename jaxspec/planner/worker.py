@@ -21,7 +21,8 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig, SpecConfig
 from jaxspec.engine.device_state import merger, new_state, state_sizes
-from jaxspec.engine.programs import CycleProgram, Programs
+from jaxspec.engine.program_table import CycleProgram
+from jaxspec.engine.programs import Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
 from jaxspec.planner.compile import ANSWERS, read_launches, touches_host

@@ -71,6 +71,13 @@ class EngineState(ResponseModel):
     """Absent unless the server chooses among several trees."""
 
 
+class CompiledPrograms(ResponseModel):
+    """Requests are served at once; smaller programs, which serve them faster, compile in the background."""
+
+    ready: int
+    total: int
+
+
 class ServerInfo(ResponseModel):
     """With the admin key, the settings that the server was launched with are here too."""
 
@@ -87,6 +94,8 @@ class ServerInfo(ResponseModel):
     speculative_num_steps: int
     speculative_eagle_topk: int
     speculative_num_draft_tokens: int
+    programs: CompiledPrograms
+    """Those compiled by now, and those and the ones that compile in the background."""
     context_length: int
     max_total_num_tokens: int
     """Size of the cache in tokens."""
@@ -292,6 +301,7 @@ def describe_server(engine: AsyncEngine, model: ServedModel, averages: Averages,
         "speculative_num_steps": spec.num_steps,
         "speculative_eagle_topk": spec.topk,
         "speculative_num_draft_tokens": spec.num_draft_tokens,
+        "programs": model.programs()._asdict(),
         "context_length": model.context_length,
         "max_total_num_tokens": stats.total_pages * stats.page_size,
         "max_req_input_len": model.context_length - 1,

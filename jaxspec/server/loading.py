@@ -14,7 +14,8 @@ from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.defaults import BUILT_IN_TARGET, own_head
 from jaxspec.engine.program_cache import stored_traces
-from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, Compilation, CycleProgram, PrefillProgram, Program
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
+from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
 from jaxspec.server.chat_template import ChatTemplate
 
@@ -89,11 +90,16 @@ def load_chat_template(arguments: ServerArguments, llm: LLM) -> ChatTemplate | N
     return ChatTemplate.of_model(llm.tokenizer, path.read_text(encoding="utf-8"), f"--chat-template {path}")
 
 
-def compile_programs(llm: LLM, *, progress: bool) -> None:
-    """Makes every program ready, and says in the log what memory and time it took."""
+def compile_programs(llm: LLM, ahead: str | None, *, progress: bool) -> None:
+    """Compiles the programs that serving needs, and logs the time and memory that they take.
+
+    `ahead`: "first", those that serve every request, or "all". None: first on a CPU, all on a GPU, where XLA times its choices
+    and must be alone.
+    """
     head = llm.head.config if llm.head else None
+    ahead = ahead or ("first" if jax.default_backend() == "cpu" else "all")
     llm.engine.runner.programs.traces = stored_traces(llm.target.config, head, llm.engine.config)  # for the next start
-    seconds = llm.engine.warm_up(progress=progress)
+    seconds = llm.engine.warm_up(progress=progress, wait_for_all=ahead == "all")
     logger.info("%s", programs_line(llm.engine.runner.programs.compilations, seconds))
     logger.info("memory:\n%s", memory_table(llm))
 
@@ -105,7 +111,7 @@ def memory_table(llm: LLM) -> str:
            head weights      3.3 MB
            cache            92.3 MB  8192 tokens in 512 pages
            ...
-           in all          139.0 MB  of 68.2 GB
+           total           139.0 MB  of 68.2 GB
     """
     runner, stats = llm.engine.runner, llm.engine.stats()
     state = runner.state
@@ -120,7 +126,7 @@ def memory_table(llm: LLM) -> str:
     rows.append(("temporaries", temporaries[program], f"of the largest program: {program}"))
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     total = sum(size for _, size, _ in rows)
-    rows.append(("in all", total, f"of {readable(limit)}, {100 * total / limit:.0f}%" if limit else ""))
+    rows.append(("total", total, f"of {readable(limit)}, {100 * total / limit:.0f}%" if limit else ""))
     return "\n".join(f"  {name:<15}{readable(size):>10}  {note}".rstrip() for name, size, note in rows if size)
 
 
@@ -138,18 +144,15 @@ def largest(programs: Iterable[Program]) -> list[Program]:
 
 
 def programs_line(compilations: Mapping[Program, Compilation], seconds: float) -> str:
-    """How many programs there are, from where, and which took long.
+    """How many programs there are, how many of them were cached, and which took long.
 
-    Out: 39 programs are ready after 61.3 s: 0 from the compilation cache, 39 compiled (slowest: cycle 5/4/8, batch 8, ... 9.1 s)
+    Out: compiled 33 programs in 61.3 s (0 from the cache; slowest: cycle 5/4/8, batch 8, 64 pages: 9.1 s; admit: 0.5 s)
     """
     compiled = {program: done.seconds for program, done in compilations.items() if not done.from_cache}
     slowest = sorted(compiled, key=lambda program: -compiled[program])[:SLOWEST]
-    named = f" (slowest: {'; '.join(f'{program}: {compiled[program]:.1f} s' for program in slowest)})" if slowest else ""
-    found = len(compilations) - len(compiled)
-    return (
-        f"{len(compilations)} programs are ready after {seconds:.1f} s: "
-        f"{found} from the compilation cache, {len(compiled)} compiled{named}"
-    )
+    named = f"; slowest: {'; '.join(f'{program}: {compiled[program]:.1f} s' for program in slowest)}" if slowest else ""
+    cached = len(compilations) - len(compiled)
+    return f"compiled {len(compilations)} programs in {seconds:.1f} s ({cached} from the cache{named})"
 
 
 def readable(size: int) -> str:

@@ -1,11 +1,12 @@
 """The served model: its name, its context length, and how text becomes token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
 from jaxspec.config import SpecConfig
+from jaxspec.engine.program_table import ProgramCount
 from jaxspec.server.chat_template import ChatTemplate, RenderError
 from jaxspec.server.errors import ApiError, echo
 from jaxspec.tokenizer import Tokenizer
@@ -30,6 +31,8 @@ class ServedModel:
     """The caller closes it."""
     trees: tuple[SpecConfig, ...] = ()
     """All trees that requests may ask for."""
+    programs: Callable[[], ProgramCount] = ProgramCount
+    """How many programs are compiled by now."""
     max_completions: int = MAX_COMPLETIONS
     """In one request. At most the length of the queue, as a request is queued as a whole or not at all."""
     created: int = field(default_factory=lambda: int(time()))

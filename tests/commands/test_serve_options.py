@@ -249,6 +249,7 @@ def test_a_changed_tree_is_told():
         ("--port 65536", "--port"),
         ("--port http", "--port"),
         ("--log-level loud", "--log-level"),
+        ("--compile-ahead some", "--compile-ahead"),
     ],
 )
 def test_a_wrong_command_line_is_one_clear_line(command: str, said: str, capsys: pytest.CaptureFixture):
@@ -409,3 +410,8 @@ def test_one_spelling_has_one_meaning():
     parser = make_parser()
     with pytest.raises(Exception, match="conflicting option"):
         parser.add_argument("--model-path")
+
+
+def test_which_programs_are_compiled_ahead():
+    assert parse_arguments([]).compile_ahead is None
+    assert [parse_arguments(["--compile-ahead", which]).compile_ahead for which in ("first", "all")] == ["first", "all"]

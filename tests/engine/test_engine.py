@@ -1,6 +1,8 @@
 """Stops, budgets, aborts, admission, and what the compiled programs must not do."""
 
 import logging
+import threading
+from dataclasses import replace
 
 import jax
 import pytest
@@ -166,9 +168,81 @@ def test_nothing_compiles_after_warm_up(caplog):
             for prompt in (PROMPT, PROMPT * 5):
                 engine.add(prompt, SamplingParams(max_tokens=12, temperature=temperature))
         finish(engine)
-    engine.runner.buckets = engine.runner.buckets._replace(batches=(5,))
+    engine.runner.table = replace(engine.runner.table, batches=(5,))
     with caplog.at_level(logging.CRITICAL, "jaxspec"):
         assert "was not compiled ahead" in complete(engine).error
+
+
+class Gate:
+    """Lets the background thread compile only after `open`."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch):
+        self._event, compile_one = threading.Event(), engine.runner.programs._compile
+
+        def waiting(program):
+            if threading.current_thread().name == "compiler":
+                assert self._event.wait(60)
+            return compile_one(program)
+
+        monkeypatch.setattr(engine.runner.programs, "_compile", waiting)
+
+    def open(self) -> None:
+        self._event.set()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature):
+    """Before they are there, while a request runs, and afterwards. With plain decoding by request, whose head catches up."""
+    prompts = [PROMPT, PROMPT * 5, PROMPT[::-1]]
+
+    def run(engine: Engine, change=None) -> list[tuple[int, ...]]:
+        requests = []
+        for index, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=40, temperature=temperature, seed=index)
+            requests.append(engine.add(prompt, params, tree=SpecConfig(num_steps=0) if index == 1 else None))
+        outputs = {}
+        while engine.has_work:
+            outputs |= {update.request_id: update.output for update in engine.step() if update.output}
+            if change and requests[0].generated >= 10:
+                change()
+                change = None
+        assert change is None and not any(output.error for output in outputs.values())
+        return [outputs[request.id].token_ids for request in requests]
+
+    def start() -> Engine:
+        plain = SpecConfig(num_steps=0)
+        engine = tiny_engine(
+            SpecConfig(2, 2, 4), max_running_requests=2, context_length=128, prefill_chunk=8, request_trees=(plain,), page_size=4
+        )
+        engine.runner.table = replace(engine.runner.table, chunks=(4, 8), pages=(16, 32))
+        return engine
+
+    complete = start()
+    complete.warm_up()
+    expected = run(complete)
+
+    engine, used = start(), set()
+    gate, programs, choose = Gate(engine, monkeypatch), engine.runner.programs, engine.runner.programs.choose
+
+    def noted(fitting):
+        used.add(program := choose(fitting))
+        return program
+
+    monkeypatch.setattr(programs, "choose", noted)
+    engine.warm_up(wait_for_all=False)
+    assert run(engine) == expected and used <= set(engine.runner.table.first())
+    assert programs.count.ready == len(engine.runner.table.first()) == 5 and engine.runner.batches == (2,)
+    assert programs.count.total > 5 and programs.is_compiling
+
+    def switch() -> None:
+        gate.open()
+        programs.wait()
+
+    assert run(engine, switch) == expected
+    programs.wait()
+    assert programs.count.ready == programs.count.total > 5
+    used.clear()
+    assert run(engine) == expected and not used <= set(engine.runner.table.first())
 
 
 @pytest.mark.parametrize("spec", [SpecConfig(num_steps=0), SpecConfig(3, 2, 5)])
@@ -178,7 +252,7 @@ def test_programs_update_the_caches_in_place(spec):
     runner = engine.runner
     cache_bytes = sum(array.nbytes for array in jax.tree.leaves(runner.state.caches))
     one_array = jax.tree.leaves(runner.state.caches)[0].nbytes
-    for program in runner.all_programs()[-1], runner.all_programs()[0], runner.all_programs()[1]:
+    for program in runner.table.first():
         memory = runner.programs._compile(program).memory_analysis()
         assert memory.alias_size_in_bytes >= cache_bytes, str(program)
         assert memory.temp_size_in_bytes < one_array, str(program)

@@ -15,7 +15,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.engine import program_cache
 from jaxspec.engine.program_cache import APART, KEEP_DAYS, StoredTraces, source_digest
-from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.state import Caches
 from jaxspec.testing import tiny_engine

@@ -3,13 +3,15 @@
 import io
 import logging
 import sys
+import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.engine.programs import INTERVAL, AdmitProgram, Compilation, CompilingProgress, PrefillProgram, Programs
+from jaxspec.engine.program_table import AdmitProgram, PrefillProgram
+from jaxspec.engine.programs import INTERVAL, Compilation, CompilingProgress, Programs
 from jaxspec.spec.cycle import CycleOptions
 
 pytestmark = pytest.mark.compiles
@@ -76,6 +78,74 @@ def test_a_sealed_set_compiles_nothing():
     programs[ADMIT]
     with pytest.raises(RuntimeError, match=r"program \(prefill 4 tokens, 1 pages\) was not compiled ahead; compiled: admit"):
         programs[CHUNK]
+
+
+def test_a_launch_takes_the_smallest_program_that_is_there_and_gets_a_smaller_one_for_the_next_time():
+    programs = TwoPrograms(11.0)
+    assert programs.choose([ADMIT, CHUNK]) == ADMIT  # it compiles at its first use
+    programs.compile_all([CHUNK])
+    programs.seal()
+    assert programs.choose([ADMIT, CHUNK]) == CHUNK and not programs.can_launch(ADMIT)
+    assert programs.count == (1, 1), "without a compiler nothing is asked for"
+    programs.start_compiler()
+    assert programs.choose([CHUNK]) == CHUNK and programs.count == (1, 1)
+    assert programs.choose([ADMIT, CHUNK]) == CHUNK
+    programs.wait()
+    assert programs.choose([ADMIT, CHUNK]) == ADMIT and programs.count == (2, 2)
+
+
+class Slow(TwoPrograms):
+    """A compiler that waits until it may go on."""
+
+    def __init__(self, factor: float):
+        super().__init__(factor)
+        self.started, self.may_go_on = threading.Event(), threading.Event()
+
+    def _define(self, program):
+        if threading.current_thread().name == "compiler":
+            self.started.set()
+            assert self.may_go_on.wait(60)
+        return super()._define(program)
+
+
+def test_no_launch_waits_for_the_compiler_and_nothing_is_asked_for_twice():
+    programs = Slow(13.0)
+    programs.compile_all([CHUNK])
+    programs.seal()
+    programs.start_compiler()
+    for _ in range(3):
+        assert programs.choose([ADMIT, CHUNK]) == CHUNK and programs[CHUNK] is not None
+    assert programs.started.wait(60)
+    assert programs.choose([ADMIT, CHUNK]) == CHUNK
+    assert programs.count == (1, 2) and programs.is_compiling
+    with pytest.raises(RuntimeError, match="was not compiled ahead"):
+        programs[ADMIT]
+    programs.may_go_on.set()
+    programs.wait()
+    assert programs.count == (2, 2) and not programs.is_compiling
+
+
+def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes_on(caplog):
+    class Broken(TwoPrograms):
+        def _define(self, program):
+            if program == ADMIT:
+                raise ValueError("no such kernel")
+            return super()._define(program)
+
+    programs, other = Broken(17.0), PrefillProgram(2, 1)
+    programs.compile_all([CHUNK])
+    programs.seal()
+    programs.start_compiler()
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        for _ in range(2):
+            assert programs.choose([ADMIT, CHUNK]) == CHUNK
+            programs.wait()
+        programs.choose([other, CHUNK])
+        programs.wait()
+    failed, done = caplog.records
+    assert failed.message == "could not compile (admit): a larger program stays in use" and failed.levelno == logging.ERROR
+    assert done.message.split(" in ")[0] in ("compiled (prefill 2 tokens, 1 pages)", "loaded (prefill 2 tokens, 1 pages)")
+    assert programs.choose([ADMIT, CHUNK]) == CHUNK and programs.count == (2, 2)
 
 
 def test_after_a_failure_the_rest_is_not_compiled():

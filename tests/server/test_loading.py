@@ -8,11 +8,13 @@ import pytest
 
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import SpecConfig
-from jaxspec.engine.programs import AdmitProgram, CatchUpProgram, Compilation, CycleProgram, PrefillProgram
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
 from jaxspec.serve import known_settings
 from jaxspec.server.loading import (
     MAX_TEMPLATE_BYTES,
+    compile_programs,
     find_head,
     largest,
     load,
@@ -238,13 +240,27 @@ def test_the_share_of_the_device_if_it_tells(llm: LLM, monkeypatch: pytest.Monke
     assert memory_table(llm).splitlines()[-1].endswith("of 2.0 GB, 0%")
 
 
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize(
+    ("ahead", "backend", "wait_for_all"),
+    [(None, "cpu", False), (None, "gpu", True), ("first", "gpu", False), ("all", "cpu", True)],
+)
+def test_what_the_server_waits_for(llm: LLM, ahead, backend, wait_for_all, monkeypatch, caplog):
+    asked = []
+    monkeypatch.setattr(llm.engine, "warm_up", lambda **options: asked.append(options) or 1.5)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        compile_programs(llm, ahead, progress=False)
+    assert asked == [{"progress": False, "wait_for_all": wait_for_all}]
+    assert any(record.message.startswith("compiled 3 programs in 1.5 s (1 from the cache") for record in caplog.records)
+
+
 def test_programs_are_counted_and_the_slowest_named():
     assert programs_line(MADE, 9.84) == (
-        "3 programs are ready after 9.8 s: 1 from the compilation cache, 2 compiled "
-        "(slowest: cycle 0/1/1, batch 1, 16 pages: 9.2 s; admit: 0.5 s)"
+        "compiled 3 programs in 9.8 s (1 from the cache; slowest: cycle 0/1/1, batch 1, 16 pages: 9.2 s; admit: 0.5 s)"
     )
     found = {PrefillProgram(16, 16): MADE[PrefillProgram(16, 16)]}
-    assert programs_line(found, 1) == "1 programs are ready after 1.0 s: 1 from the compilation cache, 0 compiled"
+    assert programs_line(found, 1) == "compiled 1 programs in 1.0 s (1 from the cache)"
 
 
 def test_only_the_largest_of_a_kind_are_looked_at():

@@ -47,7 +47,19 @@ async function meet() {
   if (card.id === BUILT_IN) note("The built-in model is tiny: its output only looks like Python.");
   const [server, model] = await Promise.all([readJson("/server_info", key), readJson("/model_info", key)]);
   offerTrees({ ...model.json, ...server.json });
+  showPrograms(server.json?.programs, byId("model").textContent, key);
   if (model.json?.has_chat_template === false) refuseChat();
+}
+
+/** While programs compile, the page says how many are there. */
+async function showPrograms(programs, name, key) {
+  while (programs && programs.ready < programs.total) {
+    byId("model").textContent = `${name} · ${programs.ready} of ${programs.total} programs compiled`;
+    await new Promise((resolve) => setTimeout(resolve, 5000));
+    if (byId("key").value !== key) return;
+    programs = (await readJson("/server_info", key)).json?.programs;
+  }
+  byId("model").textContent = name;
 }
 
 function modelInWords(card) {

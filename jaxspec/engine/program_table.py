@@ -1,0 +1,153 @@
+"""Which programs an engine has, and which of them fit a launch. Plain Python, no JAX."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+
+SHORTEST_TABLE = 256
+"""Tokens; a page table for fewer is not worth a program of its own."""
+
+
+# Dataclasses, not tuples: a tuple equals any other one with the same numbers, and programs are found by name.
+
+
+@dataclass(frozen=True)
+class CycleProgram:
+    """One cycle of `batch` sequences whose page tables are `pages` wide."""
+
+    batch: int
+    pages: int
+    spec: SpecConfig
+
+    def __str__(self) -> str:
+        return f"cycle {self.spec}, batch {self.batch}, {self.pages} pages"
+
+
+@dataclass(frozen=True)
+class PrefillProgram:
+    """One chunk of one prompt."""
+
+    chunk: int
+    pages: int
+
+    def __str__(self) -> str:
+        return f"prefill {self.chunk} tokens, {self.pages} pages"
+
+
+@dataclass(frozen=True)
+class CatchUpProgram:
+    """Extends the head by the slots that it lags behind after plain cycles."""
+
+    batch: int
+    pages: int
+
+    def __str__(self) -> str:
+        return f"catch up, batch {self.batch}, {self.pages} pages"
+
+
+@dataclass(frozen=True)
+class AdmitProgram:
+    """Sets up the state row of one request."""
+
+    def __str__(self) -> str:
+        return "admit"
+
+
+Program = CycleProgram | PrefillProgram | CatchUpProgram | AdmitProgram
+
+
+class ProgramCount(NamedTuple):
+    """How far compiling is."""
+
+    ready: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class ProgramTable:
+    """The sizes that programs are compiled for. Larger programs serve smaller launches, which are padded."""
+
+    batches: tuple[int, ...]
+    chunks: tuple[int, ...]
+    pages: tuple[int, ...]
+    own: tuple[SpecConfig, ...]
+    """The trees that the engine chooses from."""
+    trees: tuple[SpecConfig, ...]
+    """Those and the trees that only single requests ask for."""
+    catches_up: bool
+    """Plain cycles alternate with trees, so the head has to catch up before a tree."""
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, max_pages: int, own: Sequence[SpecConfig], trees: Sequence[SpecConfig], *,
+        catches_up: bool, narrow_tables: bool,
+    ) -> "ProgramTable":  # fmt: skip
+        """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
+
+        In:  max_running_requests 20, prefill_chunk 256, page_size 16, max_pages 64
+        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), pages (16, 64)
+        """
+        most = config.max_running_requests
+        powers = [2**power for power in range(most.bit_length())]
+        batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
+        chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # a half: what one of two prompts gets
+        narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
+        pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
+        return cls(*(tuple(sorted(sizes)) for sizes in (batches, chunks, pages)), tuple(own), tuple(trees), catches_up)
+
+    @property
+    def few_batches(self) -> tuple[int, ...]:
+        """Powers of two and the largest, for cycles that only single requests ask for: fewer programs to compile.
+
+        In:  batches (1, 2, 3, 4, 6, 8, 12, 16, 20)
+        Out: (1, 2, 4, 8, 16, 20)
+        """
+        return tuple(size for size in self.batches if size.bit_count() == 1 or size == self.batches[-1])
+
+    def batches_for(self, spec: SpecConfig) -> tuple[int, ...]:
+        """The batch sizes that cycles with this tree are compiled for."""
+        return self.batches if spec in self.own else self.few_batches
+
+    def all(self) -> list[Program]:
+        """Every program, those that small batches and short prompts take first."""
+        cycles = [list(self.cycles(size, 1, tree))[: len(self.pages)] for tree in self.trees for size in self.batches_for(tree)]
+        prefills = [list(self.prefills(size, 1))[: len(self.pages)] for size in self.chunks]
+        catch_ups = [list(self.catch_ups(size))[:1] for size in self.batches_for(PLAIN)] if self.catches_up else []
+        programs = [AdmitProgram(), *(program for several in (*prefills, *cycles, *catch_ups) for program in several)]
+        return sorted(programs, key=self._place)
+
+    def first(self) -> list[Program]:
+        """The programs that serve every request: the largest of each kind and tree. (The costly ones first.)"""
+        batch, chunk, pages = self.batches[-1], self.chunks[-1], self.pages[-1]
+        cycles = [CycleProgram(batch, pages, tree) for tree in sorted(self.trees, key=lambda tree: -tree.num_steps)]
+        catch_up = [CatchUpProgram(batch, pages)] if self.catches_up else []
+        return [*cycles, PrefillProgram(chunk, pages), *catch_up, AdmitProgram()]
+
+    # The programs that fit a launch, smallest first.
+
+    def cycles(self, requests: int, pages: int, spec: SpecConfig) -> Iterator[CycleProgram]:
+        """For so many requests, whose page tables need so many entries."""
+        return (CycleProgram(batch, width, spec) for batch, width in self._fitting(self.batches_for(spec), requests, pages))
+
+    def prefills(self, tokens: int, pages: int) -> Iterator[PrefillProgram]:
+        """For a chunk of so many tokens."""
+        return (PrefillProgram(chunk, width) for chunk, width in self._fitting(self.chunks, tokens, pages))
+
+    def catch_ups(self, requests: int) -> Iterator[CatchUpProgram]:
+        """Rare and small, hence for the widest page table only."""
+        return (CatchUpProgram(batch, self.pages[-1]) for batch in self.batches_for(PLAIN) if batch >= requests)
+
+    def _fitting(self, sizes: Sequence[int], needed: int, pages: int) -> Iterator[tuple[int, int]]:
+        return ((size, width) for size in sizes if size >= needed for width in self.pages if width >= pages)
+
+    def _place(self, program: Program) -> tuple[int, int]:
+        """Programs of the smallest sizes come first, then those of the next."""
+        match program:
+            case CycleProgram(batch, pages) | CatchUpProgram(batch, pages):
+                return self.batches.index(batch), pages
+            case PrefillProgram(chunk, pages):
+                return self.chunks.index(chunk), pages
+            case AdmitProgram():
+                return 0, 0

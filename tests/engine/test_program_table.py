@@ -1,0 +1,82 @@
+"""Which programs there are, and that one of them fits every launch."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProgramTable
+
+TREE, CHAIN = SpecConfig(5, 4, 8), SpecConfig(3, 1)
+
+
+def table_of(*, most: int = 8, chunk: int = 256, pages: int = 64, own=(TREE,), others=(PLAIN,), catches_up: bool = True):
+    config = EngineConfig(max_running_requests=most, prefill_chunk=chunk)
+    return ProgramTable.of(config, pages, own, (*own, *others), catches_up=catches_up, narrow_tables=True)
+
+
+tables = st.builds(
+    table_of,
+    most=st.integers(1, 70),
+    chunk=st.integers(1, 1000),
+    pages=st.integers(1, 300),
+    others=st.sampled_from([(), (PLAIN,), (PLAIN, CHAIN)]),
+)
+
+
+def test_the_sizes():
+    table = table_of(most=20)
+    assert table.batches == (1, 2, 3, 4, 6, 8, 12, 16, 20) and table.few_batches == (1, 2, 4, 8, 16, 20)
+    assert table.chunks == (16, 64, 128, 256) and table.pages == (16, 64)
+    assert ProgramTable.of(EngineConfig(), 64, (PLAIN,), (PLAIN,), catches_up=False, narrow_tables=False).pages == (64,)
+
+
+def test_every_program_of_the_built_in_model():
+    table = table_of()
+    cycles = {CycleProgram(batch, pages, TREE) for batch in (1, 2, 3, 4, 6, 8) for pages in (16, 64)}
+    plain = {CycleProgram(batch, pages, PLAIN) for batch in (1, 2, 4, 8) for pages in (16, 64)}
+    prefills = {PrefillProgram(chunk, pages) for chunk in (16, 64, 128, 256) for pages in (16, 64)}
+    catch_ups = {CatchUpProgram(batch, 64) for batch in (1, 2, 4, 8)}
+    assert set(table.all()) == {AdmitProgram()} | cycles | plain | prefills | catch_ups
+    assert len(table.all()) == len(set(table.all())) == 33
+
+
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_heads_that_lag_need_programs_to_catch_up(catches_up):
+    for programs in (table_of(catches_up=catches_up).all(), table_of(catches_up=catches_up).first()):
+        assert any(isinstance(program, CatchUpProgram) for program in programs) == catches_up
+
+
+def test_small_programs_come_before_large_ones():
+    programs = table_of().all()
+    sizes = [program.batch for program in programs if isinstance(program, CycleProgram)]
+    assert sizes == sorted(sizes)
+    assert programs.index(CycleProgram(1, 16, TREE)) < programs.index(CycleProgram(1, 64, TREE))
+    assert programs.index(PrefillProgram(16, 16)) < programs.index(CycleProgram(2, 16, TREE))
+
+
+@given(tables, st.data())
+def test_a_program_fits_every_launch_whichever_programs_are_there(table: ProgramTable, data: st.DataObject):
+    """The first programs, and any others that came since, hold one for every launch. All candidates fit, the smallest first."""
+    ready = set(table.first()) | data.draw(st.sets(st.sampled_from(table.all())))
+    requests = data.draw(st.integers(1, table.batches[-1]))
+    pages = data.draw(st.integers(1, table.pages[-1]))
+    tokens = data.draw(st.integers(1, table.chunks[-1]))
+    spec = data.draw(st.sampled_from(table.trees))
+    cycles, prefills = list(table.cycles(requests, pages, spec)), list(table.prefills(tokens, pages))
+    assert cycles and all(each.spec == spec and each.batch >= requests and each.pages >= pages for each in cycles)
+    assert prefills and all(each.chunk >= tokens and each.pages >= pages for each in prefills)
+    assert cycles == sorted(cycles, key=lambda each: (each.batch, each.pages))
+    assert prefills == sorted(prefills, key=lambda each: (each.chunk, each.pages))
+    catch_ups = list(table.catch_ups(requests)) if table.catches_up else []
+    assert all(each.batch >= requests and each.pages == table.pages[-1] for each in catch_ups)
+    for fitting in (cycles, prefills, *([catch_ups] if table.catches_up else [])):
+        assert set(fitting) <= set(table.all()) and ready & set(fitting)
+    assert set(table.first()) <= set(table.all())
+
+
+def test_a_batch_that_fits_none_has_no_program():
+    table = replace(table_of(), batches=(1, 2))
+    assert not list(table.cycles(3, 1, TREE))
