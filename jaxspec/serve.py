@@ -80,6 +80,7 @@ def log_settings(arguments: ServerArguments) -> None:
 def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArguments, listener: socket.socket) -> None:
     """Runs the HTTP server until a signal ends it; the engine's thread has ended when this returns or raises."""
     from jaxspec.engine.async_engine import AsyncEngine
+    from jaxspec.engine.programs import lower_priority
     from jaxspec.server.app import create_app
     from jaxspec.server.http_server import HttpServer
     from jaxspec.server.metrics import RequestCollector
@@ -106,6 +107,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
         if llm.tokenizer is None:
             logger.warning("the model has no tokenizer: prompts must be token ids, sent to /generate")
+        lower_priority()  # of what still compiles
 
     try:
         app = create_app(engine, model, known_settings(arguments, llm), metrics=metrics)

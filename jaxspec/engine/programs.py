@@ -139,7 +139,6 @@ class Programs:
             self._compiler.join()
 
     def _compile_asked(self) -> None:
-        lower_priority()
         with CacheHits() as hits:
             while True:
                 program = self._queue.get()
@@ -229,12 +228,14 @@ class Programs:
 
 
 def lower_priority() -> None:
-    """Lets XLA's compiling threads take only the time that others leave (Linux). They never hold Python's lock, and this thread,
-    which traces and so does hold it, keeps its priority: a request never waits for a thread that gets no time."""
+    """Lets XLA's compiling threads give way to others (Linux), for the life of the process.
+
+    They never hold Python's lock. The thread that traces does, and keeps its priority, so no request waits for a slow thread.
+    """
     for name in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # the thread has ended
             if name.read_text().startswith(COMPILING_THREADS):
-                os.setpriority(os.PRIO_PROCESS, int(name.parent.name), 19)
+                os.setpriority(os.PRIO_PROCESS, int(name.parent.name), 10)
 
 
 def release_memory() -> None:
