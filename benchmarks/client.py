@@ -18,7 +18,7 @@ except ImportError:
     raise BenchmarkError("the HTTP client needs aiohttp: pip install 'jaxspec-llm[bench]'") from None
 
 BACKENDS = {"openai": "/v1/completions", "sglang": "/generate"}
-USAGE = (
+USAGE: tuple[dict, ...] = (
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"stream_options": {"include_usage": True}},
     {},
@@ -273,9 +273,9 @@ def add(answer: Answer, new_text: str, usage: dict, now: float, *, is_chunk: boo
     tokens = usage.get("completion_tokens")
     if tokens is not None and (type(tokens) is not int or tokens < (answer.tokens or 0)):
         raise TypeError(f"completion_tokens is {str(tokens)[:40]!r} after {answer.tokens}")
-    # A first count that comes after other chunks is not about this chunk alone.
-    is_counted = tokens is not None and (answer.tokens is not None or not answer.chunks)
-    new_tokens = tokens - (answer.tokens or 0) if is_counted else None
+    # A first count that comes after other chunks does not belong to this chunk alone.
+    is_first = answer.tokens is None and not answer.chunks
+    new_tokens = None if tokens is None or (answer.tokens is None and not is_first) else tokens - (answer.tokens or 0)
     if (new_tokens and is_chunk) or (new_text and new_tokens is None):
         answer.chunks.append(Chunk(now, new_tokens))
     answer.text += new_text

@@ -62,7 +62,7 @@ class BenchmarkParser(Parser):
         start = ["python", "-m", f"benchmarks.{self.name}"] if IN_CLONE else ["jaxspec", "bench", self.name]
         options.command = shlex.join([*start, *all_shortened(without_out(given))])
         options.load_average = os.getloadavg()[0]
-        if is_busy(options.load_average, cores()):
+        if is_busy(options.load_average, cores() or 1):
             print(
                 f"warning: the load average is {options.load_average:.1f} on {cores()} cores: absolute figures will be too low",
                 file=sys.stderr,

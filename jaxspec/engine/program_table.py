@@ -95,7 +95,7 @@ class ProgramTable:
         chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # a half: what one of two prompts gets
         narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
         pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
-        return cls(*(tuple(sorted(sizes)) for sizes in (batches, chunks, pages)), tuple(own), tuple(trees), catches_up)
+        return cls(tuple(sorted(batches)), tuple(sorted(chunks)), tuple(sorted(pages)), tuple(own), tuple(trees), catches_up)
 
     @property
     def few_batches(self) -> tuple[int, ...]:
@@ -112,10 +112,9 @@ class ProgramTable:
 
     def all(self) -> list[Program]:
         """Every program, those that small batches and short prompts take first."""
-        cycles = [list(self.cycles(size, 1, tree))[: len(self.pages)] for tree in self.trees for size in self.batches_for(tree)]
-        prefills = [list(self.prefills(size, 1))[: len(self.pages)] for size in self.chunks]
-        catch_ups = [list(self.catch_ups(size))[:1] for size in self.batches_for(PLAIN)] if self.catches_up else []
-        programs = [AdmitProgram(), *(program for several in (*prefills, *cycles, *catch_ups) for program in several)]
+        cycles = [program for tree in self.trees for program in self.cycles(1, 1, tree)]
+        catch_ups = self.catch_ups(1) if self.catches_up else ()
+        programs: list[Program] = [AdmitProgram(), *self.prefills(1, 1), *cycles, *catch_ups]
         return sorted(programs, key=self._place)
 
     def first(self) -> list[Program]:

@@ -146,7 +146,8 @@ class Runner:
             for tree in self.table.own:
                 self.programs.ask_for(next(self.table.cycles(len(requests), self.table.pages[-1], tree)))
         rows, page_table = self.batch_of(requests, spec)
-        return launched(self._run(CycleProgram(*page_table.shape, spec), rows, page_table), requests, spec=spec)
+        batch, pages = page_table.shape
+        return launched(self._run(CycleProgram(batch, pages, spec), rows, page_table), requests, spec=spec)
 
     def batch_of(self, requests: list[Request], spec: SpecConfig) -> tuple[np.ndarray, np.ndarray]:
         """What a cycle takes beside weights and state: the state rows [batch] and page tables [batch, pages] of these requests."""
@@ -170,11 +171,8 @@ class Runner:
             seconds.append(time.perf_counter() - started)
         return seconds[1:]
 
-    def _batch(
-        self,
-        requests: list[Request],
-        lengths: list[int],
-        fitting: Callable[[int], Iterable[CycleProgram] | Iterable[CatchUpProgram]],
+    def _batch[Kind: (CycleProgram, CatchUpProgram)](
+        self, requests: list[Request], lengths: list[int], fitting: Callable[[int], Iterable[Kind]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """State rows and page tables for the slots that the launch may reach (`lengths`), padded to the size of a program.
 
