@@ -136,11 +136,11 @@ def load_parameters(directory: str | os.PathLike[str], expected: dict, *, progre
 
     Raises ValueError naming what is missing, unknown, has another shape or dtype, or can't be read.
     """
-    wanted, stored = flatten_dict(expected), check_stored(directory, expected)
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in wanted.values())
+    leaves, stored = flatten_dict(expected), check_stored(directory, expected)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
     title, loaded = f"loading {Path(directory).parent.name}", {}
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
-        for keys, leaf in wanted.items():
+        for keys, leaf in leaves.items():
             loaded[keys] = _place(stored[parameter_name(keys)].values(), leaf)
             bar.update(loaded[keys].nbytes)
     return unflatten_dict(loaded)
@@ -170,16 +170,16 @@ def _stored_array(path: Path) -> StoredArray:
     return StoredArray(path.joinpath("c", *("0" for _ in shape)), jnp.dtype(description["data_type"]), tuple(shape))
 
 
-def check_stored(directory: str | os.PathLike[str], wanted: dict) -> dict[str, StoredArray]:
-    """The stored parameters. Raises ValueError unless they match `wanted` (jax.ShapeDtypeStructs), up to float dtypes."""
+def check_stored(directory: str | os.PathLike[str], expected: dict) -> dict[str, StoredArray]:
+    """The stored parameters. Raises ValueError unless they match `expected` (jax.ShapeDtypeStructs), up to float dtypes."""
     stored = stored_parameters(directory)
-    expected = {parameter_name(path): leaf for path, leaf in flatten_dict(wanted).items()}
-    missing, unknown = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
+    leaves = {parameter_name(path): leaf for path, leaf in flatten_dict(expected).items()}
+    missing, unknown = sorted(leaves.keys() - stored.keys()), sorted(stored.keys() - leaves.keys())
     if missing:
         raise ValueError(f"{directory} misses {len(missing)} parameters: {', '.join(missing[:5])}")
     if unknown:
         raise ValueError(f"{directory} has {len(unknown)} unknown parameters: {', '.join(unknown[:5])}")
-    for name, leaf in expected.items():
+    for name, leaf in leaves.items():
         found = stored[name]
         if found.shape != leaf.shape:
             raise ValueError(f"{directory}: parameter {name!r} has shape {found.shape}; expected {leaf.shape}")

@@ -112,13 +112,13 @@ def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int
     Raises:
         ValueError: not even one sequence fits.
     """
-    device, wanted = jax.devices()[0], config.max_running_requests * pages_per_sequence
+    device, enough = jax.devices()[0], config.max_running_requests * pages_per_sequence
     if device.platform == "cpu":
-        pages = min(wanted, CPU_CACHE_BYTES // page_bytes)
+        pages = min(enough, CPU_CACHE_BYTES // page_bytes)
     else:
         weights = sum(array.nbytes for array in jax.tree.leaves(params))
-        room = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
-        pages = min(wanted, room // page_bytes)
+        free = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
+        pages = min(enough, free // page_bytes)
     if pages < pages_per_sequence:
         raise ValueError(
             f"the cache has room for {max(pages, 0) * config.page_size} tokens, but one sequence may have "

@@ -37,7 +37,7 @@ FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
 
 class Launched(NamedTuple):
-    """A program on its way: row i of its report will belong to requests[i]."""
+    """A launched program. Row i of its report belongs to requests[i]."""
 
     requests: list[Request]
     report: jax.Array
@@ -202,19 +202,19 @@ class Runner:
         emitted = []
         for row, (request, line) in enumerate(zip(launched.requests, report.tolist(), strict=False)):  # padding comes last
             tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
-            wanted = request.params.logprobs
-            entries = [] if logprobs is None or wanted is None else token_logprobs(logprobs, row, tokens, wanted)
+            count = request.params.logprobs
+            entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
             tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.wants_trees else None
             emitted.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree))
         return emitted
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
-        """About the tokens first_slot + 1, first_slot + 2, ... of the prompt, as far as the chunk goes."""
-        step, wanted = launched.prefill, launched.requests[0].params.prompt_logprobs
-        if step is None or wanted is None:
+        """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""
+        chunk, count = launched.prefill, launched.requests[0].params.prompt_logprobs
+        if chunk is None or count is None:
             return []
-        following = step.request.prompt[step.first_slot + 1 : step.first_slot + step.size + 1]
-        return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, wanted)
+        following = chunk.request.prompt[chunk.first_slot + 1 : chunk.first_slot + chunk.size + 1]
+        return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, count)
 
 
 def launched(
@@ -224,7 +224,7 @@ def launched(
     spec: SpecConfig | None = None,
     prefill: PrefillChunk | None = None,
 ) -> Launched:
-    """Begins to copy what the requests want to know of the output."""
+    """Starts copying to the host the parts of the output that the requests ask for."""
     logprobs = output.logprobs if any(request.params.logprobs is not None for request in requests) else None
     prompt_logprobs = output.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
     drafted = output.drafted if any(request.wants_trees for request in requests) else None

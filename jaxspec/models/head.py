@@ -42,13 +42,13 @@ class HeadOutput(NamedTuple):
     """The result of one forward pass of a draft head; nothing is written to the cache."""
 
     hidden: Float[Array, "b w h"]
-    """The head's output: fed back as the next row's hidden, and read by `logits`."""
+    """The head's output: fed back to draft the next level, and read by `logits`."""
     window: tuple[KeysValues, ...]
-    """Each head layer's keys and values of all window rows so far, earlier rows first."""
+    """Keys and values of the window so far in each head layer, earlier tokens first."""
 
 
 class DraftHead(nnx.Module):
-    """A row is a pair: the embedding of token i, and a hidden of position i - 1.
+    """The input is pairs: the embedding of token i, and a hidden of position i - 1.
 
     That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the row's parent.
     A kind of head defines `first_layer`, and `project`, `output` and `logits` where they differ.
@@ -82,7 +82,7 @@ class DraftHead(nnx.Module):
         cache: tuple[KeysValues, ...] | None = None,
         window: tuple[KeysValues, ...] | None = None,
     ) -> HeadOutput:
-        """Runs the rows; `window` holds the keys and values of earlier window rows."""
+        """Runs the pairs; `window` holds the keys and values of earlier ones."""
         first, *later = attention_inputs(self.config.layer, metadata, cache, window)
         x, keys_values = self.first_layer(embeddings, hidden, first)
         grown = [keys_values]

@@ -16,7 +16,7 @@ from pallas_kernels.tree_attention import tree_attention
 
 
 class AttentionMetadata(NamedTuple):
-    """Positions of the w rows being computed, and what each of them sees: a range of cache slots and part of the window."""
+    """Positions of the w window tokens, and the range of cache slots and the part of the window that each one sees."""
 
     positions: Int[Array, "b w"]
     """Positions for RoPE."""
@@ -24,9 +24,9 @@ class AttentionMetadata(NamedTuple):
     """The pages of each sequence, in order."""
     start: Int[Array, " b"]
     length: Int[Array, " b"]
-    """All rows see the cache slots start <= i < length."""
+    """All tokens see the cache slots start <= i < length."""
     mask: Bool[Array, "b w s"]
-    """The window keys that each row sees: its ancestors and itself."""
+    """The window keys that each token sees: its ancestors and itself."""
 
 
 def causal_metadata(batch: int, width: int) -> AttentionMetadata:
@@ -63,7 +63,7 @@ def linear(inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias:
 
 
 class RopeAngles(NamedTuple):
-    """Cosine and sine of each row's rotary angles, computed once per forward pass."""
+    """Cosine and sine of each token's rotary angles, computed once per forward pass."""
 
     cos: Float[Array, "b w half"]
     sin: Float[Array, "b w half"]
@@ -83,7 +83,7 @@ class AttentionInputs(NamedTuple):
     cache: KeysValues | None
     """The layer's pages; None: no cache."""
     window: KeysValues | None
-    """Keys and values of earlier window rows; None: there are none."""
+    """Keys and values of earlier window tokens; None: there are none."""
 
 
 def attention_inputs(
@@ -115,7 +115,7 @@ class Attention(nnx.Module):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
 
     def __call__(self, x: Float[Array, "b w _"], inputs: AttentionInputs) -> tuple[Float[Array, "b w h"], KeysValues]:
-        """The attended rows, and keys and values of all window rows so far."""
+        """The attention output, and keys and values of the window so far."""
         rope, metadata, cache, window = inputs
         batch, width = x.shape[:2]
         norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None

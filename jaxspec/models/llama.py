@@ -20,7 +20,7 @@ class TargetOutput(NamedTuple):
     features: Float[Array, "b w f"]
     """The captured residual streams, concatenated in layer order; `hidden` itself when none are captured."""
     window: tuple[KeysValues, ...]
-    """Each layer's keys and values of the rows, [b, w, kv_heads, head_dim]."""
+    """Keys and values of the window in each layer, [b, w, kv_heads, head_dim]."""
 
 
 class Llama(nnx.Module):
@@ -44,7 +44,7 @@ class Llama(nnx.Module):
         cache: tuple[KeysValues, ...] | None = None,
         capture: tuple[int, ...] = (),
     ) -> TargetOutput:
-        """Runs the rows; `capture` lists the layers whose input residual stream becomes the feature.
+        """Runs the window; `capture` lists the layers whose input residual stream becomes the feature.
 
         Layer number num_layers, one past the last, means the output of the last layer.
         """

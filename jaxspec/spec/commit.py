@@ -1,4 +1,4 @@
-"""Commit and advance: accepted rows enter the target's cache, and the sequences move on by the emitted tokens."""
+"""Commit and advance: accepted tokens enter the target's cache, and the sequences move on by the emitted tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from pallas_kernels.cache_write import cache_write
 
 
 def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -> State:
-    """Writes the keys and values of the accepted rows to the target's pages. Rejected rows never reach the cache.
+    """Writes the keys and values of the accepted nodes to the target's pages. Rejected nodes never enter the cache.
 
     In:  length 7, path [0, 2, 5], emitted 2
     Out: slot 7 holds window row 0 (the root), slot 8 row 2
@@ -48,7 +48,7 @@ def write_slots(
     slots: Int[Array, "b j"],
     write: Bool[Array, "b j"],
 ) -> tuple[KeysValues, ...]:
-    """Writes window row path[j] of every layer to slot slots[j], where write[j]; returns the new pages."""
+    """Writes keys and values of window token path[j] to slot slots[j] of every layer, where write[j]. Returns the new pages."""
     pages, rows = ([array for layer in layers for array in layer] for layers in (cache, window))
     written = cache_write(tuple(pages), tuple(rows), page_table, path, slots, write)
     return tuple(map(KeysValues, written[::2], written[1::2]))

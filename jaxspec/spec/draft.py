@@ -1,4 +1,4 @@
-"""Drafting: the head grows candidates level by level, keeping the best rows as the next beam (EAGLE-2, section 4.1)."""
+"""Drafting: the head grows candidates level by level, keeping the best as the next beam (EAGLE-2, section 4.1)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,16 +29,16 @@ class DraftWindow:
 
 
 class Beam(NamedTuple):
-    """The k rows that the next level grows from."""
+    """The k candidates that the next level grows from."""
 
     tokens: Int[Array, "b k"]
     scores: Float[Array, "b k"]
     flat: Int[Array, "b k"]
-    """Each row's index among all candidates."""
+    """Index of each among all candidates."""
     hidden: Float[Array, "b k h"]
-    """The head's output at each row's *parent*, which the row reads with its own token."""
+    """The head's output at each candidate's *parent*, which the head reads with the candidate's token."""
     ancestors: Bool[Array, "b k s"]
-    """The earlier window keys that are the row's ancestors."""
+    """Which earlier window keys are ancestors."""
 
 
 def draft_tree(models: Models, state: State, batch: Batch, spec: SpecConfig, window: DraftWindow | None = None) -> Tree:
@@ -53,7 +53,7 @@ def draft_tree(models: Models, state: State, batch: Batch, spec: SpecConfig, win
 def draft(
     models: Models, cache: tuple[KeysValues, ...], batch: Batch, spec: SpecConfig, window: DraftWindow | None = None
 ) -> Candidates:
-    """num_steps levels of candidates below the root; the head runs num_steps - 1 times, on topk rows.
+    """num_steps levels of candidates below the root; the head runs num_steps - 1 times, on topk tokens.
 
     `cache` is the head's: slots 1 .. length are written, and the pair of the root is the last of them.
     """
@@ -74,9 +74,9 @@ def draft(
     earlier = None
     seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], window)
     for level in range(1, spec.num_steps):
-        # A row sees the head's cache, its ancestors in the window, and itself.
+        # A candidate sees the head's cache, its ancestors in the window, and itself.
         mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
-        # A pair's position is its slot - 1: the row at depth `level` stands for slot length + level.
+        # A pair's position is its slot - 1, and a candidate at depth `level` has slot length + level.
         positions = jnp.broadcast_to((length + level - 1)[:, None], (batch_size, k))
         metadata = AttentionMetadata(positions, *seen, mask)
         out = head(head.embed(beam.tokens, target), beam.hidden, metadata, cache, earlier)
@@ -89,7 +89,7 @@ def draft(
 def best_children(
     head: DraftHead, target: Llama, hidden: Float[Array, "b w h"], k: int
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
-    """The k likeliest tokens (target ids) below each row, with the head's log probabilities at temperature 1."""
+    """The k likeliest tokens (target ids) after each hidden, with the head's log probabilities at temperature 1."""
     logits = head.logits(hidden, target)
     best, ids = jax.lax.top_k(logits, k)
     log_probs = best - jax.nn.logsumexp(logits, -1, keepdims=True)
@@ -101,7 +101,7 @@ def grow(
 ) -> tuple[Candidates, Beam]:
     """All k * k children of the beam become candidates; the best k of them are the next beam.
 
-    Rows may change places, so everything that belongs to a parent (hidden, ancestors, flat index) is gathered by parent.
+    The order changes, so everything that belongs to a parent (hidden, ancestors, flat index) is gathered by parent.
     """
     batch, k = beam.tokens.shape
     tokens, log_probs = best_children(head, target, hidden, k)

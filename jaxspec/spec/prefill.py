@@ -18,7 +18,7 @@ from jaxspec.spec.verify import Verified, accept, choose_tokens, report
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 LOGPROB_BLOCK = 16
-"""Prompt log probabilities compute the logits of this many rows at a time."""
+"""Prompt log probabilities compute the logits of this many tokens at a time."""
 
 
 class Chunk(NamedTuple):
@@ -114,18 +114,18 @@ def extend_by_chunk(
 def prompt_logprobs(
     target: Llama, state: State, batch: Batch, hidden: Float[Array, "b w h"], following: Int[Array, "b w"]
 ) -> Logprobs:
-    """Of the tokens at the positions `following`, one per row, if a request wants them: block by block, because the logits of
-    all rows at once could be gigabytes."""
+    """Log probabilities of the tokens at the positions `following`, if a request asks for them. Block by block, because all
+    logits at once could be gigabytes."""
     history = state.history[batch.rows]
     tokens = jnp.take_along_axis(history, jnp.minimum(following, history.shape[1] - 1), 1)
     (batch_size, width), blocks = tokens.shape, -(-tokens.shape[1] // LOGPROB_BLOCK)
-    room = blocks * LOGPROB_BLOCK - width
+    padding = blocks * LOGPROB_BLOCK - width
 
     def compute() -> Logprobs:
-        rows = jnp.pad(hidden, ((0, 0), (0, room), (0, 0))).reshape(batch_size, blocks, LOGPROB_BLOCK, -1)
-        chosen = jnp.pad(tokens, ((0, 0), (0, room))).reshape(batch_size, blocks, LOGPROB_BLOCK)
+        hiddens = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch_size, blocks, LOGPROB_BLOCK, -1)
+        chosen = jnp.pad(tokens, ((0, 0), (0, padding))).reshape(batch_size, blocks, LOGPROB_BLOCK)
         found = jax.lax.map(
-            lambda block: logprobs_of(target.logits(block[0]), block[1]), (rows.swapaxes(0, 1), chosen.swapaxes(0, 1))
+            lambda block: logprobs_of(target.logits(block[0]), block[1]), (hiddens.swapaxes(0, 1), chosen.swapaxes(0, 1))
         )
         return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(batch_size, -1, *part.shape[3:])[:, :width], found)
 

@@ -79,7 +79,7 @@ class Settings(NamedTuple):
 
 
 def neutral_settings(rows: int) -> Settings:
-    """Greedy decoding without stop tokens, in every row. Donated arrays must differ, so each field is a new one."""
+    """Greedy decoding without stop tokens, in every row. Each field is a separate array, because they are donated."""
     return jax.tree.map(lambda value: jnp.tile(value, (rows, *(1,) * value.ndim)), Settings())
 
 
@@ -120,7 +120,7 @@ def position_key(seed: UInt[Array, " 2"], position: Int[Array, ""]) -> Array:
 def choose(
     logits: Logits, positions: Int[Array, "b n"], settings: Settings, active: Bool[Array, " b"], adjust: Callable[[Logits], Logits]
 ) -> Int[Array, "b n"]:
-    """The target's token at each of the `positions`; rows with temperature 0 are greedy under every kind.
+    """The target's token at each of the `positions`; requests with temperature 0 are greedy under every kind.
 
     Only one branch runs, the one that the highest kind among the active rows needs; the others cost nothing.
     """
@@ -150,7 +150,7 @@ def greedy_or(sampled: Int[Array, "b n"], logits: Logits, settings: Settings) ->
 
 
 def temperature(settings: Settings) -> Float[Array, "b 1 1"]:
-    """The divisor of the logits: the temperature, or 1 for greedy rows."""
+    """The divisor of the logits: the temperature, or 1 for greedy requests."""
     return jnp.where(settings.temperature > 0, settings.temperature, 1.0)[:, None, None]
 
 
@@ -199,13 +199,13 @@ def logprobs_of(logits: Float[Array, "b j v"], tokens: Int[Array, "b j"], count:
     return Logprobs(chosen - total, ids, top - total[..., None])
 
 
-def logprobs_if(wanted: Bool[Array, " b"], compute: Callable[[], Logprobs]) -> Logprobs:
-    """The result of `compute` if any sequence wants it; otherwise zeros of the same shapes, at no cost."""
+def logprobs_if(asked: Bool[Array, " b"], compute: Callable[[], Logprobs]) -> Logprobs:
+    """The result of `compute` if any sequence asks for it; otherwise zeros of the same shapes, at no cost."""
 
     def zeros() -> Logprobs:
         return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), jax.eval_shape(compute))
 
-    return jax.lax.cond(jnp.any(wanted), compute, zeros)
+    return jax.lax.cond(jnp.any(asked), compute, zeros)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def choose_by_threshold(
     At each node the drafted children are tried in order, best first, with one uniform number u per position: a child with the
     target's probability p is taken if u < (the sum of p over the children tried so far, itself included) / acc, or if
     p >= single. If none is taken, a token is sampled from the target's distribution without the children. With both thresholds
-    at 1 the result has exactly the target's distribution; below 1 the text favours the drafts. Greedy rows stay greedy.
+    at 1 the result has exactly the target's distribution; below 1 the text favours the drafts. Greedy requests stay greedy.
     """
     probabilities, scaled = filtered_distribution(logits, settings)
     nodes = tree.tokens.shape[1]

@@ -9,7 +9,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class Candidates(NamedTuple):
-    """All tokens that a draft proposed, in flat order: level 1 first, then level by level, row by row, best child first."""
+    """All tokens that a draft proposed, in flat order: level by level, parent by parent, best child first."""
 
     tokens: Int[Array, "b c"]
     """Target vocabulary ids."""

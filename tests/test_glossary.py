@@ -1,0 +1,52 @@
+"""The glossary and the code use the same words."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WORDS, REPLACED = (ROOT / "docs/glossary.md").read_text().split("## Words we replaced")
+REPLACED_ROWS = re.findall(r"^\| ([\w, ]+) \| .+ \|$", REPLACED, re.MULTILINE)[1:]
+REPLACED_WORDS = [word for row in REPLACED_ROWS for word in row.split(", ")]
+
+
+def names(path: Path) -> set[str]:
+    """Identifiers of a file: variables, attributes, functions, classes, parameters."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+    return found
+
+
+NAMES = {path.relative_to(ROOT): names(path) for path in (ROOT / "jaxspec").rglob("*.py")}
+
+
+def test_every_word_of_the_glossary_is_a_name_in_the_code():
+    rows = [re.findall(r"`(\w+)`", row.split(" | ")[-1]) for row in re.findall(r"^\| .+ \|$", WORDS, re.MULTILINE)[1:]]
+    assert len(rows) >= 45 and all(rows)
+    everywhere = set().union(*NAMES.values())
+    assert not [word for row in rows for word in row if word not in everywhere]
+
+
+def test_no_word_has_two_meanings():
+    words = re.findall(r"^\| ([\w ]+) \| .+ \| .+ \|$", WORDS, re.MULTILINE)[1:]
+    assert len(words) == len(set(words)) and not set(words) & set(REPLACED_WORDS)
+
+
+@pytest.mark.parametrize("word", REPLACED_WORDS)
+def test_replaced_words_are_not_names(word):
+    def parts(name: str) -> list[str]:
+        return [part.lower() for part in re.findall(r"[A-Z]?[a-z]+", name)]
+
+    assert not {(str(path), name) for path, found in NAMES.items() for name in found if word in parts(name)}
+
+
+def test_only_the_head_catches_up_and_pages_are_published():
+    pages = NAMES[Path("jaxspec/engine/pages.py")] | NAMES[Path("jaxspec/engine/scheduler.py")]
+    assert "publish" in pages and not [name for name in pages if "catch_up" in name]
