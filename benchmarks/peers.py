@@ -86,7 +86,7 @@ def theirs(peer: Peer, mode: str, way: str, max_tokens: int) -> Contender:
 
 def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], rounds: int) -> Measured:
     """Rounds of every contender, after an untimed one. Each prompt runs through all engines before the next, so that a machine that
-    changes its speed slows all alike. A contender that fails is dropped; the others go on."""
+    changes its speed slows all alike. A contender that fails is dropped; the others continue."""
     running = {each.name: each for each in contenders}
     not_run: dict[str, str] = {}
 

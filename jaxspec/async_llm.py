@@ -91,14 +91,14 @@ class AsyncLLM:
                 del self._running[name]
 
     async def abort(self, request_id: str) -> bool:
-        """Ends a request, with all its completions: its iterator gets what there is, with finish_reason "abort".
+        """Ends a request, with all its completions: its iterator gets the output so far, with finish_reason "abort".
 
         Returns False if no running request has this id.
         """
         return await self._engine.abort(self._running.get(request_id, ())) > 0
 
     def stats(self) -> EngineStats:
-        """Totals since the start, and what the engine held after its last step."""
+        """Totals since the start, and the load after the last step."""
         return self._engine.stats
 
     def close(self) -> None:

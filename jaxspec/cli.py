@@ -1,4 +1,4 @@
-"""The command `jaxspec`: hands over to a command's module. Only the modules of that command are loaded."""
+"""The command `jaxspec`: calls a command's module. Only the modules of that command are loaded."""
 
 import difflib
 import sys
@@ -24,10 +24,10 @@ GROUPS = {
     ),
     "prepare": (
         Command("convert", "convert checkpoints so that they load faster; inspect and export them", "convert.__main__"),
-        Command("plan", "does a model fit on a GPU, and how fast can it be there; needs no GPU", "jaxspec.planner.command"),
+        Command("plan", "check whether a model fits on a GPU, and how fast it can be; needs no GPU", "jaxspec.planner.command"),
     ),
     "check and measure": (
-        Command("check-draft", "is this draft head right for this model, and does it pay", "jaxspec.commands.check_draft"),
+        Command("check-draft", "check whether a draft head fits a model and speeds it up", "jaxspec.commands.check_draft"),
         Command("check-lossless", "compare speculation with plain decoding, token for token", "jaxspec.commands.check_lossless"),
         Command("bench", "run the benchmarks; how to measure a running server", "jaxspec.commands.bench"),
         Command("collect-env", "versions, devices and settings for a bug report", "jaxspec.commands.collect_env"),

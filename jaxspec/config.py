@@ -13,7 +13,7 @@ from jaxspec.checkpoints.json_files import refuse_unsupported, require_size
 from jaxspec.models.rope import RopeConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""What weights and cache may be; "auto" chooses one of them."""
+"""Dtypes of weights and cache; "auto" chooses one of them."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class SpecConfig:
 
 
 type TreeLike = SpecConfig | str | Sequence[int] | Mapping[str, int]
-"""What SpecConfig.of takes."""
+"""The argument of SpecConfig.of."""
 
 PLAIN = SpecConfig(num_steps=0)
 """No draft tree: plain decoding."""

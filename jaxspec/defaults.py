@@ -1,4 +1,4 @@
-"""What is used if the user gives nothing: the built-in model, the head that comes with a model, the draft tree, the dtype.
+"""Defaults: the built-in model, the head that comes with a model, the draft tree, the dtype.
 
 Importing this loads no JAX.
 """

@@ -176,7 +176,7 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def stats(self) -> EngineStats:
-        """Totals since the start, and what the engine holds now."""
+        """Totals since the start, and the current load."""
         with self._shared.turn() as engine:
             return engine.stats()
 
@@ -233,7 +233,7 @@ class LLM:
 
 
 class ModelFiles(NamedTuple):
-    """What is to be loaded."""
+    """The files to load."""
 
     target: Path
     head: Path | None
@@ -300,7 +300,7 @@ def _renamed(
         return sampling_params
     if sampling_params is not None:
         raise TypeError("sampling_params and params are the same argument: give sampling_params only")
-    warnings.warn("params is now called sampling_params; the old name goes with the next release", DeprecationWarning, stacklevel=3)
+    warnings.warn("params is now called sampling_params; the next release removes the old name", DeprecationWarning, stacklevel=3)
     return params
 
 

@@ -95,7 +95,7 @@ class IdList(NamedTuple):
     """A list of token ids."""
 
     least: int = 0
-    """Ids that there must be."""
+    """The least number of ids."""
     most: int | None = None
 
     def clean(self, name: str, value: Any) -> tuple[int, ...]:
@@ -134,15 +134,15 @@ type Check = Whole | Number | Seed | Flag | StringList | IdList | Biases
 
 
 class Declaration(NamedTuple):
-    """What is known of a parameter beside its default and its docstring."""
+    """The declaration of a parameter, beside its default and its docstring."""
 
     check: Check
     openai: str | None
-    """Its field in OpenAI's requests, vLLM's extras included. None: they have none, or each endpoint has its own."""
+    """Its field in OpenAI's requests, vLLM's extras included. None: no field, or one per endpoint."""
     sglang: str | None
-    """Its field in SGLang's `sampling_params`. None: there is none."""
+    """Its field in SGLang's `sampling_params`. None: no field."""
     cli: str | None
-    """How `jaxspec generate --help` shows the value of its option. None: there is no such option."""
+    """The value's name in `jaxspec generate --help`. None: no option."""
 
 
 SAME = "="
@@ -281,7 +281,7 @@ def declaration(name: str) -> Declaration:
 
 
 def _unknown_names(given: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first name that is not a parameter's, and what was perhaps meant; None if all are."""
+    """The error for the first unknown name, with a suggestion; None if all names are known."""
     names = [each.name for each in fields(SamplingParams)]
     unknown = next((name for name in given if name not in names), None)
     if unknown is None:

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, _end)
     log_settings(arguments)
 
-    try:  # before the long part: an address that can't be had shows at once
+    try:  # before loading, so that an unavailable address fails at once
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
         return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def log_settings(arguments: ServerArguments) -> None:
-    """What is not at its default, what has no effect, what was changed."""
+    """Logs the options that are not at their defaults, have no effect, or were changed."""
     logger.info("settings: %s", ", ".join(f"{name}={value}" for name, value in arguments.given.items()) or "all at their defaults")
     for note in arguments.notes:
         logger.info("%s", note)
@@ -141,7 +141,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def known_settings(arguments: ServerArguments, llm: "LLM") -> ServerSettings:
-    """The settings, with what turned out where nothing was said."""
+    """The settings, with the values that were chosen for options not given."""
     found = {
         "speculative_algorithm": llm.head.config.algorithm if llm.head else "NONE",
         "dtype": str(llm.target.params["embed_tokens"].dtype),
@@ -151,7 +151,7 @@ def known_settings(arguments: ServerArguments, llm: "LLM") -> ServerSettings:
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:
-    """A signal while the model loads; also what uvicorn lets through after it has shut down in order."""
+    """A signal while the model loads, or one that uvicorn passes on after an orderly shutdown."""
     raise SystemExit(0)
 
 

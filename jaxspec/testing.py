@@ -38,7 +38,7 @@ def tiny_target(seed: int = 0, **changes) -> LoadedTarget:
 
 
 def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64, **switches) -> LoadedHead:
-    """An EAGLE-3 head that knows nothing; its draft vocabulary is every other token of the target's.
+    """A random EAGLE-3 head; its draft vocabulary is every other token of the target's.
 
     `switches` are fields of Eagle3Config or, for `layer`, of ModelConfig.
     """
@@ -61,13 +61,13 @@ def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None
 
 
 def random_eagle(target: ModelConfig, seed: int = 1, fc_bias: bool = True, **layer) -> LoadedHead:
-    """An EAGLE-1/2 head that knows nothing. `layer` are fields of ModelConfig."""
+    """A random EAGLE-1/2 head. `layer` are fields of ModelConfig."""
     config = EagleConfig(layer=head_layer(target, **layer), target_hidden_size=target.hidden_size, fc_bias=fc_bias)
     return scaled_up(split_model(Eagle(config, rngs=nnx.Rngs(seed)), config))
 
 
 def random_mtp(target: ModelConfig, seed: int = 1) -> LoadedHead:
-    """An MTP layer that knows nothing."""
+    """A random MTP layer."""
     config = MTPConfig(layer=head_layer(target, qkv_bias=target.qkv_bias), target_hidden_size=target.hidden_size)
     return scaled_up(split_model(MTP(config, rngs=nnx.Rngs(seed)), config))
 

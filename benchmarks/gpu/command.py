@@ -13,7 +13,7 @@ The model is a Llama 3.1 8B with an EAGLE-3 head, both with random weights, in b
   prefill  chunks of 256 and 2048 tokens
   grid     the whole cycle at batches 1 to 64 and contexts 512 to 32768
 
-Every finding is written at once. What fails or takes too long is recorded with its reason, and the rest goes on. Random weights
+Every finding is written at once. What fails or takes too long is recorded with its reason, and the rest continues. Random weights
 accept no draft, so tokens per second of trees are given at assumed accept lengths.
 
 Examples:

@@ -28,7 +28,7 @@ Results = dict[str, dict[str, Any]]
 
 
 class NoDevice(Exception):
-    """There is no GPU. The message lists the devices."""
+    """JAX found no GPU. The message lists the devices."""
 
 
 class Supervisor:

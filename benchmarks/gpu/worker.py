@@ -55,7 +55,7 @@ class DeviceLost(Exception):
 
 
 def run_sections(names: Sequence[str], sections: dict[str, Section], lab: Lab, deadline: float, send: Send) -> None:
-    """Runs the sections in order. Cases that fail or are out of time are reported, and the rest goes on."""
+    """Runs the sections in order. Cases that fail or are out of time are reported, and the rest continues."""
     for name in names:
         started = time.time()
         try:

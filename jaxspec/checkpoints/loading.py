@@ -64,7 +64,7 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
 
 
 def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
-    """Raises what `load_head` would raise about names, shapes and sizes, before any weight is read."""
+    """Raises the errors of `load_head` about names, shapes and sizes, without reading any weight."""
     with errors_named(path):
         if is_converted(path):
             manifest = read_manifest(directory := require_head(path))

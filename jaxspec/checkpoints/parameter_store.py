@@ -115,7 +115,7 @@ def stored_parameters(directory: str | os.PathLike[str]) -> dict[str, StoredArra
     """
     state = Path(directory) / "state"
     if not (Path(directory) / "commit_success.txt").is_file() or not state.is_dir():  # orbax's sign that all was written
-        raise ValueError(f"{directory} holds no readable parameters: it is not what a conversion wrote and finished")
+        raise ValueError(f"{directory} holds no readable parameters: it is not the result of a complete conversion")
     return {path.name: _stored_array(path) for path in sorted(state.iterdir()) if path.is_dir()}
 
 

@@ -86,7 +86,7 @@ class PickleMachine:
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
-        self.outer_stacks: list[list[Any]] = []  # what lies below each open mark
+        self.outer_stacks: list[list[Any]] = []  # the stack below each open mark
         self.memo: dict[int, Any] = {}
 
     def run(self, program: bytes) -> object:

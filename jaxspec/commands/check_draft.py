@@ -31,7 +31,7 @@ Speeds are of one pass each; `jaxspec bench speculative` measures with more care
 
 @dataclass(frozen=True)
 class Report:
-    """The measurements."""
+    """The result of the check."""
 
     model: str
     head: str
@@ -39,7 +39,7 @@ class Report:
     tree: str
     temperature: float
     prompts: dict[str, Any]
-    """Where they come from, how many, and their hash."""
+    """Source, number and hash of the prompts."""
     tokens: int
     verifications: int
     accept_length: float
@@ -73,7 +73,7 @@ class Verdict:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if too few drafts are accepted, 2 if the head can't be loaded or does not fit."""
-    parser = Parser("jaxspec check-draft", "Is this draft head right for this model, and does it pay on this machine?", EPILOG)
+    parser = Parser("jaxspec check-draft", "Check whether a draft head fits a model and speeds it up on this machine.", EPILOG)
     add_model_options(parser)
     add_tree_options(parser)
     add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)

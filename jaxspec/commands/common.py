@@ -1,4 +1,4 @@
-"""What the commands share beside their options: errors in one line, tables, and prompts. Importing this loads no JAX."""
+"""Helpers of the commands: errors in one line, tables, and prompts. Importing this loads no JAX."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ BUILT_IN = "built-in held-out code"
 
 
 def run_guarded(prog: str, run: Callable[[], int]) -> int:
-    """The exit status of a command. Errors that the user can mend become one line and status 2, Ctrl-C 130; warnings are lines."""
+    """The exit status of a command. Errors that the user can fix become one line and status 2, Ctrl-C 130; warnings are lines."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What SGLang's and vLLM's launch commands have beside our options: flags without effect here, and vLLM's --speculative-config."""
+"""Compatibility with SGLang's and vLLM's launch commands: flags without effect here, and vLLM's --speculative-config."""
 
 import argparse
 import json
@@ -115,7 +115,7 @@ def add_ignored(parser: Parser) -> None:
 
 
 def list_ignored(word: str = "") -> str:
-    """What happens instead of each, as text: of all flags, or of those that contain the word. Empty if none does."""
+    """Help text of the flags without effect, or of those that contain the word. Empty if none does."""
     lines = []
     for group in IGNORED:
         names = group.names.replace("=...", "").replace("=", "")
@@ -133,7 +133,7 @@ FLAG = "--speculative-config"
 
 
 class SpeculativeConfig(NamedTuple):
-    """What the JSON says."""
+    """The contents of --speculative-config."""
 
     algorithm: str | None
     draft: str | None

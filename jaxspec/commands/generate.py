@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Loads, compiles, streams. Raises ValueError or OSError for what the user can mend."""
+    """Loads, compiles, streams. Raises ValueError or OSError for errors that the user can fix."""
     spec = chosen_tree(options)
     given = vars(options)
     params = SamplingParams(**{field.name: given[field.name] for field in fields(SamplingParams) if field.name in given})

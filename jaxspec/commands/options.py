@@ -80,9 +80,9 @@ class Option(NamedTuple):
     default: Any = None
     """None for fields: the field's own."""
     switch: bool | None = None
-    """For options without a value: what they set the field to."""
+    """For options without a value: the value that they set."""
     needs_head: bool = False
-    """It means nothing without a draft head."""
+    """It has no effect without a draft head."""
     secret: str = ""
     """The variable that may hold the value instead. The value is never shown."""
 

@@ -51,7 +51,7 @@ class Observer(Protocol):
         """After every step: the engine's counters, and whether the work has just run out."""
 
     def finished(self, output: GenerationOutput) -> None:
-        """A request has ended, for whatever reason."""
+        """A request has ended, for any reason."""
 
 
 class AsyncRequest(NamedTuple):
@@ -89,7 +89,7 @@ class Generation:
         self._items.put_nowait(item)
 
     def abort(self) -> None:
-        """Aborts unfinished requests within one engine step. Updates that are on their way are dropped."""
+        """Aborts unfinished requests within one engine step. Undelivered updates are dropped."""
         if self._unfinished:
             self._abort(self, tuple(self._unfinished))
             self._unfinished.clear()
@@ -237,7 +237,7 @@ class AsyncEngine:
             self._condition.notify()
             return True
 
-    # What follows runs in the engine's thread.
+    # Everything below runs in the engine's thread.
 
     def _run(self) -> None:
         try:

@@ -13,7 +13,7 @@ _MAX_HALF = 3  # the last bytes may still become a character; decoders show up t
 
 @runtime_checkable
 class Decoder(Protocol):
-    """The part of a tokenizer that is used here; transformers' tokenizers have it."""
+    """The tokenizer method that we use; transformers' tokenizers have it."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:
         """The text of the tokens, a str."""
@@ -81,7 +81,7 @@ class Detokenizer:
         return len(tokens)
 
     def offsets_of(self, first: int, count: int) -> tuple[int, ...] | None:
-        """The offsets of `count` tokens from this one on; None without `with_offsets`."""
+        """The offsets of `count` tokens starting at `first`; None without `with_offsets`."""
         return tuple(self.offsets[first : first + count]) if self._with_offsets else None
 
     def _add_run(self, tokens: Sequence[int]) -> bool:
@@ -112,7 +112,7 @@ class Detokenizer:
             self._held = ""
 
     def _new_text(self) -> str:
-        """The text that the tokens after _decoded add to those before."""
+        """The text that the tokens after _decoded add."""
         if self._decoded - self._context > _MAX_CONTEXT:
             self._context = self._decoded - _MIN_CONTEXT
             self._before = self._decode(self._tokens[self._context : self._decoded])

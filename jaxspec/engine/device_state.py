@@ -1,4 +1,4 @@
-"""What the device holds: the modules that programs work with, the caches, and one row of state per request."""
+"""Everything on the device: the modules that programs use, the caches, and one row of state per request."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,14 +49,14 @@ def merger(target: LoadedTarget, head: LoadedHead | None, attention_kernel: str 
 
 
 def use_kernel(model: nnx.Module | None, attention_kernel: str) -> None:
-    """Every attention of the model is computed by this kernel from now on."""
+    """Makes every attention layer of the model use this kernel."""
     for _, module in nnx.iter_modules(model) if model else ():
         if isinstance(module, Attention):
             module.kernel = attention_kernel
 
 
 def state_sizes(target: ModelConfig, head: HeadConfig | None, *, max_length: int, max_lag: int) -> Sizes:
-    """What the shapes of the state depend on."""
+    """The sizes that the shapes of the state depend on."""
     return Sizes(
         hidden=head.layer.hidden_size if head else target.hidden_size,
         feature=head.feature_size if head else target.hidden_size,
@@ -77,18 +77,18 @@ def new_state(
 
 
 def empty_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[KeysValues, ...]:
-    """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are arrays of their own."""
+    """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays."""
     shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
     return tuple(KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_layers))
 
 
 def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
-    """What a model keeps per token, in bytes."""
+    """Bytes of keys and values per token."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
 
 
 def cycle_options(config: EngineConfig) -> CycleOptions:
-    """What the configuration asks of every cycle."""
+    """The configuration's options for every cycle."""
     window = None if config.draft_window_size is None else DraftWindow(config.draft_window_size, config.draft_sink_size)
     thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
     return CycleOptions(window, thresholds)
@@ -128,7 +128,7 @@ def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int
 
 
 def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admission:
-    """What spec.state.admit takes. `bias` is an array of zeros to save a copy where the request has none of its own."""
+    """The input of spec.state.admit. `bias`: an array of zeros for requests without a bias, which saves a copy."""
     return Admission(
         row=row(request.row, np.int32),
         tokens=padded(request.tokens, sizes.max_length),
@@ -139,7 +139,7 @@ def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admissi
 
 
 def settings(request: Request, vocab_size: int) -> Settings:
-    """One row of Settings: fields of SamplingParams by name, and those that have another form on the device."""
+    """One row of Settings: fields of SamplingParams by name, and fields with another form on the device."""
     params = request.params
     values = {name: value for name, value in vars(params).items() if name in Settings._fields} | {
         "kind": SamplingKind.of(params),
@@ -155,7 +155,7 @@ def settings(request: Request, vocab_size: int) -> Settings:
 
 
 def bias_row(params: SamplingParams, vocab_size: int) -> Any:
-    """[1, vocab] float32: logit_bias, and -inf for what must not be drawn.
+    """[1, vocab] float32: logit_bias, and -inf for banned tokens.
 
     In:  logit_bias {1: 5}, bad_token_ids [2], allowed_token_ids [1, 2, 3], vocabulary of 5
     Out: [[-inf, 5, -inf, 0, -inf]]
@@ -172,7 +172,7 @@ def bias_row(params: SamplingParams, vocab_size: int) -> Any:
 
 
 def row(value: float | int, dtype: type[np.generic]) -> Any:
-    """[1]: one sequence's value. The host's arrays are as good to a program as the device's, hence no type here."""
+    """[1]: one sequence's value. Untyped, because programs take NumPy and JAX arrays alike."""
     return np.array([value], dtype)
 
 

@@ -23,7 +23,7 @@ from jaxspec.spec.sampling import MAX_STOP_TOKENS
 
 
 class Engine:
-    """Runs requests step by step. A step launches some prefill chunks and one cycle, and returns what is new.
+    """Runs requests step by step. A step launches some prefill chunks and one cycle, and returns updates.
 
     There are two loops with the same tokens: `plain_step` reads what it launched; `overlapped_step` reads what the step before
     launched, so that host and device work at the same time.
@@ -51,7 +51,7 @@ class Engine:
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
         self.counts = EngineStats(total_pages=self.pages.num_pages, page_size=self.pages.page_size)
-        """Counters; `stats` copies them and adds what is held now."""
+        """Counters; `stats` copies them and adds the current load."""
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests, self.counts
         )
@@ -85,10 +85,10 @@ class Engine:
         Args:
             prompt: token ids.
             params: how to sample; n must be 1 (see SamplingParams.copies).
-            request_id: its name in updates; None: the engine makes one up.
+            request_id: the request's name in updates; None: the engine chooses one.
             priority: larger is more urgent; among equals the first to arrive is served first.
-            timeout: seconds after which it ends with finish_reason "timeout", wherever it is.
-            tree: of its cycles, one of `trees.all`; None: the engine chooses.
+            timeout: seconds after which it ends with finish_reason "timeout", waiting or running.
+            tree: the tree of its cycles, one of `trees.all`; None: the engine chooses.
             wants_trees: its updates show the drafted trees (Verification.tree) and where each token's text begins.
 
         Raises:
@@ -108,7 +108,7 @@ class Engine:
         prompt, now = tuple(prompt), self.clock()
         self._limits.check(prompt, params)
         stop_token_ids = self._limits.stop_token_ids(params)
-        drawn = self._seeds.getrandbits(64)  # for every request, so that one with a seed does not shift the others
+        drawn = self._seeds.getrandbits(64)  # even if the request has a seed, so that the seeds of later requests don't change
         request = Request(
             id=request_id,
             prompt=prompt,
@@ -128,21 +128,21 @@ class Engine:
         return request
 
     def abort(self, request_id: str) -> Update | None:
-        """Ends a request now, wherever it is, with finish_reason "abort"; None if no unfinished request has this id."""
+        """Ends a waiting or running request with finish_reason "abort"; None if no unfinished request has this id."""
         request = self.scheduler.find(request_id)
         return self.output.end(request, "abort") if request else None
 
     def flush_cache(self) -> None:
-        """Empties the prefix cache. Running requests keep their pages, but these are no longer shared with new ones."""
+        """Empties the prefix cache. Running requests keep their pages but don't share them with new requests."""
         self.prefix_cache.flush()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: requests are unfinished, or programs or updates were not read yet."""
+        """Whether there are unfinished requests, or programs or updates that were not read yet."""
         return self.scheduler.has_work or bool(self._launched) or self.output.has_updates
 
     def stats(self) -> EngineStats:
-        """Totals since the start, and what is held now."""
+        """Totals since the start, and the current load."""
         return replace(
             self.counts,
             running=len(self.scheduler.admitted),
@@ -174,8 +174,8 @@ class Engine:
     # Steps
 
     def step(self) -> list[Update]:
-        """Runs one step of the configured loop. If a program fails, or its result, its requests end with finish_reason "error" and
-        the others continue.
+        """Runs one step of the configured loop. If a program fails, its requests end with finish_reason "error" and the others
+        continue.
 
         Raises:
             IntegrityError: pages are lost or have two owners, so no result can be trusted.
@@ -190,7 +190,7 @@ class Engine:
         return self.output.take_updates()
 
     def plain_step(self) -> None:
-        """Plans, launches, and waits for the results."""
+        """Plans, launches, and waits for the results of the same step."""
         plan = self.scheduler.plan(self.trees.most_emitted)
         self._read(self._launch(plan))
 
@@ -244,7 +244,7 @@ class Engine:
 
 
 def check_trees(spec: SpecConfig, config: EngineConfig, target: LoadedTarget, head: LoadedHead | None) -> None:
-    """Raises ValueError if the engine's trees need a draft head, or a wider one."""
+    """Raises ValueError if the trees need a draft head and there is none, or need a larger draft vocabulary."""
     if head is None:
         if spec.num_steps > 0:
             raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")

@@ -1,4 +1,4 @@
-"""What the engine hands out: emitted tokens become text, updates and results. Plain Python, no JAX."""
+"""The engine's output: emitted tokens become text, updates and results. Plain Python, no JAX."""
 
 import logging
 from collections import Counter
@@ -20,7 +20,7 @@ PREFILL, DRAFT, BONUS, PLAIN = "prefill", "draft", "bonus", "plain"
 
 
 class Emitted(NamedTuple):
-    """What a program emitted for one request."""
+    """The tokens that a program emitted for one request."""
 
     tokens: list[int]
     accepted: int
@@ -57,7 +57,7 @@ class Output:
         return [update for update in updates if update.token_ids or update.output]
 
     def add(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> None:
-        """Adds what a cycle with this tree emitted, or a prefill (None). If the tokenizer fails, only this request ends."""
+        """Adds the tokens of a cycle with this tree, or of a prefill (None). If the tokenizer fails, only this request ends."""
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:
@@ -89,7 +89,7 @@ class Output:
         self._updates.append(self.end(request, "timeout"))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """Ends a request that the engine failed on. Text that was handed out remains."""
+        """Ends a request that the engine failed on. Its text so far remains."""
         if request.status is Status.FINISHED:
             return
         request.error = f"{FAILED}: {type(error).__name__}: {error}"[:MAX_ERROR]
@@ -151,11 +151,11 @@ class Output:
 
 
 class TracedToken(NamedTuple):
-    """A generated token and where it comes from."""
+    """A generated token and its origin."""
 
     id: int
     text: str
-    """What it adds to the update's text. Half a character, or the beginning of a stop string, comes with a later token."""
+    """The text it adds to the update. Half a character, or the beginning of a stop string, comes with a later token."""
     origin: str
     """PREFILL: the first token. DRAFT: an accepted draft. BONUS: the target's own token after them. PLAIN: nothing was drafted."""
     depth: int

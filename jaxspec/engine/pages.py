@@ -1,4 +1,4 @@
-"""Pages of the cache: which request holds which, and which outlive their request. Plain Python, no JAX.
+"""Pages of the cache: which request holds them, and which are kept for later requests. Plain Python, no JAX.
 
 The prefix cache finds pages by the tokens they hold. It is a radix tree with one node per full page. Target and draft head share
 one page table, and slot i of both caches depends on tokens 0 .. i only, so one node stands for a page of both. A page in the tree
@@ -28,11 +28,11 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """How many pages are free."""
+        """The number of free pages."""
         return len(self._free)
 
     def pages_for(self, tokens: int) -> int:
-        """How many pages this many tokens take."""
+        """The number of pages that this many tokens take."""
         return -(-tokens // self.page_size)
 
     def is_free(self, page: int) -> bool:
@@ -77,13 +77,13 @@ class HeldPages:
     nodes: list[Node] = field(default_factory=list)
     """The first len(nodes) pages belong to the tree and may be shared; the rest are the request's own."""
     generation: int = 0
-    """Flushes of the cache before it took its first page. After the next flush its pages are no longer shared with others."""
+    """The cache's flush count when it took its first page. After a later flush its pages are not shared with others."""
     lag: int = 0
-    """How many of the newest slots are not in the head's cache, because plain cycles leave the head out. Kept by TreeChoice."""
+    """Newest slots that are missing in the head's cache, because plain cycles do not extend the head. Kept by TreeChoice."""
 
 
 class PrefixCache:
-    """Gives requests their pages: shared pages for a known prefix, pages of their own for the rest."""
+    """Gives requests their pages: shared pages for a known prefix, own pages for the rest."""
 
     def __init__(self, pages: PageAllocator, enabled: bool = True):
         """Without `enabled` it knows no prefix and keeps no page."""
@@ -112,7 +112,7 @@ class PrefixCache:
         return self.pages.num_pages - self.available
 
     def pages_for(self, tokens: int) -> int:
-        """How many pages this many tokens take."""
+        """The number of pages that this many tokens take."""
         return self.pages.pages_for(tokens)
 
     def shared_slots(self, held: HeldPages) -> int:

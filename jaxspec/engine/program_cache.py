@@ -30,16 +30,16 @@ for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences,
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 
 PACKAGES = ("jaxspec", "pallas_kernels")
-"""Whose source decides what a program is, apart from"""
+"""A program depends on the source of these packages, except for"""
 APART = ("server", "commands", "demo", "planner", "train")
-"""of which the engine knows nothing."""
+"""these parts, which the engine does not import."""
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 KERNELS = (export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton"),)
-"""JAX promises no compatibility for our GPU kernels; it needn't, as other versions find other files."""
+"""JAX does not keep our GPU kernels compatible. That is safe, because other versions use other files."""
 DIGEST_BYTES = 32
-"""In front of the content of a file, to know a damaged one."""
+"""Bytes of the checksum at the start of a file, which shows damage."""
 KEEP_DAYS = 30
-"""What no process has needed for so long is removed: with every change of the source all files get other names."""
+"""Files that no process has used for this long are removed, as every change of the source gives all files new names."""
 
 HIT = "/jax/compilation_cache/cache_hits"
 """JAX's event for a program found in its persistent cache."""
@@ -95,14 +95,15 @@ class CacheHits:
 
 
 def stored_traces(*made_for: object) -> "StoredTraces | None":
-    """Those beside the compiled programs; None if these are not kept on a disk. enable_compilation_cache must come first."""
+    """The traced programs beside the compiled ones; None if those are not kept on a disk. Call enable_compilation_cache first."""
     directory = trace_directory()
     return None if directory is None else StoredTraces(directory, repr(made_for))
 
 
 class StoredTraces:
     """A directory of traced programs. They are found by all that can change them: our source, the libraries' versions, JAX's
-    settings and devices, what the program is called and takes, and `made_for`, which must tell everything else about it."""
+    settings and devices, what the program is called and takes, and `made_for`, everything else that a program
+    depends on."""
 
     def __init__(self, directory: Path, made_for: str):
         self._directory, self._level = directory, logging.WARNING
@@ -113,7 +114,7 @@ class StoredTraces:
                     file.unlink()
 
     def get(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        """The traced program, to be called inside jit: from the directory, else traced now and put there.
+        """The traced program, to be called inside jit: from the directory, else traced now and saved there.
 
         The function itself, if JAX can't store it or the directory can't be used.
         """
@@ -126,7 +127,7 @@ class StoredTraces:
                 flat = jax.jit(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))
                 traced = export.export(flat, disabled_checks=KERNELS)(*leaves)
                 _write(file, traced.serialize())
-        except Exception as error:  # whatever it is: the program can always be traced
+        except Exception as error:  # any error: the program can always be traced
             logger.log(self._level, "traced programs are not kept, at least not %s: %.200s", name, error)
             self._level = logging.DEBUG  # once is enough
             return function
@@ -139,7 +140,7 @@ class StoredTraces:
 
 
 def source_digest(root: Path = Path(__file__).parents[2]) -> str:
-    """Names the source code of PACKAGES without APART."""
+    """A hash of the source code of PACKAGES without APART."""
     digest = hashlib.sha256()
     for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
         if not set(APART) & set(file.relative_to(root).parts):

@@ -59,7 +59,7 @@ Program = CycleProgram | PrefillProgram | CatchUpProgram | AdmitProgram
 
 
 class ProgramCount(NamedTuple):
-    """How far compiling is."""
+    """Progress of compiling."""
 
     ready: int = 0
     total: int = 0
@@ -92,7 +92,7 @@ class ProgramTable:
         most = config.max_running_requests
         powers = [2**power for power in range(most.bit_length())]
         batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
-        chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # a half: what one of two prompts gets
+        chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # half a chunk: the share of one of two prompts
         narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
         pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
         return cls(tuple(sorted(batches)), tuple(sorted(chunks)), tuple(sorted(pages)), tuple(own), tuple(trees), catches_up)
@@ -111,14 +111,14 @@ class ProgramTable:
         return self.batches if spec in self.own else self.few_batches
 
     def all(self) -> list[Program]:
-        """Every program, those that small batches and short prompts take first."""
+        """Every program; small batches and short prompts come first."""
         cycles = [program for tree in self.trees for program in self.cycles(1, 1, tree)]
         catch_ups = self.catch_ups(1) if self.catches_up else ()
         programs: list[Program] = [AdmitProgram(), *self.prefills(1, 1), *cycles, *catch_ups]
         return sorted(programs, key=self._place)
 
     def first(self) -> list[Program]:
-        """The programs that serve every request: the largest of each kind and tree. (The costly ones first.)"""
+        """The programs that serve every request: the largest of each kind and tree. The costly ones come first."""
         batch, chunk, pages = self.batches[-1], self.chunks[-1], self.pages[-1]
         cycles = [CycleProgram(batch, pages, tree) for tree in sorted(self.trees, key=lambda tree: -tree.num_steps)]
         catch_up = [CatchUpProgram(batch, pages)] if self.catches_up else []
@@ -127,11 +127,11 @@ class ProgramTable:
     # The programs that fit a launch, smallest first.
 
     def cycles(self, requests: int, pages: int, spec: SpecConfig) -> Iterator[CycleProgram]:
-        """For so many requests, whose page tables need so many entries."""
+        """Cycles for this many requests with this many page-table entries."""
         return (CycleProgram(batch, width, spec) for batch, width in self._fitting(self.batches_for(spec), requests, pages))
 
     def prefills(self, tokens: int, pages: int) -> Iterator[PrefillProgram]:
-        """For a chunk of so many tokens."""
+        """Prefills for a chunk of this many tokens."""
         return (PrefillProgram(chunk, width) for chunk, width in self._fitting(self.chunks, tokens, pages))
 
     def catch_ups(self, requests: int) -> Iterator[CatchUpProgram]:

@@ -35,7 +35,7 @@ BAR = "{desc}: {n_fmt} of {total_fmt} programs |{bar}| {elapsed} gone, about {re
 
 
 class Compilation(NamedTuple):
-    """How a program came to be."""
+    """How a program was compiled."""
 
     seconds: float
     """Other programs may have been compiled at the same time."""
@@ -56,7 +56,7 @@ class Programs:
         self._sealed = False
         self._compiler: threading.Thread | None = None
         self._asked = dict[Program, None]()
-        """Programs that launches would rather have had, in order. They compile in the background."""
+        """Smaller programs that launches asked for, in order. They compile in the background."""
         self._queue = queue.Queue[Program | None]()
         self._stopping = False
         self._finished = 0
@@ -75,7 +75,7 @@ class Programs:
         return self._compiled[program]
 
     def can_launch(self, program: Program) -> bool:
-        """The program is there, or compiles at its first use."""
+        """Whether the program is compiled, or may compile at its first use."""
         return program in self._compiled or not self._sealed
 
     def choose[Kind: Program](self, fitting: Iterable[Kind]) -> Kind:
@@ -90,14 +90,14 @@ class Programs:
         return chosen
 
     def ask_for(self, program: Program) -> None:
-        """Compiles the program in the background, unless it is there or was asked for before. Does not wait."""
+        """Compiles the program in the background, unless it is compiled or was asked for before. Does not wait."""
         if self._compiler is not None and not (self.can_launch(program) or program in self._asked):
             self._asked[program] = None
             self._queue.put(program)
 
     @property
     def count(self) -> ProgramCount:
-        """How many programs are there, and how many when those that were asked for are there too."""
+        """The number of compiled programs, and that number once all requested ones are compiled."""
         return ProgramCount(len(self._compiled), len(self._compiled) + len(self._asked) - self._finished)
 
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
@@ -113,7 +113,7 @@ class Programs:
         release_memory()
 
     def start_compiler(self) -> None:
-        """Starts the thread that compiles what launches ask for. Each program is used as soon as it is there.
+        """Starts the thread that compiles what launches ask for. Each program is used as soon as it is ready.
 
         A program that can't be compiled is logged; a larger one stays in its place.
         """
@@ -124,15 +124,15 @@ class Programs:
 
     @property
     def is_compiling(self) -> bool:
-        """The compiler is at work."""
+        """Whether the background compiler is working."""
         return self._finished < len(self._asked)
 
     def wait(self) -> None:
-        """Until the compiler has done all that it was asked for."""
+        """Waits until the background compiler has nothing left to do."""
         self._queue.join()
 
     def stop(self) -> None:
-        """Ends the compiler after the program that it compiles now: Python crashes if it ends while a thread is inside XLA."""
+        """Ends the compiler after its current program: Python crashes if it exits while a thread is inside XLA."""
         if self._compiler is not None:
             self._stopping = True
             self._queue.put(None)
@@ -176,7 +176,7 @@ class Programs:
         return self.lower(program).compile()
 
     def identity(self, program: Program) -> Hashable:
-        """All that decides the compiled program: where it is equal, also in another Programs, the compiled program is the same."""
+        """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""
         leaves, structure = jax.tree.flatten((self._params, self._state))
         shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
         return program, self._merge, self._options, structure, shapes, repr(jax.config.values)
@@ -239,14 +239,14 @@ def lower_priority() -> None:
 
 
 def release_memory() -> None:
-    """Gives memory that compiling has freed back to the system. glibc keeps it otherwise: 0.2 GB after a cycle."""
+    """Returns memory freed by compiling to the system. glibc would keep it: 0.2 GB after a cycle."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another libc
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def int32(*shape: int) -> Any:
-    """The shape of whole numbers, standing for an array that is not there yet."""
+    """An abstract int32 array of this shape."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
@@ -255,7 +255,7 @@ def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 class CompilingProgress:
-    """To be told of every program that is ready. Says nothing unless `shown`."""
+    """Shows how many programs are ready; silent unless `shown`."""
 
     def __init__(self, total: int, *, shown: bool, clock: Callable[[], float] = time.monotonic):
         on_terminal = shown and sys.stderr.isatty()

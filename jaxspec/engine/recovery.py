@@ -98,7 +98,7 @@ class Recovery:
         return []
 
     def _restart(self) -> None:
-        """Begins again with empty caches."""
+        """Restarts with empty caches."""
         self._runner.reset()
         self._scheduler.lose_device_state()
         self._unread.clear()

@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and what comes out. Plain Python: importing this loads no JAX."""
+"""A request in the engine, its updates and its output. Plain Python, no JAX."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ FAILED = "the engine failed while it worked on this request"
 
 
 class CycleCounts(NamedTuple):
-    """What one cycle did for one request."""
+    """The counts of one cycle for one request."""
 
     emitted: int
     """Tokens, bonus included."""
@@ -98,7 +98,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a request took, in seconds since it was added."""
+    """Times in seconds since the request was added."""
 
     queue_seconds: float
     """Until its first chunk was launched, or else until its end."""
@@ -139,7 +139,7 @@ class GenerationOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """One entry per token of the prompt, if the request asks for them; None for the first token."""
     error: str | None = None
-    """What went wrong, with finish_reason "error"."""
+    """The error message, with finish_reason "error"."""
     prompt_index: int = 0
     """Which prompt of the call this completes."""
     index: int = 0
@@ -151,7 +151,7 @@ class GenerationOutput:
 
 @dataclass(frozen=True)
 class Update:
-    """What one engine step added to a request."""
+    """The text and tokens that one engine step added to a request."""
 
     request_id: str
     text: str
@@ -174,7 +174,7 @@ class Update:
 
 
 class Status(Enum):
-    """Where a request is."""
+    """The state of a request in the scheduler."""
 
     WAITING = "waiting"
     """New, or preempted: it holds no row and no pages."""
@@ -193,12 +193,12 @@ class Request:
     seed: int
     """Unsigned 64 bits."""
     stop_token_ids: tuple[int, ...]
-    """What the device checks: the request's own and, unless ignore_eos, the model's end-of-sequence tokens."""
+    """Checked on the device: the request's own and, unless ignore_eos, the model's end-of-sequence tokens."""
     detokenizer: Detokenizer
     priority: int = 0
     """Larger is more urgent; among equals the earlier one is first."""
     arrival: int = 0
-    """Its place in the order of arrival."""
+    """Number in the order of arrival."""
     deadline: float = math.inf
     """When it times out, on the engine's clock, in seconds."""
     tree: SpecConfig | None = None
@@ -291,7 +291,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine can serve."""
+    """The limits of an engine."""
 
     vocab_size: int
     context_length: int

@@ -146,7 +146,7 @@ class TreeChoice:
         self._unread, self._last_read = [], None
 
     def describe(self) -> AdaptiveState | None:
-        """Which trees are in use, and why; None if there is no choice."""
+        """The trees in use and the estimates behind the choice; None if there is only one."""
         return self._adaptive.describe() if self._adaptive else None
 
     def _by_tree(self, requests: Sequence[Request], batches: Sequence[int]) -> dict[SpecConfig, list[Request]]:
@@ -312,7 +312,7 @@ class AdaptiveTrees:
         return tree in rates and self._current in rates and rates[tree] * PLAUSIBLE_GAIN < rates[self._current]
 
     def _discount(self, tree: SpecConfig) -> None:
-        """Gives less weight, in all buckets, to what is known of a tree that comes back into use: it may have changed since."""
+        """Gives less weight, in all buckets, to old measurements of a tree that comes back into use: it may have changed since."""
         self._accept[tree].discount()
         for key, times in self._times.items():
             if key[0] == tree and len(times) > OLD_TIMES_KEPT:

@@ -1,4 +1,4 @@
-"""What all draft heads share: they read a token and the feature of the position before it, and propose the next token."""
+"""The base of all draft heads: they read a token and the feature of the position before it, and propose the next token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class HeadOutput(NamedTuple):
 class DraftHead(nnx.Module):
     """The input is pairs: the embedding of token i, and a hidden of position i - 1.
 
-    That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the row's parent.
+    That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the parent.
     A kind of head defines `first_layer`, and `project`, `output` and `logits` where they differ.
     """
 

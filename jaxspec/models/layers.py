@@ -76,7 +76,7 @@ def rope_angles(config: RopeConfig, head_dim: int, positions: Int[Array, "b w"])
 
 
 class AttentionInputs(NamedTuple):
-    """What the attention of one layer reads besides the residual stream."""
+    """Inputs of one attention layer besides the residual stream."""
 
     rope: RopeAngles
     metadata: AttentionMetadata

@@ -24,7 +24,7 @@ class TargetOutput(NamedTuple):
 
 
 class Llama(nnx.Module):
-    """The decoder of Llama, Qwen2, Qwen3 and MiMo. Weights stay separate arrays per layer: XLA copies slices of stacked ones."""
+    """The decoder of Llama, Qwen2, Qwen3 and MiMo. Weights are an array per layer, because XLA copies slices of a stack."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config

@@ -42,7 +42,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     if rope.kind == "linear":
         inverse = inverse / rope.factor
     elif rope.kind == "llama3":
-        # Wavelengths shorter than original / high stay, longer than original / low are stretched, a linear ramp lies between.
+        # Wavelengths below original / high stay, those above original / low are stretched, with a linear ramp between.
         wavelength = 2 * math.pi / inverse
         ramp = (rope.original_max_position / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
         keep = np.clip(ramp, 0.0, 1.0)

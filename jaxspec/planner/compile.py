@@ -1,4 +1,4 @@
-"""Cycles compiled for a GPU that need not be there: what they launch, and what memory that takes.
+"""Compiles cycles for a GPU, without one: their launches and their memory.
 
 XLA's GPU compiler runs in a process of its own (worker.py); the launches are read from the files that it dumps.
 """

@@ -135,8 +135,8 @@ class CycleCost:
 def cycle_cost(models: Pair, spec: SpecConfig, batch: int, context: int) -> CycleCost:
     """The cost of a cycle of `batch` requests with `context` committed tokens each; plain decoding needs no head.
 
-    Every matrix is read once per forward, every forward reads the cache once; logits are written and read once. What stays in
-    registers and on-chip memory is free, and so is what takes no more than a few rows (norms, embeddings, the committed keys).
+    Every matrix is read once per forward, every forward reads the cache once; logits are written and read once. Registers
+    and on-chip memory are free, and so are arrays of a few rows (norms, embeddings, the committed keys).
     """
     nodes, size = spec.num_draft_tokens, jnp.dtype(models.dtype).itemsize
     target = models.target

@@ -39,7 +39,7 @@ RENDER_SECONDS = 2.0
 START_SECONDS = 15.0
 """For a process to start and compile the template; usually a fifth of a second."""
 ORPHAN_SECONDS = 20
-"""After these a process ends itself: its server must be gone, or it would have stopped the process."""
+"""CPU seconds after which a process ends itself, in case its server is gone and can't stop it."""
 MAX_CHARACTERS = 8 * 2**20
 """Of a rendered text; a million tokens are about half as many."""
 MAX_MEMORY = 512 * 2**20
@@ -235,7 +235,7 @@ class TemplateProcess:
         self._process.wait()
 
 
-# What follows runs in the process.
+# Everything below runs in the process.
 
 
 class Renderer:

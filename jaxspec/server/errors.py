@@ -68,7 +68,7 @@ def echo(value: Any) -> str:
     except (TypeError, ValueError):
         text = repr(value)
     except RecursionError:
-        text = "a value that is nested too deeply to be shown"
+        text = "a value nested too deeply to show"
     return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 3] + "..."
 
 

@@ -31,7 +31,7 @@ MAX_NAME = 128
 """Characters in the name of a request."""
 MAX_ALLOWED_TOKENS = 2**18
 MAX_FIELDS = 100
-"""Fields in one object; there are fewer than that."""
+"""Fields in one object; no endpoint has as many."""
 MAX_TEMPLATE_OPTIONS = 16
 
 
@@ -72,7 +72,7 @@ def described_as(description: str) -> WrapValidator:
 
 
 type Strings = Annotated[list[str], FailFast()]
-"""As in all lists here, the first wrong item ends the check: millions of wrong items must not make millions of messages."""
+"""The first wrong item ends the check, as in all lists here: millions of wrong items must not produce millions of messages."""
 type TokenIds = Annotated[list[Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]], FailFast()]
 type ListsOfTokenIds = Annotated[list[TokenIds], FailFast()]
 Prompt = Annotated[

@@ -1,4 +1,4 @@
-"""Whether tokens come out of the engine."""
+"""The check that the engine generates tokens."""
 
 import asyncio
 import uuid
@@ -10,9 +10,9 @@ from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import MAX_INT
 
 PROBE_SECONDS = 20.0
-"""For a token to come. A full engine answers much sooner: other requests' tokens count too."""
+"""Seconds to wait for a token. A full engine answers much sooner, because other requests' tokens count too."""
 INTERVAL = 0.02
-"""Seconds between two looks at those."""
+"""Seconds between two checks for other requests' tokens."""
 
 
 class HealthProbe:
@@ -30,7 +30,7 @@ class HealthProbe:
             raise ApiError(503, f"the engine has not made a token within {self._seconds:g} seconds")
 
     async def _any_token(self) -> bool:
-        """Whichever comes first: this request's token, or one of a request that keeps the engine from it."""
+        """Waits for this request's token or for one of another request, whichever comes first."""
         tasks = [asyncio.ensure_future(work) for work in (self._own_token(), self._other_token())]
         try:
             async with asyncio.timeout(self._seconds):
@@ -45,7 +45,7 @@ class HealthProbe:
         return False
 
     async def _own_token(self) -> bool | None:
-        """None: the queue is full, so others must tell."""
+        """None: the queue is full, so only other requests' tokens can show it."""
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         request = AsyncRequest(f"health-{uuid.uuid4().hex}", [0], params, priority=MAX_INT)
         try:

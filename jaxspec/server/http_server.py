@@ -1,4 +1,4 @@
-"""uvicorn, set up for this server: how it begins, what it tells clients that speak no HTTP, and how it ends."""
+"""uvicorn, set up for this server: start, shutdown, and the answer to malformed HTTP."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ from jaxspec.server.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
 ERROR_SECONDS = 5.0
-"""After the time for running requests is over: how long clients may take to read the error that ended theirs."""
+"""Seconds that clients get to read the error after the shutdown timeout has ended their requests."""
 
 
 class Connection(H11Protocol):
@@ -75,7 +75,7 @@ class HttpServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def _hang_up_if_forced(self) -> None:
-        """Closes all connections after a second signal; uvicorn would go on waiting for them."""
+        """Closes all connections after a second signal; uvicorn would keep waiting for them."""
         while not self.force_exit:
             await asyncio.sleep(0.05)
         self._engine.stop()

@@ -1,4 +1,4 @@
-"""What probes, routers, benchmarks and the owner ask of a running server: health, description, load, and control of it.
+"""Endpoints for probes, routers, benchmarks and the owner: health, description, load, and control of the server.
 
 Shapes are SGLang's.
 """
@@ -276,7 +276,7 @@ def describe_model(model: ServedModel) -> ModelInfo:
 
 
 def describe_server(engine: AsyncEngine, model: ServedModel, averages: Averages, settings: dict[str, Any]) -> ServerInfo:
-    """The settings and, over them, what the server is and does."""
+    """The settings, and the server's state, which takes precedence."""
     stats, spec = engine.stats, model.spec
     state = EngineState(
         last_gen_throughput=round(averages.throughput, 2), num_running_reqs=stats.running, num_waiting_reqs=stats.waiting
@@ -343,6 +343,6 @@ def describe_load(engine: AsyncEngine, averages: Averages) -> LoadsResponse:
 
 
 def without_directory(value: Any) -> Any:
-    """A setting as clients may see it: they must not learn where the server keeps its files."""
+    """A setting as clients may see it, without the paths of the server's files."""
     is_path = isinstance(value, str) and value.startswith(("/", "./", "../", "~"))
     return PurePath(value).name if is_path else value

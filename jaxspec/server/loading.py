@@ -1,4 +1,4 @@
-"""From a checked command line to a model that is ready to serve, and what the log says about it."""
+"""Loads and warms up the model of a checked command line, and logs it."""
 
 import logging
 import sys
@@ -21,13 +21,13 @@ from jaxspec.server.chat_template import ChatTemplate
 
 MAX_TEMPLATE_BYTES = 2**20
 SLOWEST = 3
-"""Programs that the log names."""
+"""Slow programs that the log names."""
 
 logger = logging.getLogger("jaxspec")
 
 
 def load(arguments: ServerArguments) -> LLM:
-    """The model, without compiled programs. Raises ValueError or OSError, saying what is wrong with the settings or files."""
+    """The model, without compiled programs. Raises ValueError or OSError if the settings or files are wrong."""
     head = find_head(arguments)
     trees = arguments.request_trees
     if trees is None:
@@ -45,7 +45,7 @@ def load(arguments: ServerArguments) -> LLM:
 
 
 def log_model(llm: LLM, arguments: ServerArguments) -> None:
-    """What was loaded, and what may surprise about it."""
+    """Logs the model, its tree, and options with surprising effects."""
     engine, stats = llm.engine, llm.engine.stats()
     tree = f"{llm.head.config.algorithm} draft tree {engine.spec}" if llm.head else "plain decoding"
     logger.info("model %s, context length %d tokens, %s", llm.model_name, engine.context_length, tree)
@@ -105,7 +105,7 @@ def compile_programs(llm: LLM, ahead: str | None, *, progress: bool) -> None:
 
 
 def memory_table(llm: LLM) -> str:
-    """What weights, cache and programs take, one line each, and of how much.
+    """The memory of weights, cache and programs, one line each, and the total.
 
     Out:   target weights   24.1 MB
            head weights      3.3 MB
@@ -144,7 +144,7 @@ def largest(programs: Iterable[Program]) -> list[Program]:
 
 
 def programs_line(compilations: Mapping[Program, Compilation], seconds: float) -> str:
-    """How many programs there are, how many of them were cached, and which took long.
+    """The number of compiled and cached programs, and the slowest.
 
     Out: compiled 33 programs in 61.3 s (0 from the cache; slowest: cycle 5/4/8, batch 8, 64 pages: 9.1 s; admit: 0.5 s)
     """
@@ -156,7 +156,7 @@ def programs_line(compilations: Mapping[Program, Compilation], seconds: float) -
 
 
 def readable(size: int) -> str:
-    """Bytes for people.
+    """Bytes in a readable unit.
 
     In:  24_100_000
     Out: 24.1 MB

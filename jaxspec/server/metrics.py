@@ -1,4 +1,4 @@
-"""/metrics: what the engine, its requests and the HTTP layer count, in Prometheus' text formats.
+"""/metrics: the counters of the engine, its requests and the HTTP layer, in Prometheus' text formats.
 
 The engine's metrics are declared in jaxspec/engine/stats.py, those of requests here. Names follow Prometheus' rules: a prefix, the
 unit last, `_total` after counters. Where vLLM has the same number, `alias` is its name for it, so that tools for vLLM (its
@@ -126,7 +126,7 @@ class RequestCollector:
             samples = [
                 Sample(each.value, self.labels | each.labels, suffix)
                 for each in observed.samples
-                if (suffix := each.name.removeprefix(observed.name)) != "_created"  # one more series each, and no news
+                if (suffix := each.name.removeprefix(observed.name)) != "_created"  # a series each without information
             ]
             yield from with_alias("histogram", metric.name, metric.alias, metric.meaning, samples)
 
@@ -138,7 +138,7 @@ class EngineCollector:
         self._engine, self._labels = engine, dict(labels)
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._engine.stats  # once, so that all numbers are of the same moment
+        stats = self._engine.stats  # once, so that all numbers are consistent
         for metric in ENGINE_METRICS:
             value = metric.read(stats)
             if isinstance(value, Mapping):
@@ -185,7 +185,7 @@ class CountRequests:
         if scope["type"] != "http" or scope["path"] == PATH:
             await self._app(scope, receive, send)
             return
-        status = 500  # what the client gets if an exception comes before a response
+        status = 500  # the client's status if an exception precedes the response
 
         async def send_and_note(message: Message) -> None:
             nonlocal status

@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: its name, its key, and the limits of its body. From the outside in:
+"""Middleware: the name, the key and the body limits of every request. From the outside in:
 RequestIds, KeyCheck, BodyLimit; `only_json` belongs to the routes that take a body."""
 
 import asyncio
@@ -21,7 +21,7 @@ PUBLIC = frozenset({"/", "/health", "/health_generate", "/ready", "/ping", "/met
 SEND_KEY = "send the header Authorization: Bearer <key>"
 MAX_BODY_BYTES = 16 * 2**20
 MAX_TOTAL_BODY_BYTES = 16 * MAX_BODY_BYTES
-"""Of all requests in progress together."""
+"""All requests in progress together."""
 BODY_SECONDS = 60.0
 """Time for a body to arrive. Without a limit, slow clients could hold memory forever."""
 
@@ -117,7 +117,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _any_equal(given: Sequence[bytes], valid: Sequence[bytes]) -> bool:
-    """Takes the same time wherever they differ, and whichever matches."""
+    """Takes the same time for every key, right or wrong."""
     return any([hmac.compare_digest(one, other) for one in given for other in valid])
 
 

@@ -14,7 +14,7 @@ from jaxspec.tokenizer import Tokenizer
 MAX_COMPLETIONS = 256
 """Completions that one request may ask for: n of each prompt."""
 LONG_TOKEN = 16
-"""Characters per token of unusually long tokens; only such as indentation are longer."""
+"""Characters per token of unusually long tokens; only indentation and the like is longer."""
 TRUNCATION_SLACK = 16
 """Tokens by which the count may change where a text is truncated."""
 

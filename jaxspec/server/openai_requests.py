@@ -1,5 +1,5 @@
-"""The requests of OpenAI's API, and what they ask the engine for. Each field means what it means for OpenAI, or for SGLang and vLLM
-if it is an extra of theirs."""
+"""The requests of OpenAI's API, and their translation for the engine. Fields mean the same as in OpenAI's API or, for extras, in
+SGLang and vLLM."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -34,7 +34,7 @@ CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_
 
 
 class StreamOptions(RequestModel):
-    """What a stream holds besides text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """Token counts in a last event without choices."""

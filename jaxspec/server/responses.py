@@ -17,7 +17,7 @@ class ResponseModel(BaseModel):
 
 
 class ErrorDetail(ResponseModel):
-    """What went wrong, in OpenAI's terms."""
+    """An error, in OpenAI's terms."""
 
     message: str
     type: str
@@ -37,7 +37,7 @@ class ErrorResponse(ResponseModel):
 _MEANINGS = {
     400: "A field, parameter or header is wrong; the message says which.",
     401: "The key is missing or wrong.",
-    404: "There is no such endpoint or model.",
+    404: "The endpoint or model does not exist.",
     405: "The endpoint does not support this method.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",

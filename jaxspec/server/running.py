@@ -1,4 +1,4 @@
-"""What an HTTP request asks the engine for, how it gets there, and the names by which it can be aborted while it runs."""
+"""Running requests: the completions of an HTTP request, how they reach the engine, and the names by which they can be aborted."""
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError, refused
 
 MAX_LOGPROBS = 2**21
-"""Log probabilities in one response, alternatives included: some hundred megabytes."""
+"""Log probabilities in one response, alternatives included: a few hundred megabytes."""
 
 
 @dataclass(frozen=True)

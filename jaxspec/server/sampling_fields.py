@@ -50,7 +50,7 @@ class _Unsupported(RequestModel):
 if TYPE_CHECKING:
 
     class SamplingFields(_Unsupported):
-        """The fields are made at run time."""
+        """For type checkers: the fields are created at run time."""
 
         def __getattr__(self, name: str) -> Any: ...
 

@@ -10,9 +10,9 @@ class ServerSettings:
     """Immutable for the lifetime of the server."""
 
     api_key: str | None = None
-    """What clients must send as `Authorization: Bearer <key>`. None: no key is needed."""
+    """The key that clients must send as `Authorization: Bearer <key>`. None: no key is needed."""
     admin_api_key: str | None = None
-    """The key for what only the owner may do: flush the cache, abort everything, see the settings. None: api_key."""
+    """The key for the owner's endpoints: flush the cache, abort everything, see the settings. None: api_key."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM; a second signal ends them at once."""
     request_timeout: float | None = None

@@ -111,7 +111,7 @@ class FinishReason(ResponseModel):
 
 
 class PartialMetaInfo(ResponseModel):
-    """What is known of a completion that is still running."""
+    """About a completion that is still running."""
 
     id: str
     finish_reason: FinishReason | None
@@ -202,7 +202,7 @@ def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
 
 @dataclass
 class _Progress:
-    """All that a stream has sent of one completion."""
+    """Everything that a stream has sent of one completion."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

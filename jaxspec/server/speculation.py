@@ -1,4 +1,4 @@
-"""Speculation per request: what a client may ask for, and what the response shows of it."""
+"""Speculation per request: the client's options, and the figures and trees in the response."""
 
 from typing import NotRequired, TypedDict
 
@@ -12,7 +12,7 @@ from jaxspec.server.responses import ResponseModel
 
 
 class SpeculativeOptions(RequestModel):
-    """`speculative` of a request: {"enabled": false}, or the three numbers of a compiled tree; and whether to show the trees."""
+    """The field `speculative` of a request: {"enabled": false} or three numbers of a compiled tree, and whether to show trees."""
 
     enabled: bool | None = None
     """False: plain decoding for this request."""
@@ -49,7 +49,7 @@ def _compiled(tree: SpecConfig, model: ServedModel) -> SpecConfig:
 
 
 def wants_trace(options: SpeculativeOptions | None, *, stream: bool | None, completions: int) -> bool:
-    """Whether the stream shows its trees. Raises ApiError if the request can't have that."""
+    """Whether the stream shows its trees. Raises ApiError if this kind of request can't show them."""
     if options is None or not options.trace:
         return False
     if not stream or completions != 1:

@@ -1,4 +1,4 @@
-"""The way of a request from its batch to its response, whole or as server-sent events, and what happens if the client hangs up."""
+"""From a request's batch to its response, whole or as server-sent events, also if the client hangs up."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ class EventStream(StreamingResponse):
         return self._builder.events(self._index_of[update.request_id], update)
 
     async def _lines(self) -> AsyncGenerator[str]:
-        """The events as `data:` lines. A failure becomes an event too: the status line is long gone."""
+        """The events as `data:` lines. A failure becomes an event too, because the status was sent before."""
         try:
             for event in self._first:
                 yield encode(event)
@@ -95,7 +95,7 @@ async def respond(
     *,
     stream: bool | None,
 ) -> Response:
-    """The way of every request that generates: prepare (tokenize, off the event loop), start, build the response.
+    """Serves a request that generates: prepare it (tokenize, off the event loop), start it, build the response.
 
     `client_names` maps our names of fields to the client's, for errors.
     """

@@ -23,7 +23,7 @@ MAX_TEXTS = 1024
 MAX_CHARACTERS = 2**20
 """Of all texts in one request; longer than any context, for clients that truncate afterwards."""
 MAX_TOKENS = 2**20
-"""To be detokenized by one request."""
+"""Token ids that one request may detokenize."""
 THREADS = 2
 """For these endpoints, so that they can't delay the prompts of other requests."""
 

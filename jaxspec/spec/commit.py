@@ -13,7 +13,7 @@ def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -
     """Writes the keys and values of the accepted nodes to the target's pages. Rejected nodes never enter the cache.
 
     In:  length 7, path [0, 2, 5], emitted 2
-    Out: slot 7 holds window row 0 (the root), slot 8 row 2
+    Out: slot 7 holds window token 0 (the root), slot 8 token 2
     """
     steps = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)
     slots, write = batch.now.length[:, None] + steps, steps < accepted.emitted[:, None]

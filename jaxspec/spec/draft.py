@@ -19,9 +19,9 @@ from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 class DraftWindow:
     """The part of its cache that a head sees: the first slots (the sink) and the last ones (the window), in tokens.
 
-    SGLang's --speculative-draft-window-size and --speculative-draft-sink-size. Heads are trained on short texts and find little
-    far back; a window keeps them within that range and reads less. Keys are stored rotated, so a window is just a shorter page
-    table.
+    SGLang's --speculative-draft-window-size and --speculative-draft-sink-size. Heads are trained on short texts and make
+    little use of old tokens; a window keeps them within that range and reads less. Keys are stored rotated, so a window is just
+    a shorter page table.
     """
 
     size: int

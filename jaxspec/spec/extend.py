@@ -20,7 +20,7 @@ class Pairs(NamedTuple):
     tokens: Int[Array, "b j"]
     first_slot: Int[Array, " b"]
     cached: Int[Array, " b"]
-    """Pairs of slots below it are neither written nor seen by others: the cache has them (or, slot 0, there is none)."""
+    """Pairs of slots below it are neither written nor seen by others: they are in the cache (and slot 0 has no pair)."""
     size: Int[Array, " b"]
     """The number of valid pairs; the rest is padding."""
 

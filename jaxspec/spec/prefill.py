@@ -56,7 +56,7 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
 
 
 def batch_of(state: State, chunk: Chunk) -> Batch:
-    """The chunk's sequences; emitting the first token is what commits the slot of the prompt's last token."""
+    """The chunk's sequences. The slot of the prompt's last token is committed with the first emitted token."""
     batch = gather(state, chunk.row, chunk.page_table)
     length = chunk.first_slot + chunk.size - chunk.is_last.astype(jnp.int32)
     return batch._replace(now=batch.now._replace(length=length, done=~chunk.is_last))

@@ -37,7 +37,7 @@ class Lesson(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """Loss and what the head got right; pair t of step i predicts the token behind position t + 1 + i."""
+    """Loss and correct drafts; pair t of step i predicts the token behind position t + 1 + i."""
 
     loss: Float[Array, ""]
     correct: Bool[Array, "steps b t"]

@@ -1,4 +1,4 @@
-"""The one attention contract of the project: committed pages + a dense window."""
+"""The one attention function of the project: committed pages plus a dense window."""
 
 from collections.abc import Callable
 

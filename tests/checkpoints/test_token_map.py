@@ -173,5 +173,5 @@ def test_large_files_are_refused_before_they_are_read(tmp_path, monkeypatch):
 
 
 def test_a_missing_file_is_no_damaged_one(tmp_path):
-    with pytest.raises(ValueError, match=r"map\.json: there is no such file"):
+    with pytest.raises(ValueError, match=r"map\.json does not exist; expected a local file"):
         read_token_map(tmp_path / "map.json", 10)

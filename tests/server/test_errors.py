@@ -86,7 +86,7 @@ def test_what_is_nested_too_deeply_is_not_shown():
     value: list = []
     for _ in range(100_000):
         value = [value]
-    assert echo(value) == "a value that is nested too deeply to be shown"
+    assert echo(value) == "a value nested too deeply to show"
 
 
 def test_an_error_of_ours_tells_nothing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

@@ -36,7 +36,7 @@ async function ask(isRace) {
   }
 }
 
-/** Clears the stage for a new answer. A chat stays where it goes on. */
+/** Clears the stage for a new answer. A chat that continues stays. */
 function begin(isRace, messages) {
   stopReplay();
   forgive();
@@ -116,7 +116,7 @@ function end(messages) {
     byId("prompt").value = "";
     byId("forget").hidden = false;
   } else if (messages) {
-    outputs[0].withdraw(); // what was not answered is no part of the chat
+    outputs[0].withdraw(); // an unanswered message is not part of the chat
   }
 }
 

@@ -14,7 +14,7 @@ const EXAMPLES = {
     ["A haiku", "Write a haiku about a lucky guess."],
   ],
 };
-const BUILT_IN = "jaxspec-demo"; // knows nothing but Python code, in a chat too
+const BUILT_IN = "jaxspec-demo"; // writes only Python code, in a chat too
 const FIELD_OF_PARAM = {
   prompt: "prompt",
   messages: "prompt",

@@ -2,7 +2,7 @@
 /* The answer as text in which every token is coloured by where it came from. All text goes in as text, never as HTML. */
 
 const SHOWN_TOKENS = 2000; // older ones of an answer become one piece of text: thousands of elements in a paragraph are slow
-const FOLD_TOKENS = 500; // so many at a time, at least
+const FOLD_TOKENS = 500; // tokens folded at a time, at least
 
 /** An element with a class, text and attributes. */
 function make(tag, { className = "", text = "", ...attributes } = {}) {
@@ -23,7 +23,7 @@ function visible(text) {
     .replaceAll("\t", "⇥");
 }
 
-/** One output box. `onPoint(cycle, token)` is told which token the reader points at, null when none. */
+/** One output box. `onPoint(cycle, token)` gets the token under the pointer, or null. */
 class Output {
   constructor(box, onPoint) {
     this.box = box;

@@ -80,7 +80,7 @@ function drawTree(box, tree, tokens, label, calm) {
   box.scrollTop = end.y - box.clientHeight / 2; // of a tree that is larger than its box
 }
 
-/** Cuts the nodes' texts as little as the space needs. Returns where every column begins. */
+/** Shortens the nodes' texts to fit the space. Returns where every column begins. */
 function placeColumns(nodes, columns, space) {
   let widths = [];
   for (let letters = 14; letters >= 4; letters -= 1) {
