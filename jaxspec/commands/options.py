@@ -142,7 +142,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--served-model-name NAME", "name of the model in the API (default: the directory's)"),
         Option(
             "--dtype",
-            "of weights and cache; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
+            "dtype of weights and cache; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
             choices=("auto", *DTYPES),
             default="auto",
         ),
@@ -213,7 +213,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--disable-radix-cache --no-enable-prefix-caching",
-            "no prefix cache: compute every prompt in full, even if an earlier one began alike",
+            "no prefix cache: compute every prompt in full, even if an earlier one has the same beginning",
             "engine.prefix_cache",
             switch=False,
         ),
@@ -221,8 +221,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--random-seed --seed", sets="engine.random_seed"),
         Option(
             "--compile-ahead WHICH",
-            "programs to wait for before the server is ready: first is those that serve every request, and smaller ones compile in "
-            "the background when they are needed; all is for measurements (default: first on a CPU, all on a GPU)",
+            "programs to compile before the server is ready: first, the largest of each kind (smaller ones compile in the "
+            "background when needed), or all, for measurements (default: first on a CPU, all on a GPU)",
             choices=("first", "all"),
         ),
     ),
@@ -231,13 +231,13 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--port N", "port to listen on; 0 is any free one", type=whole(0, 65535), default=30000),
         Option(
             "--api-key KEY",
-            "what clients must send as a bearer token; safer in the variable JAXSPEC_API_KEY, which other users can't read",
+            "the key that clients must send as a bearer token; safer in the variable JAXSPEC_API_KEY, which other users can't read",
             "server.api_key",
             secret="JAXSPEC_API_KEY",
         ),
         Option(
             "--admin-api-key KEY",
-            "the key for what only the owner may do, such as /flush_cache; or JAXSPEC_ADMIN_API_KEY (default: --api-key)",
+            "the key for the owner's endpoints, such as /flush_cache; or JAXSPEC_ADMIN_API_KEY (default: --api-key)",
             "server.admin_api_key",
             secret="JAXSPEC_ADMIN_API_KEY",
         ),
