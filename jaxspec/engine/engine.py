@@ -160,8 +160,8 @@ class Engine:
     def warm_up(self, *, progress: bool = False, wait_for_all: bool = True) -> float:
         """Compiles every program that serving can need, so that no launch compiles. Returns the seconds it took.
 
-        wait_for_all=False: only those that serve every request. Smaller programs compile in the background when launches ask for
-        them, and are used from the next cycle on.
+        wait_for_all=False: only those that serve every request. Others compile in the background, those of smaller sizes when
+        launches ask for them, and are used from the next cycle on.
         """
         started, programs, table = time.perf_counter(), self.runner.programs, self.runner.table
         programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
@@ -169,6 +169,9 @@ class Engine:
         self.trees.measure(self.runner)
         if not wait_for_all:
             programs.start_compiler()
+            for tree in table.trees:
+                for program in table.largest(tree):
+                    programs.ask_for(program)
         return time.perf_counter() - started
 
     # Steps
@@ -207,7 +210,7 @@ class Engine:
     def _launch(self, plan: StepPlan) -> list[Launched]:
         """Launches cycles, then prefills. Returns the programs that have a result to read."""
         launched: list[Launched] = []
-        for cycle in self.trees.plan(plan.cycle, self.runner.batches, prefills=bool(plan.prefills)):
+        for cycle in self.trees.plan(plan.cycle, self.runner.batches, self.runner.ready_trees, prefills=bool(plan.prefills)):
             with self.recovery.blame_launch(cycle.requests):
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)

@@ -78,6 +78,9 @@ class ProgramTable:
     """Those and the trees that only single requests ask for."""
     catches_up: bool
     """Plain cycles alternate with trees, so the head has to catch up before a tree."""
+    own_first: bool = True
+    """Trees that only single requests ask for compile after the start. Until then such a request gets the engine's choice of tree,
+    which changes no text. (False in lossy engines, where the tree changes the text.)"""
 
     @classmethod
     def of(
@@ -95,7 +98,15 @@ class ProgramTable:
         chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # half a chunk: the share of one of two prompts
         narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
         pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
-        return cls(tuple(sorted(batches)), tuple(sorted(chunks)), tuple(sorted(pages)), tuple(own), tuple(trees), catches_up)
+        return cls(
+            tuple(sorted(batches)),
+            tuple(sorted(chunks)),
+            tuple(sorted(pages)),
+            tuple(own),
+            tuple(trees),
+            catches_up,
+            not config.is_lossy,
+        )
 
     @property
     def few_batches(self) -> tuple[int, ...]:
@@ -118,11 +129,16 @@ class ProgramTable:
         return sorted(programs, key=self._place)
 
     def first(self) -> list[Program]:
-        """The programs that serve every request: the largest of each kind and tree. The costly ones come first."""
-        batch, chunk, pages = self.batches[-1], self.chunks[-1], self.pages[-1]
-        cycles = [CycleProgram(batch, pages, tree) for tree in sorted(self.trees, key=lambda tree: -tree.num_steps)]
-        catch_up = [CatchUpProgram(batch, pages)] if self.catches_up else []
-        return [*cycles, PrefillProgram(chunk, pages), *catch_up, AdmitProgram()]
+        """The programs that serve every request: the largest of each kind and tree. (The costly ones first.)"""
+        trees = self.own if self.own_first else self.trees
+        cycles = [program for tree in sorted(trees, key=lambda tree: -tree.num_steps) for program in self.largest(tree)]
+        return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages[-1]), AdmitProgram()]
+
+    def largest(self, tree: SpecConfig) -> list[Program]:
+        """The programs without which a tree can't be used, each in its largest size."""
+        batch, pages = self.batches[-1], self.pages[-1]
+        needs_catch_up = tree.num_steps == 0 and self.catches_up
+        return [*([CatchUpProgram(batch, pages)] if needs_catch_up else []), CycleProgram(batch, pages, tree)]
 
     # The programs that fit a launch, smallest first.
 

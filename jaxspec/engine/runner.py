@@ -117,6 +117,11 @@ class Runner:
         )
         return tuple(ready) or self.table.batches[-1:]
 
+    @property
+    def ready_trees(self) -> tuple[SpecConfig, ...]:
+        """The trees whose programs are there."""
+        return tuple(tree for tree in self.table.trees if all(map(self.programs.can_launch, self.table.largest(tree))))
+
     def launch_admission(self, request: Request) -> None:
         """Sets up the request's row."""
         bias = self._no_bias if not request.params.biases else None

@@ -8,7 +8,7 @@ tree that is not in use is not measured, so it is tried for a few cycles now and
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import median_low
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -110,14 +110,17 @@ class TreeChoice:
                     for seconds in runner.time_cycle(batch, tree):
                         self._adaptive.observe_time(tree, batch, seconds)
 
-    def plan(self, requests: Sequence[Request], batches: Sequence[int], *, prefills: bool) -> list[PlannedCycle]:
+    def plan(
+        self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[SpecConfig], *, prefills: bool
+    ) -> list[PlannedCycle]:
         """The cycles of one step for these requests, one per tree. Call it in every step, with or without requests.
 
         Args:
             batches: the compiled batch sizes.
+            ready: the trees with compiled programs. A request for another tree gets the engine's choice meanwhile.
             prefills: whether the step launches prefills too. The device runs them after the step's cycles, so they delay the next.
         """
-        groups = self._by_tree(requests, batches)
+        groups = self._by_tree(requests, batches, ready)
         cycles = [PlannedCycle(tree, group, self._catch_up(group, tree)) for tree, group in groups.items()]
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
         self._unread += [UnreadCycle(cycle.tree, bucket(len(cycle.requests), batches), is_timed) for cycle in cycles]
@@ -149,14 +152,16 @@ class TreeChoice:
         """The trees in use and the estimates behind the choice; None if there is only one."""
         return self._adaptive.describe() if self._adaptive else None
 
-    def _by_tree(self, requests: Sequence[Request], batches: Sequence[int]) -> dict[SpecConfig, list[Request]]:
-        """Each request's tree: its own, or the one chosen for all that have none."""
+    def _by_tree(
+        self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[SpecConfig]
+    ) -> dict[SpecConfig, list[Request]]:
+        """Each request's tree: its own, if that is ready, or the one chosen for all others."""
         groups: dict[SpecConfig, list[Request]] = {}
-        undecided = [request for request in requests if request.tree is None]
+        undecided = [request for request in requests if request.tree is None or request.tree not in ready]
         if undecided:
             groups[self.choose(bucket(len(undecided), batches))] = undecided
         for request in requests:
-            if request.tree is not None:
+            if request.tree is not None and request.tree in ready:
                 groups.setdefault(request.tree, []).append(request)
         return groups
 

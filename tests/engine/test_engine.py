@@ -231,8 +231,8 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     monkeypatch.setattr(programs, "choose", noted)
     engine.warm_up(wait_for_all=False)
     assert run(engine) == expected and used <= set(engine.runner.table.first())
-    assert programs.count.ready == len(engine.runner.table.first()) == 5 and engine.runner.batches == (2,)
-    assert programs.count.total > 5 and programs.is_compiling
+    assert programs.count.ready == len(engine.runner.table.first()) == 3 and engine.runner.batches == (2,)
+    assert programs.count.total > 5 and programs.is_compiling and engine.runner.ready_trees == (SpecConfig(2, 2, 4),)
 
     def switch() -> None:
         gate.open()
@@ -243,6 +243,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     assert programs.count.ready == programs.count.total > 5
     used.clear()
     assert run(engine) == expected and not used <= set(engine.runner.table.first())
+    assert engine.runner.ready_trees == engine.trees.all
 
 
 @pytest.mark.parametrize("spec", [SpecConfig(num_steps=0), SpecConfig(3, 2, 5)])

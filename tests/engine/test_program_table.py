@@ -45,8 +45,17 @@ def test_every_program_of_the_built_in_model():
 
 @pytest.mark.parametrize("catches_up", [True, False])
 def test_heads_that_lag_need_programs_to_catch_up(catches_up):
-    for programs in (table_of(catches_up=catches_up).all(), table_of(catches_up=catches_up).first()):
+    table = table_of(catches_up=catches_up)
+    for programs in (table.all(), table.largest(PLAIN), replace(table, own_first=False).first()):
         assert any(isinstance(program, CatchUpProgram) for program in programs) == catches_up
+
+
+def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the_text():
+    first = [CycleProgram(8, 64, TREE), PrefillProgram(256, 64), AdmitProgram()]
+    assert table_of().first() == first
+    config = EngineConfig(max_running_requests=8, accept_threshold_acc=0.5)
+    lossy = ProgramTable.of(config, 64, (TREE,), (TREE, PLAIN), catches_up=True, narrow_tables=True)
+    assert lossy.first() == [first[0], CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN), *first[1:]]
 
 
 def test_small_programs_come_before_large_ones():
@@ -64,7 +73,7 @@ def test_a_program_fits_every_launch_whichever_programs_are_there(table: Program
     requests = data.draw(st.integers(1, table.batches[-1]))
     pages = data.draw(st.integers(1, table.pages[-1]))
     tokens = data.draw(st.integers(1, table.chunks[-1]))
-    spec = data.draw(st.sampled_from(table.trees))
+    spec = data.draw(st.sampled_from([tree for tree in table.trees if ready >= set(table.largest(tree))]))
     cycles, prefills = list(table.cycles(requests, pages, spec)), list(table.prefills(tokens, pages))
     assert cycles and all(each.spec == spec and each.batch >= requests and each.pages >= pages for each in cycles)
     assert prefills and all(each.chunk >= tokens and each.pages >= pages for each in prefills)
@@ -72,7 +81,8 @@ def test_a_program_fits_every_launch_whichever_programs_are_there(table: Program
     assert prefills == sorted(prefills, key=lambda each: (each.chunk, each.pages))
     catch_ups = list(table.catch_ups(requests)) if table.catches_up else []
     assert all(each.batch >= requests and each.pages == table.pages[-1] for each in catch_ups)
-    for fitting in (cycles, prefills, *([catch_ups] if table.catches_up else [])):
+    assert set(table.own) <= set(table.trees) and ready >= set(table.largest(TREE))
+    for fitting in (cycles, prefills, *([catch_ups] if table.catches_up and spec == PLAIN else [])):
         assert set(fitting) <= set(table.all()) and ready & set(fitting)
     assert set(table.first()) <= set(table.all())
 

@@ -105,7 +105,7 @@ def test_only_undisturbed_cycles_are_timed():
         return Request("a", (1,), SamplingParams(), 0, (), Detokenizer(None), tree=own, held=HeldPages(lag=lag))
 
     def cycle(seconds: float, *, catch_up: bool = False, prefill: bool = False) -> None:
-        (planned,) = trees.plan([request(lag=int(catch_up))], [1], prefills=prefill)
+        (planned,) = trees.plan([request(lag=int(catch_up))], [1], trees.all, prefills=prefill)
         assert planned.tree == tree and len(planned.behind) == catch_up
         clock.now += seconds
         trees.was_read([2])
@@ -122,9 +122,9 @@ def test_only_undisturbed_cycles_are_timed():
     assert times() == [1.0]
     cycle(5.0)  # waited for the prefill
     cycle(1.0)
-    assert trees.plan([], [1], prefills=False) == []
+    assert trees.plan([], [1], trees.all, prefills=False) == []
     cycle(30.0)  # idle before
-    assert len(trees.plan([request(), request(SpecConfig(2, 1))], [1, 2], prefills=False)) == 2
+    assert len(trees.plan([request(), request(SpecConfig(2, 1))], [1, 2], trees.all, prefills=False)) == 2
     clock.now += 7.0
     trees.was_read([2])
     clock.now += 7.0
@@ -139,7 +139,7 @@ def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
 
     def behind(tree: SpecConfig) -> list[Request]:
         trees.choose = lambda _bucket: tree
-        (planned,) = trees.plan([request], [1], prefills=False)
+        (planned,) = trees.plan([request], [1], trees.all, prefills=False)
         return planned.behind
 
     assert behind(SpecConfig(3, 1)) == [] and request.held.lag == 0
@@ -148,8 +148,20 @@ def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
     assert behind(PLAIN) == [request] and request.held.lag == 1
     assert behind(SpecConfig(3, 1)) == [request] and request.held.lag == 0
     without_head = TreeChoice(PLAIN, False, has_head=False)
-    without_head.plan([request], [1], prefills=False)
+    without_head.plan([request], [1], [PLAIN], prefills=False)
     assert request.held.lag == 0
+
+
+def test_a_tree_that_is_not_ready_is_replaced_by_the_choice_of_the_engine():
+    chain = SpecConfig(2, 1)
+    trees = TreeChoice(SpecConfig(3, 1), False, others=(chain,))
+    first, second = (
+        Request(name, (1,), SamplingParams(), 0, (), Detokenizer(None), tree=tree) for name, tree in (("a", chain), ("b", None))
+    )
+    (together,) = trees.plan([first, second], [1, 2], [SpecConfig(3, 1)], prefills=False)
+    assert together.tree == SpecConfig(3, 1) and together.requests == [first, second]
+    apart = trees.plan([first, second], [1, 2], trees.all, prefills=False)
+    assert {cycle.tree: cycle.requests for cycle in apart} == {SpecConfig(3, 1): [second], chain: [first]}
 
 
 def test_trees_of_an_adaptive_engine():
