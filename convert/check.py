@@ -18,7 +18,7 @@ TOKENS = 64
 
 
 class Difference(NamedTuple):
-    """How far the logits of two checkpoints are apart on the same random tokens."""
+    """The difference of two checkpoints' logits on the same random tokens."""
 
     largest: float
     scale: float

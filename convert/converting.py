@@ -38,7 +38,7 @@ COPIED = (
 
 
 class Options(NamedTuple):
-    """How to convert."""
+    """The options of a conversion."""
 
     dtype: DTypeLike | None = None
     """Floating-point parameters are cast to it; None: they stay as they are."""

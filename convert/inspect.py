@@ -91,7 +91,7 @@ def _kind(config: ModelConfig | HeadConfig) -> str:
 
 
 def _sizes(config: ModelConfig | HeadConfig) -> dict[str, str]:
-    """What the config says, for people."""
+    """The config in readable lines."""
     layer = config if isinstance(config, ModelConfig) else config.layer
     extras = [name for name, has in (("q/k/v biases", layer.qkv_bias), ("q/k norms", layer.qk_norm)) if has]
     lines = {

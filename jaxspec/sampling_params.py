@@ -1,4 +1,4 @@
-"""How one request is sampled and when it ends. Plain Python: importing this loads no JAX.
+"""The sampling parameters of a request. Plain Python, no JAX.
 
 Every parameter is declared once, here: its default, its check, its names in the requests of OpenAI's and SGLang's APIs, and its
 option of `jaxspec generate`. The server's request classes and the command line are made from these declarations.
@@ -274,7 +274,7 @@ class SamplingParams:
 
 
 def declaration(name: str) -> Declaration:
-    """What is known of a parameter."""
+    """The declaration of a parameter."""
     found: Declaration = SamplingParams.__dataclass_fields__[name].metadata["declaration"]
     openai, sglang = (name if theirs == SAME else theirs for theirs in (found.openai, found.sglang))
     return found._replace(openai=openai, sglang=sglang)

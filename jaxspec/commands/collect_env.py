@@ -170,7 +170,7 @@ def contents(path: Path) -> str:
 
 
 def output(*command: str) -> str | None:
-    """What a command prints; None if it fails or does not exist."""
+    """The output of a command; None if it fails or does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

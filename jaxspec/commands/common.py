@@ -68,7 +68,7 @@ class PromptSet:
         return hashlib.sha256(json.dumps(self.prompts).encode()).hexdigest()
 
     def describe(self) -> dict:
-        """What a result records about its prompts."""
+        """The prompts' entry in a recorded result."""
         return {"source": Path(self.source).name, "count": len(self.prompts), "sha256": self.sha256}
 
 

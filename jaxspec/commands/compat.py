@@ -15,7 +15,7 @@ class Ignored(NamedTuple):
     names: str
     """Separated by spaces. Those with = take a value, those with =... several."""
     instead: str
-    """What happens instead; it ends the sentence "--name has no effect: "."""
+    """The reason; it ends the sentence "--name has no effect: "."""
     only: tuple[str, ...] = ()
     """The values that are accepted: any other one would change something, and is refused. Empty: all."""
 

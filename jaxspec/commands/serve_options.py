@@ -36,7 +36,7 @@ _SAME_VALUE = {
 }
 """Options whose value is that of a field of EngineConfig."""
 _UNSHOWN = (*(option.dest for option in OPTIONS.values() if option.secret), "config", "help", "model_dir")
-"""What clients don't see, even with the admin key."""
+"""Settings that clients don't see, even with the admin key."""
 MAX_BYTES = 64 * 1024
 """Largest config file."""
 NOT_IN_FILES = ("config", "help", "h")
@@ -77,7 +77,7 @@ class ServerArguments:
     notes: tuple[str, ...]
     """Flags without effect, and what happens instead, for the log."""
     warnings: tuple[str, ...]
-    """What was changed, for the log."""
+    """Options with changed values, for the log."""
 
     @property
     def shows_progress(self) -> bool:

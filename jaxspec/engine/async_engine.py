@@ -178,7 +178,7 @@ class AsyncEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine counted up to its last step or command."""
+        """The engine's counters after its last step or command."""
         return self._stats
 
     async def start(self, requests: Sequence[AsyncRequest]) -> Generation:

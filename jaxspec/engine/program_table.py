@@ -1,4 +1,4 @@
-"""Which programs an engine has, and which of them fit a launch. Plain Python, no JAX."""
+"""The table of an engine's programs, and the choice of those that fit a launch. Plain Python, no JAX."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 INTERVAL = 30.0
 """Seconds between two lines."""
 COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
-"""What XLA calls its threads."""
+"""The names of XLA's threads."""
 BAR = "{desc}: {n_fmt} of {total_fmt} programs |{bar}| {elapsed} gone, about {remaining} left{postfix}"
 
 
@@ -60,7 +60,7 @@ class Programs:
         self._queue = queue.Queue[Program | None]()
         self._stopping = False
         self._finished = 0
-        """How many of them were compiled or failed."""
+        """The number of them that were compiled or failed."""
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
         """The compiled program. It takes weights, state and what its kind needs; it returns a StepOutput or, where nothing is

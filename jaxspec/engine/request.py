@@ -241,7 +241,7 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """How many tokens were generated, as far as results were read."""
+        """The number of generated tokens whose results were read."""
         return len(self.tokens) - len(self.prompt)
 
     @property

@@ -155,7 +155,7 @@ class Runner:
         return launched(self._run(CycleProgram(batch, pages, spec), rows, page_table), requests, spec=spec)
 
     def batch_of(self, requests: list[Request], spec: SpecConfig) -> tuple[np.ndarray, np.ndarray]:
-        """What a cycle takes beside weights and state: the state rows [batch] and page tables [batch, pages] of these requests."""
+        """The inputs of a cycle beside weights and state: state rows [batch] and page tables [batch, pages] of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
         return self._batch(requests, lengths, lambda pages: self.table.cycles(len(requests), pages, spec))
 

@@ -19,7 +19,7 @@ from jaxspec.engine.request import Request, Status
 from jaxspec.engine.stats import EngineStats
 
 SMALLEST_CHUNK = 16
-"""Chunks are not split below this many tokens, as a program's fixed cost would outweigh them."""
+"""The smallest chunk, in tokens: below it, a program's fixed cost dominates."""
 
 
 class QueueFull(RuntimeError):
@@ -42,7 +42,7 @@ class PrefillChunk(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """What one engine step launches: cycles of these requests (one cycle per tree), then the prefills in this order."""
+    """The launches of one engine step: cycles of these requests (one cycle per tree), then the prefills in this order."""
 
     admitted: list[Request]
     """Their rows are set up before their first chunk."""
@@ -120,7 +120,7 @@ class Scheduler:
     # One plan
 
     def plan(self, tokens_per_cycle: int) -> StepPlan:
-        """What to launch next; a cycle emits up to `tokens_per_cycle` tokens per request. Requests whose last chunk is among the
+        """The next launches; a cycle emits up to `tokens_per_cycle` tokens per request. Requests whose last chunk is among the
         prefills join the next plan's cycle."""
         cycle, preempted = self._plan_cycle(tokens_per_cycle)
         admitted: list[Request] = []

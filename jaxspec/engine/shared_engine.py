@@ -80,12 +80,12 @@ class Task(NamedTuple):
     params: SamplingParams
     """With n = 1: see SamplingParams.copies."""
     label: str = ""
-    """How error messages refer to it, such as "prompt 3: "."""
+    """Its prefix in error messages, such as "prompt 3: "."""
 
 
 @dataclass(eq=False)
 class Inbox:
-    """The updates of the requests of one call, as steps produce them, whichever thread runs the step."""
+    """The updates for the requests of one call. Any thread's step may add to it."""
 
     request_ids: tuple[str, ...] = ()
     unfinished: set[str] = field(default_factory=set)
@@ -190,7 +190,7 @@ class SharedEngine:
                 del self._inboxes[update.request_id]
 
     def _sweep(self) -> None:
-        """Aborts what was left, unless another thread has the turn, which then does it."""
+        """Aborts the requests of calls that ended early, unless another thread has the turn, which then does it."""
         while self._left and os.getpid() == self._process and self._turns.try_turn(self._abort_left):
             pass
 
@@ -207,6 +207,6 @@ class SharedEngine:
 
     @staticmethod
     def _drain(engine: "Engine") -> None:
-        """Reads what was launched for requests that have ended."""
+        """Reads the results of programs launched for requests that have ended."""
         while engine.has_work:
             engine.step()

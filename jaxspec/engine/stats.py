@@ -1,4 +1,4 @@
-"""What the engine has done since it started and what it holds now. Plain Python, no JAX.
+"""The engine's counters and current load. Plain Python, no JAX.
 
 A number is declared once, as a field of EngineStats: its name in Python, its name and meaning at /metrics, and vLLM's name for it.
 The engine counts in one EngineStats (`Engine.counts`) and hands out copies (`Engine.stats`).
@@ -15,7 +15,7 @@ FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
 
 
 class AdaptiveState(NamedTuple):
-    """Which trees an adaptive engine uses, and why."""
+    """The trees of an adaptive engine and the estimates behind its choice."""
 
     current: SpecConfig
     """The tree in use, apart from probes."""
@@ -101,7 +101,7 @@ class EngineStats:
     failed_steps: int = metric("failed_steps_in_a_row", "Steps that failed since the last successful one.")
 
     adaptive: AdaptiveState | None = None
-    """Which trees the engine uses at present. None: it is not adaptive and always uses the configured tree."""
+    """The trees in use. None: the engine is not adaptive and always uses the configured tree."""
 
     @property
     def host_seconds(self) -> float:

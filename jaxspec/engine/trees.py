@@ -1,4 +1,4 @@
-"""Which draft tree each cycle uses. Plain Python, no JAX.
+"""The choice of the draft tree for each cycle. Plain Python, no JAX.
 
 A cycle of tree t emits accept_length(t) tokens per request and takes seconds(t, bucket), where a bucket is a compiled batch
 size; plain decoding emits exactly one. The best tree has the highest accept_length / seconds. Both are measured in service: the
@@ -21,12 +21,12 @@ LONGEST_CHAIN = 3
 MAX_LAG = 16
 """Plain cycles after which the head must catch up: the device keeps features for this many."""
 MARGIN = 0.04
-"""Another tree must look better by this share: a switch for less gains less than estimates are wrong by."""
+"""Another tree must look better by this share, because estimates have errors of this size."""
 PROBE_CYCLES = 8
 PROBE_BUDGET = 0.015
 """Share of the throughput that probes may cost."""
 LEAST_PROBE_LOSS = 0.25
-"""A probe is assumed to lose at least this share of its time: an estimate that calls probes free may be wrong."""
+"""A probe is assumed to lose at least this share of its time, in case the estimates are wrong."""
 SWITCH_COST = 0.1
 """In cycles: the head's cache has to catch up."""
 PLAUSIBLE_GAIN = 1.3
@@ -55,7 +55,7 @@ class UnreadCycle(NamedTuple):
     tree: SpecConfig
     bucket: int
     is_timed: bool
-    """The time between its result and the one before is its own."""
+    """Whether the time since the previous result is this cycle's own."""
 
 
 @runtime_checkable
@@ -134,7 +134,7 @@ class TreeChoice:
         return self._adaptive.choose(bucket) if self._adaptive else self.own[0]
 
     def was_read(self, emitted: Sequence[int]) -> None:
-        """The oldest unread cycle's result is there: `emitted` tokens for each of its requests."""
+        """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests."""
         cycle, now, before = self._unread.pop(0), self._clock(), self._last_read
         self._last_read = now
         active = [tokens for tokens in emitted if tokens]
@@ -145,7 +145,7 @@ class TreeChoice:
             self._adaptive.observe_time(cycle.tree, cycle.bucket, now - before)
 
     def forget_launched(self) -> None:
-        """Launched cycles will not be read."""
+        """Drops the launched cycles, whose results are lost."""
         self._unread, self._last_read = [], None
 
     def describe(self) -> AdaptiveState | None:
@@ -246,7 +246,7 @@ class AdaptiveTrees:
         self._switches = self._probes = 0
 
     def observe_time(self, tree: SpecConfig, bucket: int, seconds: float) -> None:
-        """A cycle, or a trial run at warm-up, took this long. Three trial runs per program survive one disturbed run.
+        """Records the time of a cycle, or of a trial run at warm-up. Three trial runs per program survive one disturbed run.
 
         The median counts: on a shared machine single cycles take three times as long. Of two times it is the lower one, that of
         the undisturbed cycle.
@@ -256,7 +256,7 @@ class AdaptiveTrees:
         self._seconds[tree, bucket] = median_low(times)
 
     def observe_accept(self, tree: SpecConfig, tokens: int, verifications: int) -> None:
-        """A cycle emitted this many tokens in this many verifications, each the sum over its requests."""
+        """Records the tokens and verifications of a cycle, each summed over its requests."""
         self._accept[tree].add(tokens, verifications)
 
     def choose(self, bucket: int) -> SpecConfig:
@@ -275,7 +275,7 @@ class AdaptiveTrees:
         return chosen
 
     def describe(self) -> AdaptiveState:
-        """A snapshot; cheap enough for every step."""
+        """A snapshot for the statistics; cheap enough for every step."""
         best = {bucket: max(rates := self._rates(bucket), key=rates.__getitem__) for _, bucket in self._seconds}
         accept_lengths = {tree: accept.mean for tree, accept in self._accept.items()}
         return AdaptiveState(self._current, best, accept_lengths, dict(self._seconds), self._switches, self._probes)

@@ -1,4 +1,4 @@
-"""How much a GPU can hold, and the least time that a cycle can take: computed from sizes, not measured."""
+"""The capacity of a GPU and the least time of a cycle, computed from sizes, not measured."""
 
 from dataclasses import dataclass
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class CompilerTarget(NamedTuple):
-    """What the compiler's choices depend on, as the device reports it (data sheets, CUDA's table of compute capabilities)."""
+    """The properties that the compiler's choices depend on (from data sheets and CUDA's table of compute capabilities)."""
 
     name: str
     capability: int

@@ -224,7 +224,7 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
     @router.get("/server_info", responses=success(ServerInfo))
     @router.get("/get_server_info", responses=success(ServerInfo))
     async def server_info(request: Request) -> Response:
-        """How the server is set up, and averages since the cache was flushed. Its settings need the admin key."""
+        """Settings (with the admin key), state, and averages since the cache was flushed."""
         shown = settings.shown if request.state.is_admin else {}
         visible = {name: without_directory(value) for name, value in shown.items()}
         return json_response(describe_server(engine, model, averages, visible))
@@ -232,7 +232,7 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
     @router.get("/v1/loads", responses=success(LoadsResponse))
     @router.get("/loads", responses=success(LoadsResponse))
     async def loads() -> Response:
-        """How busy the server is, for routers."""
+        """The server's load, for routers."""
         return json_response(describe_load(engine, averages))
 
     @control.post("/abort_request", responses=success(AbortResponse) | failures(415), dependencies=[Depends(only_json)])

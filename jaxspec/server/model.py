@@ -32,7 +32,7 @@ class ServedModel:
     trees: tuple[SpecConfig, ...] = ()
     """All trees that requests may ask for."""
     programs: Callable[[], ProgramCount] = ProgramCount
-    """How many programs are compiled by now."""
+    """The number of compiled programs."""
     max_completions: int = MAX_COMPLETIONS
     """In one request. At most the length of the queue, as a request is queued as a whole or not at all."""
     created: int = field(default_factory=lambda: int(time()))

@@ -222,7 +222,7 @@ class OpenAIBuilder(ABC):
 
     @abstractmethod
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
-        """What an update adds to a choice; empty if it has neither text nor logprobs."""
+        """The piece of a choice in an update; empty if it has neither text nor logprobs."""
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> OpenAIEvent:
         if self._batch.prompt_only:

@@ -1,4 +1,4 @@
-"""How responses are described in /openapi.json and sent. Each API defines its own where it builds them."""
+"""The description of responses in /openapi.json, and sending them. Each API defines its own where it builds them."""
 
 from collections.abc import Sequence
 from typing import Any

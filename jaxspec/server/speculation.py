@@ -111,7 +111,7 @@ class VllmSpeculation(ResponseModel):
     """Tokens per verification, bonus included."""
     draft_acceptance_rate: float
     acceptance_histogram: list[int]
-    """How many verifications accepted 0, 1, 2, ... drafts."""
+    """Numbers of verifications that accepted 0, 1, 2, ... drafts."""
     num_spec_steps: int
     num_accepted_draft_tokens: int
     num_draft_tokens: int
@@ -127,7 +127,7 @@ class SglangSpeculation(ResponseModel):
     spec_num_correct_drafts: int
     spec_num_proposed_drafts: int
     spec_correct_drafts_histogram: list[int]
-    """How many verifications accepted 0, 1, 2, ... drafts."""
+    """Numbers of verifications that accepted 0, 1, 2, ... drafts."""
 
 
 def vllm_speculation(speculation: Speculation) -> VllmSpeculation | None:
@@ -157,7 +157,7 @@ def sglang_speculation(speculation: Speculation) -> SglangSpeculation:
 
 
 def acceptance_histogram(speculation: Speculation) -> list[int]:
-    """How many cycles with a tree accepted and emitted 0, 1, 2, ... drafts."""
+    """Numbers of cycles with a tree that accepted and emitted 0, 1, 2, ... drafts."""
     counts = [0] * (1 + max((cycle.num_steps for cycle in speculation.with_tree), default=0))
     for cycle in speculation.with_tree:
         counts[cycle.accepted] += 1

@@ -124,7 +124,7 @@ def tokenize_routes(model: ServedModel, tokenizer_info: bool) -> APIRouter:
 
         @router.get("/tokenizer_info", responses=success(TokenizerInfo) | failures(404))
         async def show_tokenizer_info() -> Response:
-            """What lm-eval's remote tokenizer asks for, by the names of a tokenizer_config.json."""
+            """Special tokens and chat template for lm-eval's remote tokenizer, by the names of a tokenizer_config.json."""
             return json_response(describe_tokenizer(model))
 
     return router

@@ -91,7 +91,7 @@ def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps
 def truncate(
     tokens: Int[Array, "b j"], available: Int[Array, " b"], sequences: Sequences, stop_tokens: Int[Array, "b stops"]
 ) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
-    """How many of the first `available` tokens are emitted, and why the sequence ends, if it does. Stop tokens are emitted.
+    """The number of emitted tokens among the first `available`, and the finish code. Stop tokens are emitted.
 
     In:  tokens [[5, 2, 9]], available [3], stop token 2, remaining 10
     Out: emitted [2], finish [STOPPED]
