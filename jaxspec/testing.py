@@ -129,15 +129,25 @@ def tiny_engine(
     head: LoadedHead | None = None,
     tokenizer: TinyTokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
+    every_size: bool = False,
     **options,
 ) -> Engine:
-    """An engine over the tiny target and a random head (none for plain decoding)."""
+    """An engine over the tiny target and a random head (none for plain decoding).
+
+    It has programs for its largest batch and chunk only, unless `every_size`: three to compile instead of seven.
+    """
     target = target or tiny_target()
     spec = spec or SpecConfig(3, 2, 5)
     if head is None and spec.num_steps:
         head = random_head(target.config)
     config = EngineConfig(**{"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, **options})
-    return Engine(target, head, tokenizer or TinyTokenizer(), spec, config, clock)
+    engine = Engine(target, head, tokenizer or TinyTokenizer(), spec, config, clock)
+    if not every_size:
+        table = engine.runner.table
+        engine.runner.table = dataclasses.replace(
+            table, batches=table.batches[-1:], chunks=table.chunks[-1:], pages=table.pages[-1:]
+        )
+    return engine
 
 
 def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.float32, *, head: LoadedHead | None = None) -> Path:

@@ -10,6 +10,7 @@ from xdist import is_xdist_worker
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.live_server import LiveServer, running_server
+from tests.sets import SETS
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
@@ -19,8 +20,6 @@ CACHE_BYTES = 4 << 30
 """The least recently used programs beyond this are removed."""
 
 
-SETS = ("exhaustive", "gpu_compiler", "clients", "browser")
-"""Markers of tests that run only when asked for. pyproject.toml says what they mean."""
 LEFT_OUT = pytest.StashKey[Counter]()
 """How many tests of each set were not asked for."""
 ON_LIVE_SERVER = ("tests/clients/", "tests/browser/test_page.py")

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.checkpoints.exporting import DIALECTS
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.registry import FAMILIES
-from tests.conftest import SETS
+from tests.sets import SETS
 
 ROOT = Path(__file__).parents[1]
 STRUCTURE = (ROOT / "docs/structure.md").read_text()

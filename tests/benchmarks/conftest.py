@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> list[str]:
     """Options that name a tiny model, its random head, and two prompts of token ids."""
     directory = tmp_path_factory.mktemp("benchmarks")
-    target = tiny_target(max_position_embeddings=128)
+    target = tiny_target(max_position_embeddings=128, num_layers=2)
     prompts = directory / "prompts.jsonl"
     prompts.write_text('{"token_ids": [5, 9, 17]}\n{"token_ids": [40, 2]}\n')
     return [
         *("--model", str(write_target(directory / "target", target))),
-        *("--draft", str(write_head(directory / "head", random_head(target.config)))),
+        *("--draft", str(write_head(directory / "head", random_eagle(target.config)))),
         *("--prompts", str(prompts), "--num-prompts", "2"),
     ]
 

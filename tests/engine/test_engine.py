@@ -11,7 +11,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+from jaxspec.testing import oracle_head, random_eagle, tiny_engine, tiny_target
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -161,7 +161,7 @@ def test_duplicate_ids_and_missing_heads_are_refused(fast):
 
 
 def test_nothing_compiles_after_warm_up(caplog):
-    engine = tiny_engine(SpecConfig(1, 2, 2), max_running_requests=2, context_length=64, prefill_chunk=8)
+    engine = tiny_engine(SpecConfig(1, 2, 2), max_running_requests=2, context_length=64, prefill_chunk=2, every_size=True)
     engine.warm_up()
     with jax.no_tracing():
         for temperature in (0.0, 0.7):
@@ -210,9 +210,17 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         return [outputs[request.id].token_ids for request in requests]
 
     def start() -> Engine:
-        plain = SpecConfig(num_steps=0)
+        plain, small = SpecConfig(num_steps=0), tiny_target(num_layers=2)  # twenty programs are to be compiled
         engine = tiny_engine(
-            SpecConfig(2, 2, 4), max_running_requests=2, context_length=128, prefill_chunk=8, request_trees=(plain,), page_size=4
+            SpecConfig(2, 2, 4),
+            max_running_requests=2,
+            context_length=128,
+            prefill_chunk=8,
+            request_trees=(plain,),
+            page_size=4,
+            every_size=True,
+            target=small,
+            head=random_eagle(small.config),
         )
         engine.runner.table = replace(engine.runner.table, chunks=(4, 8), pages=(16, 32))
         return engine

@@ -6,6 +6,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import oracle_head, random_eagle, random_head, random_mtp, tiny_engine, tiny_target
+from tests.sets import exhaustive
 
 PLAIN = SpecConfig(num_steps=0)
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 3], [7] * 16, [64, 2]]
@@ -42,14 +43,15 @@ def test_texts_are_worth_comparing(expected):
     ("spec", "options"),
     [
         (PLAIN, {"overlap": False}),
-        (PLAIN, {}),
-        (SpecConfig(5, 4, 8), {}),
-        (SpecConfig(3, 1), {"overlap": False}),
-        (SpecConfig(5, 4, 16), {"page_size": 1}),
+        (PLAIN, {"every_size": True}),
+        (SpecConfig(5, 4, 8), {"every_size": True}),
         (SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
-        (SpecConfig(1, 4, 5), {"max_running_requests": 4, "overlap": False}),
-        (SpecConfig(3, 2, 5), {"draft_window_size": 9}),
         (SpecConfig(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False}),
+        exhaustive(SpecConfig(3, 1), {"overlap": False}),
+        exhaustive(SpecConfig(5, 4, 16), {"page_size": 1}),
+        exhaustive(SpecConfig(1, 4, 5), {"max_running_requests": 4, "overlap": False, "every_size": True}),
+        exhaustive(SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7, "every_size": True}),
+        exhaustive(SpecConfig(3, 2, 5), {"draft_window_size": 9}),
     ],
 )
 def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
@@ -64,7 +66,7 @@ HEADS = {
     "EAGLE-3, the target's lm_head": random_head(TINY, draft_vocab_size=None),
     "EAGLE-3, all switches": random_head(TINY, fc_norm=True, norm_before_residual=True, norm_output=True, fc_bias=True),
     "EAGLE-3, two layers, five streams": random_head(
-        TINY, captured_layers=(0, 2, 5, 7, 8), layer={"num_layers": 2, "qk_norm": True}
+        TINY, captured_layers=(0, 1, 2, 3, 4), layer={"num_layers": 2, "qk_norm": True}
     ),
     "MTP": random_mtp(TINY),
 }

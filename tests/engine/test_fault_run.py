@@ -14,8 +14,9 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
+from tests.sets import exhaustive
 
-REQUESTS, RUNNING, PAGE = 300, 6, 4
+RUNNING, PAGE = 6, 4
 LONGEST = 120
 """Prompt and output of the longest request."""
 PAGES = RUNNING * LONGEST // PAGE // 4
@@ -34,7 +35,7 @@ class Client:
     delay: float
 
 
-def clients(seed: int) -> list[Client]:
+def clients(count: int, seed: int) -> list[Client]:
     rng = random.Random(seed)
     shared = [[rng.randrange(128) for _ in range(60)] for _ in range(4)]
     kinds = [{"temperature": 0.0}] * 4 + [
@@ -45,7 +46,7 @@ def clients(seed: int) -> list[Client]:
         {"temperature": 0.7, "prompt_logprobs": 1},
     ]
     found = []
-    for index in range(REQUESTS):
+    for index in range(count):
         prompt = rng.choice(shared)[: rng.randrange(0, 60)] + [rng.randrange(128) for _ in range(rng.randrange(1, 20))]
         budget = rng.randrange(1, 1 + min(40, LONGEST - len(prompt)))
         params = SamplingParams(max_tokens=budget, seed=index, **rng.choice(kinds))
@@ -76,10 +77,13 @@ async def run_all(engine: AsyncEngine, everyone: list[Client]) -> list[list[Upda
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize(("overlap", "failures"), [(True, 0), (True, 2), (False, 0)])
-def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypatch, caplog, overlap, failures):
+@pytest.mark.parametrize(
+    ("count", "overlap", "failures"),
+    [(100, True, 2), exhaustive(300, True, 0), exhaustive(300, True, 2), exhaustive(300, False, 0)],
+)
+def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypatch, caplog, count, overlap, failures):
     caplog.set_level(logging.CRITICAL, "jaxspec")
-    everyone = clients(seed=failures + overlap)
+    everyone = clients(count, seed=failures + overlap)
     engine = tiny_engine(
         SpecConfig(3, 2, 5), max_running_requests=RUNNING, num_pages=PAGES, page_size=PAGE, context_length=LONGEST, overlap=overlap
     )
@@ -94,7 +98,7 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
     while engine.has_work:  # what was launched for those who left last
         engine.step()
     engine.prefix_cache.check([])
-    assert set(finished.values()) == {1} and len(finished) >= REQUESTS * 0.9, "some end before they are admitted; none ends twice"
+    assert set(finished.values()) == {1} and len(finished) >= count * 0.9, "some end before they are admitted; none ends twice"
     stats = engine.stats()
     assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0 and (stats.running, stats.waiting) == (0, 0)
 
@@ -102,7 +106,7 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
     compared = Counter()
     for client, result in zip(everyone, results, strict=True):
         compared[check(client, result, solo(alone, client))] += 1
-    assert compared["complete"] > REQUESTS * 0.6 and compared["partial"] > REQUESTS * 0.03, compared
+    assert compared["complete"] > count * 0.6 and compared["partial"] > count * 0.03, compared
     assert (compared["error"] > 0) == (failures > 0), compared
 
 

@@ -10,6 +10,7 @@ from jaxspec.engine.pages import HeldPages, PageAllocator, PrefixCache
 from jaxspec.engine.request import Request, Status
 from jaxspec.engine.scheduler import PrefillChunk, QueueFull, Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
+from tests.sets import exhaustive
 
 TREE = "tree"
 LONGEST_PROMPT, LONGEST = 32, 64
@@ -324,5 +325,8 @@ def importance(request: Request) -> tuple[int, int]:
     return -request.priority, request.arrival
 
 
-def test_requests_survive_everything():
-    run_state_machine_as_test(Lives, settings=settings(max_examples=600, stateful_step_count=50, deadline=None, derandomize=True))
+@pytest.mark.parametrize("examples", [60, exhaustive(600)])
+def test_requests_survive_everything(examples):
+    run_state_machine_as_test(
+        Lives, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None, derandomize=True)
+    )

@@ -37,12 +37,17 @@ def supported(implementation: str, case: Case) -> bool:
 
 
 def combinations():
-    """Every implementation with the cases that it supports. Mosaic's interpreter looks for races and is slow: one seed."""
+    """Every implementation with the cases that it supports; all seeds but the first are for the exhaustive set.
+
+    Mosaic's interpreter looks for races and is slow: one seed.
+    """
     for implementation in IMPLEMENTATIONS:
         seeds = 1 if implementation == "mosaic" and jax.default_backend() != "gpu" else SEEDS
         for case in CASES:
             if supported(implementation, case):
-                yield from (pytest.param(implementation, case, seed, id=f"{implementation}-{case}-{seed}") for seed in range(seeds))
+                for seed in range(seeds):
+                    marks = [pytest.mark.exhaustive] if seed else []
+                    yield pytest.param(implementation, case, seed, id=f"{implementation}-{case}-{seed}", marks=marks)
 
 
 def check(implementation: str | None, case: Case, values: dict[str, np.ndarray]) -> None:

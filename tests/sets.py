@@ -1,0 +1,11 @@
+"""Sets of tests that run only when asked for (`python -m pytest -m exhaustive`). pyproject.toml says what each is."""
+
+from functools import partial
+
+import pytest
+
+SETS = ("exhaustive", "gpu_compiler", "clients", "browser")
+"""Markers."""
+
+exhaustive = partial(pytest.param, marks=pytest.mark.exhaustive)
+"""Arguments of a test that the default set does without."""
