@@ -258,7 +258,7 @@ def find_files(
         if token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
         if config.head_options:
-            raise ValueError(f"{config.head_options[0]} has no use without a draft head, and there is none: give draft")
+            raise ValueError(f"{config.head_options[0]} needs a draft head, and there is none: give draft")
     return ModelFiles(target, head, None if token_map is None else Path(token_map), spec)
 
 

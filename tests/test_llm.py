@@ -102,7 +102,7 @@ def test_impossible_combinations_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"drafts nothing: leave out draft$"):
         LLM(model, model, SpecConfig(num_steps=0))
     for option in ({"adaptive": True}, {"draft_window_size": 8, "draft_sink_size": 4}, {"accept_threshold_acc": 0.5}):
-        with pytest.raises(ValueError, match=f"^{next(iter(option))} has no use without a draft head"):
+        with pytest.raises(ValueError, match=f"^{next(iter(option))} needs a draft head"):
             LLM(model, **option)
     with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that the head drafts among: lower topk"):
         LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), SpecConfig(1, 65, 9))

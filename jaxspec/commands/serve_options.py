@@ -26,7 +26,7 @@ ALGORITHMS = {"EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",
 """SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
 NOT_YET = ("STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
 _OF_THE_HEAD = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map")
-"""Options that name the head and its tree. Loading the model finds out whether they have a use."""
+"""Options that name the head and its tree. Loading the model checks whether they have an effect."""
 _NEEDING_HEAD = tuple(option.dest for option in OPTIONS.values() if option.needs_head)
 _CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
 _SAME_VALUE = {
@@ -205,7 +205,7 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing_he
         return _Speculation(algorithm, options.speculative_draft_model_path, chosen_tree(options))
     for name in (*_OF_THE_HEAD, *needing_head):
         if name in given:
-            raise ValueError(f"{OPTIONS[name].flag} has no use with --speculative-algorithm NONE: leave one of them out")
+            raise ValueError(f"{OPTIONS[name].flag} can't be combined with --speculative-algorithm NONE: leave one of them out")
     return _Speculation(algorithm, None, PLAIN)
 
 

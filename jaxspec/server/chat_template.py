@@ -96,7 +96,7 @@ class ChatTemplate:
         """
         if tokenizer is None:
             if text is not None:
-                raise ValueError(f"{source} has no use: the model has no tokenizer")
+                raise ValueError(f"{source} can't be used: the model has no tokenizer")
             return None
         if text is None:
             text, source = tokenizer.chat_template, _template_file(tokenizer.name_or_path)

@@ -76,7 +76,7 @@ def find_head(arguments: ServerArguments) -> Path | None:
                 raise ValueError(f"--speculative-algorithm {arguments.algorithm} was given, but {what}")
     if head is None and arguments.head_flags:
         flag = arguments.head_flags[0]
-        raise ValueError(f"{flag} has no use without a draft head, and there is none: give --speculative-draft-model-path")
+        raise ValueError(f"{flag} needs a draft head, and there is none: give --speculative-draft-model-path")
     return head
 
 

@@ -175,7 +175,7 @@ def test_no_template():
 def test_the_given_one_wins():
     with ChatTemplate.of_model(byte_tokenizer(), "other {{ messages[0].content }}") as template:
         assert (template.text, template.render(USER)) == ("other {{ messages[0].content }}", "other hi")
-    with pytest.raises(ValueError, match=r"^mine.jinja has no use: the model has no tokenizer"):
+    with pytest.raises(ValueError, match=r"^mine.jinja can't be used: the model has no tokenizer"):
         ChatTemplate.of_model(None, "x", "mine.jinja")
 
 

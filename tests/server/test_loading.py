@@ -133,7 +133,7 @@ def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_wei
     ],
 )
 def test_flags_for_a_head_without_one_are_refused_before_weights_are_read(places, command, no_weights):
-    with pytest.raises(ValueError, match=f"^{command.split()[0]} has no use without a draft head"):
+    with pytest.raises(ValueError, match=f"^{command.split()[0]} needs a draft head"):
         load(arguments(places, "target", None, command))
 
 
@@ -182,7 +182,7 @@ def test_a_template_is_read_and_bounded(places, tmp_path):
     assert load_chat_template(arguments(places, "target"), llm) is None
     path = tmp_path / "template.jinja"
     path.write_text("{{ messages[0].content }}")
-    with pytest.raises(ValueError, match=r"--chat-template .*template\.jinja has no use: the model has no tokenizer"):
+    with pytest.raises(ValueError, match=r"--chat-template .*template\.jinja can't be used: the model has no tokenizer"):
         load_chat_template(arguments(places, "target", None, f"--chat-template {path}"), llm)
     path.write_text("x" * (MAX_TEMPLATE_BYTES + 1))
     with pytest.raises(ValueError, match=r"template\.jinja is larger than 1048576 bytes"):
