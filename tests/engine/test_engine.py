@@ -54,7 +54,8 @@ def test_stop_token_cuts_inside_an_accepted_run(fast, text, at):
 def test_stop_string_cuts_inside_an_accepted_run(fast, text, at):
     whole = bytes(text).decode(errors="replace")
     stop = whole[at : at + 2]
-    out = complete(fast, stop=["never appears", stop])
+    out = complete(fast, stop=["never appears", stop], logprobs=0)
+    assert [entry.token_id for entry in out.logprobs] == list(out.token_ids)
     assert out.text == whole[: whole.index(stop)]
     assert out.token_ids == text[: whole.index(stop) + len(stop)]  # one token is one character here
     assert (out.finish_reason, out.matched_stop) == ("stop", stop)
