@@ -72,8 +72,16 @@ HEADS = {
 }
 
 
+IN_DEFAULT_SET = ("EAGLE, two layers, no bias", "EAGLE-3, all switches")
+
+
 @pytest.mark.parametrize(
-    ("name", "spec"), [("MTP", SpecConfig(1, 1, 2)), ("MTP", SpecConfig(3, 1, 4)), *((name, SpecConfig(3, 3, 7)) for name in HEADS)]
+    ("name", "spec"),
+    [
+        ("MTP", SpecConfig(3, 1, 4)),
+        exhaustive("MTP", SpecConfig(1, 1, 2)),
+        *((pytest.param if name in IN_DEFAULT_SET else exhaustive)(name, SpecConfig(3, 3, 7)) for name in HEADS),
+    ],
 )
 def test_tokens_do_not_depend_on_the_head(expected, name, spec):
     engine = tiny_engine(spec, head=HEADS[name], max_running_requests=1, page_size=64)  # few programs to compile
