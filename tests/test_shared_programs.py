@@ -1,12 +1,14 @@
 """What the tests share must be what each would have compiled."""
 
+import os
+
 import jax
 import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.engine.program_table import AdmitProgram, CycleProgram
 from jaxspec.testing import oracle_head, random_head, tiny_engine, tiny_target
-from tests.conftest import SharedPrograms
+from tests.conftest import SharedPrograms, remove_oldest
 
 PROGRAM = CycleProgram(1, 64, SpecConfig(3, 2, 5))
 
@@ -57,3 +59,11 @@ def test_so_are_jaxs_settings():
 @pytest.mark.compiles
 def test_a_test_about_compiling_shares_nothing(shared_programs):
     assert not shared_programs.is_on
+
+
+def test_the_oldest_programs_are_removed_from_the_cache(tmp_path):
+    for age, name in enumerate(("new", "old", "older")):
+        (tmp_path / name).write_bytes(b"12345")
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    remove_oldest(tmp_path, 10)
+    assert {file.name for file in tmp_path.iterdir()} == {"new", "old"}
