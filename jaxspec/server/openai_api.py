@@ -379,5 +379,7 @@ def token_counts(prompt: int, completion: int) -> TokenCounts:
 
 def without_output(output: GenerationOutput) -> GenerationOutput:
     """The same with the prompt alone."""
-    logprobs = None if output.logprobs is None else ()
-    return replace(output, text="", token_ids=(), logprobs=logprobs, finish_reason="length", speculation=Speculation())
+    nothing = None if output.logprobs is None else ()
+    return replace(
+        output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason="length", speculation=Speculation()
+    )

@@ -253,7 +253,7 @@ def test_a_token_map_for_a_head_with_its_own_warns(tmp_path):
     (tmp_path / "map.json").write_text("[1, 2]")
     head = random_head(tiny_config())
     directory = write_head(tmp_path / "head", head)
-    with pytest.warns(UserWarning, match=r"map\.json is not used: this EAGLE3 head has a draft vocabulary of its own"):
+    with pytest.warns(UserWarning, match=r"map\.json is not used: this EAGLE3 head has its own draft vocabulary"):
         loaded = load_head(directory, tiny_target(), token_map=tmp_path / "map.json")
     assert same(loaded.params, head.params)
 
