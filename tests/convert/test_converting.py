@@ -276,7 +276,7 @@ def test_a_draft_head_that_is_gone_or_another_is_noticed(target, tmp_path):
     assert verify(tmp_path / "converted") == ["the draft head, draft/, is not the one it was converted with"]
     shutil.rmtree(draft)
     assert verify(tmp_path / "converted") == ["the draft head, draft/, is missing"]
-    with pytest.raises(ValueError, match="was converted with a draft head, but draft/ is missing or another one"):
+    with pytest.raises(ValueError, match="was converted with a draft head, but draft/ is missing or another head: convert"):
         LLM(tmp_path / "converted")
 
 
