@@ -21,7 +21,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.program_table import CycleProgram
 from jaxspec.engine.request import Status
-from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
+from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 
 from .load import Load, parts_of, run
@@ -133,12 +133,12 @@ class Sweep:
 
 def random_head(target: LoadedTarget) -> LoadedHead:
     """An untrained EAGLE-3 head of the usual size (one layer, at most 32,000 draft tokens), whose cycles cost as much as usual."""
-    vocabulary = target.config.vocab_size
+    vocabulary, layers = target.config.vocab_size, target.config.num_layers
     drafts = min(USUAL_DRAFT_VOCABULARY, vocabulary)
     config = Eagle3Config(
         layer=replace(target.config, num_layers=1),
         target_hidden_size=target.config.hidden_size,
-        captured_layers=default_captured_layers(target.config.num_layers),
+        captured_layers=tuple(sorted({0, layers // 2, layers - 1})),  # any three cost the same
         draft_vocab_size=drafts,
     )
     head = split_model(Eagle3(config, dtype=target.params["embed_tokens"].dtype, rngs=nnx.Rngs(0)), config)

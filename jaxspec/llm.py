@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig, TreeLike
 from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
@@ -23,7 +24,6 @@ from jaxspec.engine.shared_engine import SharedEngine, Task
 from jaxspec.engine.stats import EngineStats
 from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
 type Prompt = str | Sequence[int]

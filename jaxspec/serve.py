@@ -20,8 +20,8 @@ from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from jaxspec.chat_template import ChatTemplate
     from jaxspec.llm import LLM
-    from jaxspec.server.chat_template import ChatTemplate
 
 logger = logging.getLogger("jaxspec")
 

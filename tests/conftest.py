@@ -1,5 +1,6 @@
 """Shared by all tests: what is compiled once is not compiled again, neither in this process nor in the next run."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -19,6 +20,10 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 CACHE_BYTES = 4 << 30
 """The oldest programs beyond this are removed at the start. (JAX's own bound reads the whole directory for each new program.)"""
 
+
+MAPPINGS = Path("/proc/self/maps")
+"""One line per mapping of this process, on Linux."""
+MOST_MAPPINGS = 20_000
 
 LEFT_OUT = pytest.StashKey[Counter]()
 """How many tests of each set were not asked for."""
@@ -122,6 +127,9 @@ class SharedPrograms:
 
         return shared
 
+    def clear(self) -> None:
+        self._compiled.clear()
+
 
 SHARED_PROGRAMS = SharedPrograms()
 
@@ -138,6 +146,18 @@ def shared_programs(compilation_cache) -> Iterator[SharedPrograms]:
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test's module
 def pytest_runtest_setup(item: pytest.Item) -> None:
     SHARED_PROGRAMS.is_on = item.get_closest_marker("compiles") is None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory(compilation_cache) -> Iterator[None]:
+    """Each compiled program holds mappings of memory; LLVM crashes at the kernel's limit, 65,530 for a process."""
+    yield
+    if MAPPINGS.exists() and len(MAPPINGS.read_bytes().splitlines()) > MOST_MAPPINGS:
+        import jax
+
+        SHARED_PROGRAMS.clear()
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import jax
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM, Prompt
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.chat_template import ChatTemplate
 
 SMALLEST_CONTEXT = 2
 """Context length of an LLM whose own engine is not used, so that its cache takes no memory."""

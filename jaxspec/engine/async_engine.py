@@ -289,6 +289,7 @@ class AsyncEngine:
         elif isinstance(command, _End):
             names = list(self._generations) if command.request_ids is None else command.request_ids
             ended = [update for name in names if name in self._generations and (update := self._engine.abort(name)) is not None]
+            self._stats = self._engine.stats()  # before the caller is told, who may read them
             self._deliver(ended)
             _call_in_loop(command.loop, _resolve, command.done, None, len(ended))
         else:

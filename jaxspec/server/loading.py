@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.loading import head_kind
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
@@ -17,7 +18,6 @@ from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
-from jaxspec.server.chat_template import ChatTemplate
 
 MAX_TEMPLATE_BYTES = 2**20
 SLOWEST = 3

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
+from jaxspec.chat_template import ChatTemplate, RenderError
 from jaxspec.config import SpecConfig
 from jaxspec.engine.program_table import ProgramCount
-from jaxspec.server.chat_template import ChatTemplate, RenderError
 from jaxspec.server.errors import ApiError, echo
 from jaxspec.tokenizer import Tokenizer
 

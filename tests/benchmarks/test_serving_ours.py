@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.options import BenchmarkError
 from benchmarks.serving import main
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import SpecConfig
-from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.testing import tiny_engine, tiny_target

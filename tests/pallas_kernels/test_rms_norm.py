@@ -30,5 +30,5 @@ def test_unknown_implementations_are_named():
 
 
 def test_mixed_dtypes_are_refused():
-    with pytest.raises(ValueError, match="x is bfloat16 and weight float32"):
+    with pytest.raises(ValueError, match="x is bfloat16 and weight is float32: they must have the same dtype"):
         rms_norm(jnp.ones((1, 2), jnp.bfloat16), jnp.ones(2), 1e-5)

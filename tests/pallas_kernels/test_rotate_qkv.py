@@ -53,5 +53,5 @@ def test_norms_belong_to_their_layout():
         rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, None, QkvLayout(1, 1, 2, 1e-5))
     with pytest.raises(ValueError, match=r"norms were given, but layout.norm_eps is None"):
         rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, norms, QkvLayout(1, 1, 2))
-    with pytest.raises(ValueError, match="qkv is bfloat16 and the norms are float32, float32: one dtype"):
+    with pytest.raises(ValueError, match="qkv is bfloat16 and the norms are float32, float32: they must have the same dtype"):
         rotate_qkv(jnp.ones((1, 1, 6), jnp.bfloat16), ones, ones, norms, QkvLayout(1, 1, 2, 1e-5))

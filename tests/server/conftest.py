@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import PLAIN
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.serve import listen, url_of
 from jaxspec.server.app import create_app
-from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.http_server import HttpServer
 from jaxspec.server.metrics import RequestCollector
 from jaxspec.server.model import ServedModel

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import PLAIN, SpecConfig
-from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import random_head, tiny_engine, tiny_target, write_head, write_target
 from tests.server.conftest import serving, wait_until

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.server import tokenize_api
-from jaxspec.server.chat_template import ChatTemplate
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from tests.server.conftest import Client, serving
