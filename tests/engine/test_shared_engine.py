@@ -80,9 +80,11 @@ def test_calls_of_many_threads_each_get_their_own_text(shared, engine):
 
 
 def test_calls_of_one_thread_may_be_interleaved(shared, engine):
-    first, second = (shared.updates(shared.submit(tasks(length))) for length in (9, 5))
-    assert "".join(update.text for pair in zip(first, second, strict=False) for update in pair).startswith(TEXT[0] * 2)
-    assert "".join(update.text for update in second) == "" and not engine.has_work
+    streams = [shared.updates(shared.submit(tasks(length))) for length in (9, 5)]
+    rounds = list(itertools.zip_longest(*streams))
+    assert rounds[0][1] is not None and rounds[-1][1] is None
+    assert ["".join(update.text for update in parts if update) for parts in zip(*rounds, strict=True)] == [text(9), text(5)]
+    assert not engine.has_work
 
 
 def test_a_call_that_waits_does_not_stop_the_others(shared):
