@@ -27,6 +27,9 @@ from jaxspec.spec.state import Admission, Models, State, admit, neutral_settings
 
 logger = logging.getLogger(__name__)
 
+GPU_COMPILER_OPTIONS = {"xla_gpu_enable_cub_radix_sort": False}
+"""XLA would replace sorts of whole vocabularies by calls to CUB, which can't be part of its CUDA graphs: the graph would be cut,
+and the host would wait for the device in every cycle. `jaxspec plan` compiles with the same options."""
 INTERVAL = 30.0
 """Seconds between two lines."""
 COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
@@ -173,7 +176,8 @@ class Programs:
         return done
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
-        return self.lower(program).compile()
+        on_gpu = jax.default_backend() == "gpu"
+        return self.lower(program).compile(compiler_options=GPU_COMPILER_OPTIONS if on_gpu else None)
 
     def identity(self, program: Program) -> Hashable:
         """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""

@@ -20,10 +20,24 @@ from jaxspec.config import SpecConfig
 from jaxspec.planner.gpus import GPUS
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-GRAPH_KINDS = {"kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue"}
-"""Launches that can be part of a CUDA graph. A while loop can't."""
+GRAPH_KINDS = {
+    "kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue", "kCustomCall",
+}  # fmt: skip
+"""Launches that can be part of a CUDA graph. A while loop can't; a custom call can if its library says so."""
+KERNEL_CALLS = {
+    "__gpu$xla.gpu.triton": "Pallas' Triton",
+    "mosaic_gpu_v2": "Pallas' Mosaic",
+    "triton_kernel_call_ffi": "jax-triton",
+}
+"""The custom calls that are kernels of our own, and what makes them. All of them can be captured in a graph."""
 
-
+WITHOUT_GPU = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # what comes from a cache dumps nothing
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+"""Environment of the worker: JAX itself stays on the CPU; the plugin lends its compiler, and must not look for a driver or CUDA."""
 SECONDS_PER_CYCLE = 600
 """Ten times the time on a busy machine: a compiler that hangs must not block the caller forever."""
 ANSWERS = "answers.json"
@@ -53,6 +67,8 @@ class CycleShape:
 _ROW = re.compile(r"( *)(\d+): (k\w+) +\[.*?\] ?(.*)")
 _BRANCH = re.compile(r" *(branch_\d+|true_branch|false_branch):")
 _INSTRUCTION = re.compile(r' *(?:ROOT )?%([\w.-]+) = .*metadata=\{op_name="((?:[^"\\]|\\.)*)"')
+_CUSTOM_CALL = re.compile(r'custom_call_target="([^"]*)"')
+_OP_NAME = re.compile(r'op_name="([^"]*/[^"]*)"')
 _METADATA = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _DEFAULT_BRANCHES = (None, "branch_0", "true_branch")
 """XLA asks of a two-way switch whether it is the first way: that is its true branch."""
@@ -105,6 +121,10 @@ class CompiledCycle:
     touches_host: bool
     """The program copies to or from the host's memory."""
     launches: tuple[Launch, ...]
+    kernel_calls: dict[str, int]
+    """Our own kernels in the optimized program: how often each is called, in all branches."""
+    library_calls: dict[str, int]
+    """The other custom calls, by XLA's name, such as sorts of CUB's. What they launch isn't known, nor whether they wait."""
 
     @property
     def greedy_launches(self) -> list[Launch]:
@@ -123,8 +143,10 @@ class CompiledCycle:
 
     @property
     def is_one_graph(self) -> bool:
-        """True if everything runs in CUDA graphs, without loops and without copies to or from the host."""
-        return not self.touches_host and all(launch.in_graph and launch.kind in GRAPH_KINDS for launch in self.launches)
+        """True if everything runs in CUDA graphs: no loops, no copies to or from the host, no library's calls."""
+        return not (self.touches_host or self.library_calls) and all(
+            launch.in_graph and launch.kind in GRAPH_KINDS for launch in self.launches
+        )
 
 
 def why_not(gpu: str) -> str | None:
@@ -169,19 +191,14 @@ def compile_cycles(
 
 
 def _ask(request: dict[str, Any]) -> list[CompiledCycle]:
-    # JAX itself stays on the CPU; the plugin only lends its compiler, and must not look for a driver or CUDA's libraries.
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-        "JAX_ENABLE_COMPILATION_CACHE": "false",  # what comes from a cache dumps nothing
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
     command = [sys.executable, "-m", "jaxspec.planner.worker"]
     with tempfile.TemporaryDirectory() as scratch:
         task = json.dumps(request | {"scratch": scratch})
         limit = SECONDS_PER_CYCLE * len(request["cycles"])
         try:
-            done = subprocess.run(command, env=environment, input=task, capture_output=True, text=True, timeout=limit, check=False)
+            done = subprocess.run(
+                command, env=os.environ | WITHOUT_GPU, input=task, capture_output=True, text=True, timeout=limit, check=False
+            )
         except subprocess.TimeoutExpired:
             raise CompilerError(f"it took more than {limit} s") from None
         if done.returncode:
@@ -233,6 +250,19 @@ def read_launches(dump: Path) -> list[Launch]:
 def touches_host(dump: Path) -> bool:
     """True if the program uses the host's memory, which XLA marks as memory space 5."""
     return "S(5)" in _only(dump, "*gpu_after_optimizations.txt").read_text()
+
+
+def read_custom_calls(dump: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """The custom calls of the dumped program with their number: our kernels by name, and all others by XLA's name."""
+    kernels, others = Counter[str](), Counter[str]()
+    for line in _only(dump, "*gpu_after_optimizations.txt").read_text().splitlines():
+        if (target := _CUSTOM_CALL.search(line)) is None:
+            continue
+        if target[1] in KERNEL_CALLS and (scope := _OP_NAME.search(line)) is not None:
+            kernels[scope[1].split("/")[-2]] += 1  # JAX puts the primitive behind the kernel's name
+        else:
+            others[target[1]] += 1
+    return dict(kernels), dict(others)
 
 
 def _scopes(dump: Path) -> dict[int, str]:

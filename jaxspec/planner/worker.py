@@ -22,10 +22,10 @@ from jax.typing import DTypeLike
 from jaxspec.config import ModelConfig, SpecConfig
 from jaxspec.engine.device_state import merger, new_state, state_sizes
 from jaxspec.engine.program_table import CycleProgram
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
-from jaxspec.planner.compile import ANSWERS, read_launches, touches_host
+from jaxspec.planner.compile import ANSWERS, read_custom_calls, read_launches, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
 from jaxspec.spec.cycle import LOSSLESS
@@ -88,9 +88,12 @@ def compile_cycle(
         lowered = programs.lower(CycleProgram(batch, pages, SpecConfig(*tree)), "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
-        compiled = lowered.compile(compiler_options=options)
+        try:
+            compiled = lowered.compile(compiler_options=GPU_COMPILER_OPTIONS | options)
+        except jax.errors.JaxRuntimeError as error:
+            raise RuntimeError(f"XLA failed; {libraries_called(Path(dump))}") from error
         seconds = time.perf_counter() - started
-        launches, on_host = read_launches(Path(dump)), touches_host(Path(dump))
+        launches, on_host, (kernels, others) = (read(Path(dump)) for read in (read_launches, touches_host, read_custom_calls))
     memory: Any = compiled.memory_analysis()
     return {
         "compile_seconds": seconds,
@@ -100,7 +103,18 @@ def compile_cycle(
         "cache_bytes": sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(state.caches)),
         "touches_host": on_host,
         "launches": launches,
+        "kernel_calls": kernels,
+        "library_calls": others,
     }
+
+
+def libraries_called(dump: Path) -> str:
+    """What a program that failed to compile calls beside our kernels: XLA makes some of these calls only where there is a GPU."""
+    try:
+        _, others = read_custom_calls(dump)
+    except FileNotFoundError:  # it failed before
+        return "it did not finish optimizing the program"
+    return f"the program calls {', '.join(others) or 'no libraries'}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.engine.program_table import AdmitProgram, PrefillProgram
-from jaxspec.engine.programs import INTERVAL, Compilation, CompilingProgress, Programs
+from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, INTERVAL, Compilation, CompilingProgress, Programs
 from jaxspec.spec.cycle import CycleOptions
 
 pytestmark = pytest.mark.compiles
@@ -92,6 +92,22 @@ def test_a_launch_takes_the_smallest_program_that_is_there_and_gets_a_smaller_on
     assert programs.choose([ADMIT, CHUNK]) == CHUNK
     programs.wait()
     assert programs.choose([ADMIT, CHUNK]) == ADMIT and programs.count == (2, 2)
+
+
+@pytest.mark.parametrize(("backend", "options"), [("gpu", GPU_COMPILER_OPTIONS), ("cpu", None)])
+def test_only_gpus_get_the_compiler_options_of_gpus(monkeypatch, backend, options):
+    """CPUs would take them too, but JAX's cache would no longer find what it has."""
+    given = []
+
+    class Lowered:
+        def compile(self, compiler_options):
+            given.append(compiler_options)
+
+    programs = TwoPrograms(1.0)
+    monkeypatch.setattr(programs, "lower", lambda program: Lowered())
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    programs.compile_all([ADMIT])
+    assert given == [options]
 
 
 class Slow(TwoPrograms):

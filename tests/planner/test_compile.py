@@ -1,6 +1,8 @@
 """What the host side makes of the worker's answers and failures."""
 
+import os
 import subprocess
+import sys
 
 import pytest
 
@@ -19,8 +21,8 @@ def launch(scope: str, **changes) -> Launch:
     return Launch("kCustomKernel", "kernel", scope, in_graph=True, branch=None)._replace(**changes)
 
 
-def cycle_of(*launches: Launch, touches_host: bool = False) -> CompiledCycle:
-    return CompiledCycle(1.0, 0, 0, 0, 0, touches_host, launches)
+def cycle_of(*launches: Launch, touches_host: bool = False, library: str | None = None) -> CompiledCycle:
+    return CompiledCycle(1.0, 0, 0, 0, 0, touches_host, launches, {"rms_norm": 1}, {library: 1} if library else {})
 
 
 def test_counting():
@@ -35,6 +37,7 @@ def test_what_needs_the_host_is_no_graph():
     assert not cycle_of(launch(COMMIT, in_graph=False)).is_one_graph
     assert not cycle_of(launch(COMMIT, kind="kWhile")).is_one_graph
     assert not cycle_of(launch(COMMIT), touches_host=True).is_one_graph
+    assert not cycle_of(launch(COMMIT), library="xla.gpu.ext.cub_sort_pairs").is_one_graph
 
 
 def test_room_for_a_cycle_is_made():
@@ -43,7 +46,7 @@ def test_room_for_a_cycle_is_made():
 
 
 def test_why_not(monkeypatch):
-    assert "there is one of h200, h100, a100" in str(why_not("l4"))
+    assert "there is one of h200, h100, a100, l40s, rtx-4090" in str(why_not("l4"))
     monkeypatch.setattr(compile_module, "PLUGINS", ("jax_plugins.none", "no_such_package.plugin"))
     assert "pip install 'jaxspec-llm[aot]'" in str(why_not("h100"))
     with pytest.raises(ValueError, match="plugin for CUDA is not installed"):
@@ -56,14 +59,49 @@ def test_a_failure_shows_the_compilers_words(gpu_compiler, tmp_path):
         compile_cycles(broken, None, [CycleShape(SpecConfig(num_steps=0), 1, 64)], gpu="h100", dtype="bfloat16")
 
 
-@pytest.mark.parametrize("gpu", ["h100", "a100"])
+SORT = """
+import sys, tempfile
+from pathlib import Path
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxspec.engine.programs import GPU_COMPILER_OPTIONS
+from jaxspec.planner.worker import gpu_mesh, libraries_called
+
+mesh = gpu_mesh("h100")
+logits = jax.ShapeDtypeStruct((1, 128256), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+sort = jax.jit(lambda x: jax.lax.sort((x, jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)), num_keys=1))
+with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:
+    lowered = sort.trace(logits).lower(lowering_platforms=("cuda",))
+    try:
+        lowered.compile(compiler_options=(GPU_COMPILER_OPTIONS if "ours" in sys.argv else {}) | {"xla_dump_to": dump})
+        print("compiled;", libraries_called(Path(dump)))
+    except jax.errors.JaxRuntimeError:
+        print("failed;", libraries_called(Path(dump)))
+"""
+"""Compiles a sort of one row of logits, with our compiler options or without, and prints what it calls."""
+
+
+def test_a_sort_that_becomes_a_library_s_is_noticed(gpu_compiler):
+    """Without our options XLA calls CUB, which it can't capture, and can't make here. The descriptions of GPUs must show that."""
+
+    def said(*arguments: str) -> str:
+        command = [sys.executable, "-c", SORT, *arguments]
+        environment = os.environ | compile_module.WITHOUT_GPU
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+    assert said("ours") == "compiled; the program calls no libraries"
+    assert said() == "failed; the program calls xla.gpu.ext.cub_sort_pairs"
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100", "l40s"])
 def test_a_small_model_in_float16(gpu_compiler, tmp_path, gpu):
-    """Other sizes than the proof's, on two generations of GPUs: 8 layers, 2 KV heads of size 64."""
+    """Other sizes than the proof's, on three generations of GPUs: 8 layers, 2 KV heads of size 64."""
     target = config_file(tmp_path / "config.json", {**LLAMA_8B, **SMALL, "num_hidden_layers": 8})
     head = config_file(tmp_path / "head.json", {**EAGLE3_LLAMA_8B, **SMALL, "draft_vocab_size": 512})
     shapes = [CycleShape(SpecConfig(2, 2, 4), 3, 100)]
     (found,) = compile_cycles(target, head, shapes, gpu=gpu, dtype="float16", refuse_spills=True)
     assert found.is_one_graph and found.aliased_bytes >= found.cache_bytes
+    assert set(found.kernel_calls) >= {"rms_norm", "rotate_qkv", "tree_attention_split", "cache_write"}
     assert found.per_layer(8) <= 14
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.planner.compile import Launch, read_launches, touches_host
+from jaxspec.planner.compile import Launch, read_custom_calls, read_launches, touches_host
 
 SEQUENCE = """\
 000: kCommandBuffer [source | sink]
@@ -33,7 +33,8 @@ METADATA = "".join(
 )
 PROGRAM = """\
 ENTRY %main {
-  %custom-call.7 = bf16[8,64]{1,0} custom-call(%x), metadata={op_name="jit(cycle)/verify/layer_12/jit(either)/rms_norm/pallas_call"}
+  %custom-call.7 = bf16[8,64]{1,0} custom-call(%x), custom_call_target="__gpu$xla.gpu.triton", \
+metadata={op_name="jit(cycle)/verify/layer_12/jit(either)/rms_norm/pallas_call"}
   %argmax.1 = s32[8]{0} fusion(%y), metadata={op_name="jit(cycle)/verify/choose/argmax" stack_frame_id=3}
   ROOT %fusion.3 = f32[8]{0} fusion(%z), metadata={op_name="jit(cycle)/scatter"}
 }
@@ -92,6 +93,14 @@ def test_memory_of_the_host_is_seen(dump):
     file = next(dump.glob("*gpu_after_optimizations.txt"))
     file.write_text(PROGRAM.replace("bf16[8,64]{1,0}", "bf16[8,64]{1,0:S(5)}"))
     assert touches_host(dump)
+
+
+def test_libraries_are_told_from_our_kernels(dump):
+    assert read_custom_calls(dump) == ({"rms_norm": 1}, {})
+    file = next(dump.glob("*gpu_after_optimizations.txt"))
+    sort = '  %custom-call.8 = (f32[9], s32[9]) custom-call(%y), custom_call_target="xla.gpu.ext.cub_sort_pairs", metadata={}\n'
+    file.write_text(PROGRAM + 2 * sort)
+    assert read_custom_calls(dump) == ({"rms_norm": 1}, {"xla.gpu.ext.cub_sort_pairs": 2})
 
 
 def test_no_dump_is_an_error(tmp_path):
