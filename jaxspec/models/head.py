@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import AttentionInputs, AttentionMetadata, DecoderLayer, attention_inputs, linear
+from jaxspec.models.layers import AttentionInputs, AttentionMetadata, DecoderLayer, attention_inputs, output_projection
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -63,7 +63,7 @@ class DraftHead(nnx.Module):
         if config.own_embedding:
             self.embed_tokens = nnx.Param(0.02 * jax.random.normal(rngs.params(), (vocab_size, size), dtype))
         if config.draft_vocab_size is not None:
-            self.lm_head = linear(size, config.draft_vocab_size, dtype, rngs)
+            self.lm_head = output_projection(size, config.draft_vocab_size, dtype, rngs)
             self.draft_to_target = nnx.Variable(jnp.arange(config.draft_vocab_size, dtype=jnp.int32))
 
     def embed(self, tokens: Int[Array, "b w"], target: Llama) -> Float[Array, "b w h"]:
@@ -105,7 +105,7 @@ class DraftHead(nnx.Module):
         """Logits over the draft vocabulary, in float32."""
         if self.config.draft_vocab_size is None:
             return target.logits(hidden)
-        return self.lm_head(hidden).astype(jnp.float32)
+        return self.lm_head(hidden)
 
     def target_ids(self, draft_ids: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
         """Target vocabulary ids of draft vocabulary ids."""

@@ -56,10 +56,28 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.weight[...], self.eps)
 
 
-def linear(inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias: bool = False) -> nnx.Linear:
-    """A linear layer; its kernel is [inputs, outputs], the transpose of the checkpoint's weight."""
+def linear(
+    inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias: bool = False, result: DTypeLike | None = None
+) -> nnx.Linear:
+    """A linear layer; its kernel is [inputs, outputs], the transpose of the checkpoint's weight. `result`: the output's dtype."""
     init = nnx.initializers.normal(0.02)
-    return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, kernel_init=init, rngs=rngs)
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=bias,
+        dtype=dtype,
+        param_dtype=dtype,
+        preferred_element_type=result,
+        kernel_init=init,
+        rngs=rngs,
+    )
+
+
+def output_projection(hidden_size: int, vocab_size: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
+    """A linear layer whose output, logits, is float32. In bfloat16 they would be rounded to steps of 0.125 above 16, which makes
+    different ones equal.
+    """
+    return linear(hidden_size, vocab_size, dtype, rngs, result=jnp.float32)
 
 
 class RopeAngles(NamedTuple):

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, attention_inputs, linear
+from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, attention_inputs, output_projection
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 
@@ -32,7 +32,7 @@ class Llama(nnx.Module):
         self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         if not config.tie_word_embeddings:
-            self.lm_head = linear(config.hidden_size, config.vocab_size, dtype, rngs)
+            self.lm_head = output_projection(config.hidden_size, config.vocab_size, dtype, rngs)
 
     def embed(self, tokens: Int[Array, "b w"]) -> Float[Array, "b w h"]:
         return self.embed_tokens[...][tokens]
@@ -65,4 +65,4 @@ class Llama(nnx.Module):
         """Output projection of normed hidden states, in float32."""
         if self.config.tie_word_embeddings:
             return jnp.einsum("...h,vh->...v", hidden, self.embed_tokens[...], preferred_element_type=jnp.float32)
-        return self.lm_head(hidden).astype(jnp.float32)
+        return self.lm_head(hidden)

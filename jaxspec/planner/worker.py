@@ -93,7 +93,8 @@ def compile_cycle(
         except jax.errors.JaxRuntimeError as error:
             raise RuntimeError(f"XLA failed; {libraries_called(Path(dump))}") from error
         seconds = time.perf_counter() - started
-        launches, on_host, (kernels, others) = (read(Path(dump)) for read in (read_launches, touches_host, read_custom_calls))
+        launches, on_host = read_launches(Path(dump)), touches_host(Path(dump))
+        kernels, others = read_custom_calls(Path(dump))
     memory: Any = compiled.memory_analysis()
     return {
         "compile_seconds": seconds,

@@ -1,17 +1,20 @@
 """The target and the head against the reference's numbers, and RoPE against its definition."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxspec.config import SpecConfig
-from jaxspec.models.eagle3 import default_captured_layers
+from jaxspec.models.eagle3 import Eagle3, default_captured_layers
 from jaxspec.models.layers import causal_metadata, rope_angles
+from jaxspec.models.llama import Llama
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.spec.draft import draft
 from jaxspec.spec.sampling import neutral_settings
 from jaxspec.spec.state import Batch, Models, empty_sequences
-from jaxspec.testing import tiny_target
+from jaxspec.testing import random_head, tiny_config, tiny_target
 from jaxspec.typing import KeysValues
 from pallas_kernels.rotate_qkv.reference import rotate
 from tests.reference import FIXTURES, head, target, trace
@@ -50,6 +53,24 @@ def test_features_and_candidate_scores_equal_the_reference():
         Models(module, draft_head, ()), cache, Batch(jnp.array([0]), table, now, neutral_settings(1)), SpecConfig(3, 4, 16)
     )
     np.testing.assert_allclose(candidates.scores[0], golden["p1_s0_all_scores"], atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["target", "tied target", "head"])
+def test_logits_of_bfloat16_models_are_not_rounded(kind):
+    """They are products of bfloat16 numbers, summed and kept in float32."""
+    config = tiny_config(tie_word_embeddings=kind == "tied target")
+    target = Llama(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    hidden = jax.random.normal(jax.random.key(1), (7, config.hidden_size), jnp.bfloat16)
+    if kind == "head":
+        head = Eagle3(random_head(tiny_config()).config, dtype=jnp.bfloat16, rngs=nnx.Rngs(2))
+        logits, weight = head.logits(hidden, target), head.lm_head.kernel[...]
+        hidden = head.norm(hidden)
+    else:
+        logits = target.logits(hidden)
+        weight = target.embed_tokens[...].T if kind == "tied target" else target.lm_head.kernel[...]
+    exact = np.asarray(hidden, np.float64) @ np.asarray(weight, np.float64)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, exact, atol=1e-5 * np.abs(exact).max())
 
 
 def test_a_window_over_no_cache_equals_token_by_token_windows():
