@@ -179,7 +179,7 @@ class EngineConfig:
     """How the engine runs: sizes of the cache, batch and prefill chunks, and how it speculates."""
 
     max_running_requests: int = 8
-    """Requests that decode together, at most; further ones wait."""
+    """Requests that decode together, at most; the rest wait."""
     context_length: int | None = None
     """Longest sequence, prompt and output together, in tokens. None: the model's own."""
     page_size: int = 16

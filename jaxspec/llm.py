@@ -212,7 +212,7 @@ class LLM:
     ) -> Iterator[tuple[int, Update]]:
         """Pairs of a completion's place among all and its update."""
         tasks: list[Task] = []
-        places: list[tuple[int, int]] = []
+        indices: list[tuple[int, int]] = []
         for number, (prompt, given) in enumerate(zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)):
             label = f"prompt {number}: " if len(prompts) > 1 else ""
             try:
@@ -220,14 +220,14 @@ class LLM:
             except ValueError as error:
                 raise ValueError(f"{label}{error}") from None
             tasks += [Task(token_ids, copy, label) for copy in copies]
-            places += [(number, index) for index in range(len(copies))]
+            indices += [(number, index) for index in range(len(copies))]
         inbox = self._shared.submit(tasks)
         if bar is not None:
             bar.reset(len(tasks))
         order = {request_id: place for place, request_id in enumerate(inbox.request_ids)}
         for update in self._shared.updates(inbox):
             place = order[update.request_id]
-            prompt_index, index = places[place]
+            prompt_index, index = indices[place]
             output = update.output and replace(update.output, prompt_index=prompt_index, index=index)
             yield place, replace(update, prompt_index=prompt_index, index=index, output=output)
 

@@ -37,17 +37,22 @@ def tiny_target(seed: int = 0, **changes) -> LoadedTarget:
     return scaled_up(split_model(Llama(config, rngs=nnx.Rngs(seed)), config))
 
 
+def engine_target(seed: int = 0, **changes) -> LoadedTarget:
+    """A `tiny_target` of 3 layers, as engines compile several programs in a time that grows with the layers."""
+    return tiny_target(seed, **{"num_layers": 3, **changes})
+
+
 def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64, **switches) -> LoadedHead:
     """A random EAGLE-3 head; its draft vocabulary is every other token of the target's.
 
     `switches` are fields of Eagle3Config or, for `layer`, of ModelConfig.
     """
-    layer = head_layer(target, **switches.pop("layer", {}))
+    layer, layers = head_layer(target, **switches.pop("layer", {})), target.num_layers
     config = Eagle3Config(
         **{
             "layer": layer,
             "target_hidden_size": target.hidden_size,
-            "captured_layers": default_captured_layers(target.num_layers),
+            "captured_layers": default_captured_layers(layers) if layers >= 7 else tuple(sorted({0, layers // 2, layers - 1})),
             "draft_vocab_size": draft_vocab_size,
             "own_embedding": layer.hidden_size != target.hidden_size,
             **switches,
@@ -132,11 +137,11 @@ def tiny_engine(
     every_size: bool = False,
     **options,
 ) -> Engine:
-    """An engine over the tiny target and a random head (none for plain decoding).
+    """An engine over `engine_target` and a random head (none for plain decoding).
 
     It has programs for its largest batch and chunk only, unless `every_size`: three to compile instead of seven.
     """
-    target = target or tiny_target()
+    target = target or engine_target()
     spec = spec or SpecConfig(3, 2, 5)
     if head is None and spec.num_steps:
         head = random_head(target.config)

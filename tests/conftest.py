@@ -15,7 +15,8 @@ from tests.sets import SETS
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+QUICK_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}"
 
 CACHE_BYTES = 4 << 30
 """The oldest programs beyond this are removed at the start. (JAX's own bound reads the whole directory for each new program.)"""

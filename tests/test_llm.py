@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.llm import _as_list
-from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.testing import engine_target, random_eagle, random_head, tiny_target, write_head, write_target
 from jaxspec.train.data import heldout_prompts
 
 ROOT = Path(__file__).parents[1]
@@ -74,9 +74,9 @@ def test_one_bad_prompt_is_named_and_nothing_is_left_behind(fast):
 
 
 def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
-    target = tiny_target()
+    target = engine_target()
     model = write_target(tmp_path / "target", target)
-    llm = LLM(model, write_head(tmp_path / "head", random_head(target.config)), SpecConfig(2, 1), page_size=4)
+    llm = LLM(model, write_head(tmp_path / "head", random_eagle(target.config)), SpecConfig(2, 1), page_size=4)
     assert llm.model_name == "target"
     output = llm.generate([5, 6, 7], SamplingParams(max_tokens=4, temperature=0))[0]
     assert len(output.token_ids) == 4 and output.text == ""

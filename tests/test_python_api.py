@@ -11,7 +11,7 @@ import pytest
 import jaxspec
 from jaxspec import LLM, AsyncLLM, SamplingParams, SpecConfig
 from jaxspec.engine.async_engine import EngineError
-from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.testing import engine_target, random_eagle, tiny_target, write_head, write_target
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
@@ -23,10 +23,10 @@ OPTIONS = {"page_size": 4, "max_running_requests": 1, "prefill_chunk": 4}
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> tuple[str, str]:
     """A tiny model that knows bytes and a chat template, and its head."""
-    directory, target = tmp_path_factory.mktemp("api"), tiny_target(vocab_size=256)
+    directory, target = tmp_path_factory.mktemp("api"), engine_target(vocab_size=256)
     model = write_target(directory / "target", target)
     byte_tokenizer(CHAT_TEMPLATE).save_pretrained(model)
-    return str(model), str(write_head(directory / "head", random_head(target.config)))
+    return str(model), str(write_head(directory / "head", random_eagle(target.config)))
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.engine.program_table import AdmitProgram, CycleProgram
-from jaxspec.testing import oracle_head, random_head, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, oracle_head, random_head, tiny_engine
 from tests.conftest import SharedPrograms, remove_oldest
 
 PROGRAM = CycleProgram(1, 64, SpecConfig(3, 2, 5))
 
 
 def test_equal_programs_are_compiled_once():
-    compiled, engines = [], [tiny_engine(target=tiny_target(seed)).runner.programs for seed in (1, 2)]
+    compiled, engines = [], [tiny_engine(target=engine_target(seed)).runner.programs for seed in (1, 2)]
 
     def compile_one(programs, program):
         compiled.append(program)
@@ -33,10 +33,10 @@ def test_equal_programs_are_compiled_once():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda: dict(target=tiny_target(rms_norm_eps=1e-3)),
-        lambda: dict(target=tiny_target(num_layers=7)),
-        lambda: dict(head=random_head(tiny_target().config, draft_vocab_size=None)),
-        lambda: dict(head=oracle_head(tiny_target().config, [1, 2])),
+        lambda: dict(target=engine_target(rms_norm_eps=1e-3)),
+        lambda: dict(target=engine_target(num_layers=7)),
+        lambda: dict(head=random_head(engine_target().config, draft_vocab_size=None)),
+        lambda: dict(head=oracle_head(engine_target().config, [1, 2])),
         lambda: dict(page_size=8),
         lambda: dict(num_pages=7),
         lambda: dict(draft_window_size=9),

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.engine.program_cache import CacheHits, StoredTraces
+from jaxspec.engine.program_cache import CacheHits, StoredTraces, stored_traces
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProgramCount
 from jaxspec.spec.cycle import CycleOptions, cycle
 from jaxspec.spec.extend import catch_up
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 GPU_COMPILER_OPTIONS = {"xla_gpu_enable_cub_radix_sort": False}
 """XLA would replace sorts of whole vocabularies by calls to CUB, which can't be part of its CUDA graphs: the graph would be cut,
 and the host would wait for the device in every cycle. `jaxspec plan` compiles with the same options."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""What differs between processes in the printed form of a module that holds functions."""
 INTERVAL = 30.0
 """Seconds between two lines."""
 COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
@@ -50,8 +53,8 @@ class Programs:
     """Compiled programs by name. After `seal` a launch never compiles: it takes a larger program, or fails if there is none."""
 
     def __init__(self, merge: Callable[[dict], Models], params: dict, state: State, options: CycleOptions):
-        self.traces: StoredTraces | None = None
-        """Where traced programs are kept, if they are: a process with the same settings need not trace them again."""
+        self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), options)
+        """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
         self._merge, self._params, self._options = merge, params, options
         self._state = jax.tree.map(abstract, state)

@@ -146,6 +146,8 @@ class Scheduler:
         rest while another request follows, so that a short prompt never waits for the whole of a long one. No chunk begins with
         less than the smallest chunk, and no half leaves less.
 
+        Asking the line for the next request may admit it, so nothing is asked for before there is room.
+
         In:  prefill_chunk 512, prompts of 1000, 20 and 1000 tokens
         Out: chunks of 256, 20 and 236
         """

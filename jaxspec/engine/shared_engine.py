@@ -100,7 +100,7 @@ class SharedEngine:
         self._turns = Turns()
         self._inboxes: dict[str, Inbox] = {}
         """By the id of an unfinished request."""
-        self._left: deque[Inbox] = deque()
+        self._abandoned: deque[Inbox] = deque()
         """Calls that ended early; the next turn aborts their requests."""
         self._process = os.getpid()
         self._is_closed = False
@@ -116,7 +116,7 @@ class SharedEngine:
         with self._turns.turn():
             if self._is_closed:
                 raise RuntimeError(CLOSED)
-            self._abort_left()
+            self._abort_abandoned()
             yield self._engine
         self._sweep()
 
@@ -158,7 +158,7 @@ class SharedEngine:
                 while inbox.updates:
                     yield inbox.updates.popleft()
         finally:  # also after Ctrl-C in the middle of a step, from which the engine recovers
-            self._left.append(inbox)
+            self._abandoned.append(inbox)
             self._sweep()
 
     def close(self) -> bool:
@@ -191,15 +191,15 @@ class SharedEngine:
 
     def _sweep(self) -> None:
         """Aborts the requests of calls that ended early, unless another thread has the turn, which then does it."""
-        while self._left and os.getpid() == self._process and self._turns.try_turn(self._abort_left):
+        while self._abandoned and os.getpid() == self._process and self._turns.try_turn(self._abort_abandoned):
             pass
 
-    def _abort_left(self) -> None:
-        if not self._left or self._is_closed:
-            self._left.clear()
+    def _abort_abandoned(self) -> None:
+        if not self._abandoned or self._is_closed:
+            self._abandoned.clear()
             return
-        while self._left:
-            for request_id in self._left.popleft().request_ids:
+        while self._abandoned:
+            for request_id in self._abandoned.popleft().request_ids:
                 if self._inboxes.pop(request_id, None) is not None:
                     self._engine.abort(request_id)
         if not self._inboxes:

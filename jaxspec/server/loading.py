@@ -14,7 +14,6 @@ from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.defaults import BUILT_IN_TARGET, own_head
-from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
@@ -96,9 +95,7 @@ def compile_programs(llm: LLM, ahead: str | None, *, progress: bool) -> None:
     `ahead`: "first", those that serve every request, or "all". None: first on a CPU, all on a GPU, where XLA times its choices
     and must be alone.
     """
-    head = llm.head.config if llm.head else None
     ahead = ahead or ("first" if jax.default_backend() == "cpu" else "all")
-    llm.engine.runner.programs.traces = stored_traces(llm.target.config, head, llm.engine.config)  # for the next start
     seconds = llm.engine.warm_up(progress=progress, wait_for_all=ahead == "all")
     logger.info("%s", programs_line(llm.engine.runner.programs.compilations, seconds))
     logger.info("memory:\n%s", memory_table(llm))

@@ -11,7 +11,7 @@ from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import SpecConfig
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
-from jaxspec.testing import tiny_engine, tiny_target
+from jaxspec.testing import engine_target, tiny_engine
 from tests.server.conftest import serving
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
@@ -21,7 +21,7 @@ LENGTH = 6
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[str]:
     """A server of a tiny model, on its URL."""
-    engine, tokenizer = tiny_engine(SpecConfig(1, 1, 2), target=tiny_target(vocab_size=256)), byte_tokenizer()
+    engine, tokenizer = tiny_engine(SpecConfig(1, 1, 2), target=engine_target(vocab_size=256)), byte_tokenizer()
     model = ServedModel("tiny", engine.context_length, engine.spec, tokenizer, ChatTemplate.of_model(tokenizer))
     with serving(engine, model) as url:
         yield url

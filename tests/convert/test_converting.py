@@ -22,7 +22,7 @@ from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
-from jaxspec.testing import random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
+from jaxspec.testing import engine_target, random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same
 from tests.reference import CHECKPOINTS, MIMO, TARGET
@@ -126,7 +126,7 @@ def test_exports_warn_of_what_is_lost(target, tmp_path):
 
 
 def test_an_mtp_layer_that_another_head_replaces(tmp_path):
-    model = tiny_target(qkv_bias=True)
+    model = engine_target(qkv_bias=True)
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
     with pytest.warns(UserWarning, match=r"the MTP layer of .*mimo is left out: --draft takes its place"):
         convert_target(directory, tmp_path / "converted", Options(), draft=eagle_llama2().write(tmp_path / "eagle"))
@@ -197,7 +197,7 @@ def test_llm_takes_either_kind(target, tmp_path):
 
 
 def test_a_mimo_brings_its_mtp_layer(tmp_path):
-    model = tiny_target(qkv_bias=True)
+    model = engine_target(qkv_bias=True)
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
     convert_target(directory, tmp_path / "converted", Options())
     assert head_kind(tmp_path / "converted") == "MTP"

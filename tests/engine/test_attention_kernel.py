@@ -9,7 +9,7 @@ from flax import nnx
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
 from jaxspec.engine.device_state import check_kernel, merger, use_kernel
 from jaxspec.models.layers import Attention, causal_metadata
-from jaxspec.testing import random_head, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, random_head, tiny_engine
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
 
 
@@ -25,7 +25,7 @@ def test_names_are_those_of_the_implementations():
 
 @pytest.mark.parametrize("name", [None, "reference", "mosaic"])
 def test_every_attention_of_target_and_head_has_it(name):
-    target = tiny_target()
+    target = engine_target()
     head = random_head(target.config)
     models = merger(target, head, name)({"target": target.params, "head": head.params})
     assert kernels(models.target) == [name] * target.config.num_layers
@@ -43,7 +43,7 @@ def test_a_kernel_for_gpus_is_refused_without_one():
 
 def test_attention_runs_what_was_chosen():
     """On a CPU, JAX refuses a kernel that is meant for GPUs, as soon as it is asked for."""
-    target = tiny_target()
+    target = engine_target()
     model = target.merge(target.params)
     tokens, rows = jax.numpy.zeros((1, 2), int), causal_metadata(1, 2)
     expected = model(tokens, rows).hidden

@@ -11,7 +11,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import oracle_head, random_eagle, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -37,7 +37,7 @@ def text() -> tuple[int, ...]:
 @pytest.fixture(scope="module")
 def fast(text) -> Engine:
     """An engine whose cycles emit five tokens at once: stops fall inside accepted runs."""
-    target = tiny_target()
+    target = engine_target()
     return tiny_engine(SpecConfig(4, 1), target=target, head=oracle_head(target.config, [*PROMPT, *text]))
 
 
@@ -71,7 +71,7 @@ def test_budget_is_exact(fast, text, max_tokens):
 
 def test_end_of_sequence_token_and_ignore_eos(text):
     eos = text[6]
-    target = tiny_target(eos_token_ids=(eos,))
+    target = engine_target(eos_token_ids=(eos,))
     engine = tiny_engine(SpecConfig(3, 2, 5), target=target)
     assert complete(engine).token_ids == text[: text.index(eos) + 1]
     assert complete(engine, ignore_eos=True).token_ids == text
@@ -146,7 +146,7 @@ def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, me
 
 
 def test_too_many_stop_tokens_are_refused_at_admission():
-    engine = tiny_engine(SpecConfig(num_steps=0), target=tiny_target(eos_token_ids=(1, 2, 3, 4, 5)))
+    engine = tiny_engine(SpecConfig(num_steps=0), target=engine_target(eos_token_ids=(1, 2, 3, 4, 5)))
     with pytest.raises(ValueError, match="end-of-sequence tokens are 17; at most 16 fit"):
         engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32))))
     engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)), ignore_eos=True))
@@ -158,7 +158,7 @@ def test_duplicate_ids_and_missing_heads_are_refused(fast):
         fast.add(PROMPT, SamplingParams(max_tokens=1), request_id="a")
     finish(fast)
     with pytest.raises(ValueError, match="needs a draft head"):
-        Engine(tiny_target(), None, None, SpecConfig(5, 4, 8), fast.config)
+        Engine(engine_target(), None, None, SpecConfig(5, 4, 8), fast.config)
 
 
 def test_nothing_compiles_after_warm_up(caplog):
@@ -211,7 +211,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         return [outputs[request.id].token_ids for request in requests]
 
     def start() -> Engine:
-        plain, small = SpecConfig(num_steps=0), tiny_target(num_layers=2)  # twenty programs are to be compiled
+        plain, small = SpecConfig(num_steps=0), engine_target(num_layers=2)  # twenty programs are to be compiled
         engine = tiny_engine(
             SpecConfig(2, 2, 4),
             max_running_requests=2,

@@ -7,7 +7,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Timing, Update
 from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, oracle_head, tiny_engine
 
 WIDE, CHAIN = SpecConfig(3, 2, 6), SpecConfig(4, 1)
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2], [9, 9, 9]]
@@ -49,7 +49,7 @@ def test_each_request_has_its_own_tree_and_the_tokens_stay_the_same(expected, ov
 
 def test_pages_of_a_plain_request_are_as_good_as_any(expected):
     """The head has caught up with plain decoding when the pages are found again: the oracle head knows where it is."""
-    target, text = tiny_target(), expected[0]
+    target, text = engine_target(), expected[0]
     engine = tiny_engine(CHAIN, target=target, head=oracle_head(target.config, [*PROMPTS[0], *text]), request_trees=(PLAIN,))
     engine.add(PROMPTS[0], PARAMS[0], tree=PLAIN)
     while engine.has_work:
@@ -62,7 +62,7 @@ def test_pages_of_a_plain_request_are_as_good_as_any(expected):
 
 
 def test_updates_show_the_trees(expected):
-    target = tiny_target()
+    target = engine_target()
     head = oracle_head(target.config, [*PROMPTS[0], *expected[0]])  # accepted in the first request, by chance elsewhere
     engine = tiny_engine(WIDE, target=target, head=head, request_trees=(PLAIN, CHAIN))
     tokens, requests, updates = run(engine, TREES, wants_trees=True)

@@ -7,7 +7,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, oracle_head, tiny_engine
 
 PLAIN = SpecConfig(num_steps=0)
 PROMPT = [7, 7, 30, 8, 30, 9, 7, 30]
@@ -74,7 +74,7 @@ def test_speculation_and_company_change_nothing(alone, spec):
 @pytest.mark.parametrize("kind", KINDS)
 def test_accepted_drafts_obey_every_rule(alone, kind):
     """A head that knows the text has its drafts accepted, whatever the kind: rules look at a node's own ancestors."""
-    target, tokens = tiny_target(), alone[kind].token_ids
+    target, tokens = engine_target(), alone[kind].token_ids
     engine = tiny_engine(SpecConfig(4, 1), target=target, head=oracle_head(target.config, [*PROMPT, *tokens]))
     (output,) = run(engine, [params_of(kind)])
     assert output.token_ids == tokens

@@ -11,7 +11,7 @@ from jaxspec.engine.pages import HeldPages
 from jaxspec.engine.request import Request
 from jaxspec.engine.trees import MAX_LAG, TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import oracle_head, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, oracle_head, tiny_engine
 
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2]]
 PARAMS = [SamplingParams(max_tokens=60, temperature=temperature, seed=4) for temperature in (0.0, 0.8, 1.2)]
@@ -52,7 +52,7 @@ def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
 @pytest.mark.parametrize("plain_cycles", [1, MAX_LAG - 1, MAX_LAG, MAX_LAG + 1, 3 * MAX_LAG + 5])
 def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     """Of the head's cache tests/spec has the rest: an oracle attends to nothing, but it knows where it is."""
-    target, prompt = tiny_target(), PROMPTS[0]
+    target, prompt = engine_target(), PROMPTS[0]
     params = SamplingParams(max_tokens=80, temperature=0)
     plain = tiny_engine(PLAIN, target=target, max_running_requests=1)
     text = plain.add(prompt, params)

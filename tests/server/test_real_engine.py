@@ -16,7 +16,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
-from jaxspec.testing import random_head, tiny_engine, tiny_target, write_head, write_target
+from jaxspec.testing import engine_target, random_head, tiny_engine, write_head, write_target
 from tests.server.conftest import serving, wait_until
 from tests.server.fakes import byte_tokenizer
 
@@ -25,7 +25,7 @@ LENGTH = 24
 
 
 def new_engine() -> Engine:
-    return tiny_engine(SpecConfig(2, 2, 4), target=tiny_target(vocab_size=256))
+    return tiny_engine(SpecConfig(2, 2, 4), target=engine_target(vocab_size=256))
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_clients_that_hang_up_leave_nothing_behind(http: httpx.Client, engine: E
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = tmp_path_factory.mktemp("checkpoints")
-    target = tiny_target(vocab_size=256)
+    target = engine_target(vocab_size=256)
     write_target(directory / "tiny", target)
     write_head(directory / "head", random_head(target.config))
     byte_tokenizer().save_pretrained(directory / "tiny")

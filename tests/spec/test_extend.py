@@ -18,7 +18,7 @@ from jaxspec.spec.extend import catch_up
 from jaxspec.spec.prefill import prefill
 from jaxspec.spec.state import Models, State, StepOutput, admit
 from jaxspec.spec.verify import REPORT_HEADER
-from jaxspec.testing import oracle_head, random_eagle, random_head, tiny_target
+from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head
 from jaxspec.typing import KeysValues
 from tests.spec import distribution_in_numpy
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
@@ -34,7 +34,7 @@ HEADS = ("EAGLE3", "EAGLE")
 
 @cache
 def models(algorithm: str) -> tuple[LoadedTarget, LoadedHead]:
-    target = tiny_target()
+    target = engine_target()
     if algorithm == "ORACLE":  # knows what SAMPLED is going to say
         text = plain_states("EAGLE3", SAMPLED)[-1].history[0, : len(PROMPT) + MAX_LAG + 1].tolist()
         return target, oracle_head(target.config, text)
@@ -225,7 +225,7 @@ def test_a_draft_window_hides_what_is_outside_it(size, sink):
 
 @cache
 def forward_of_padded_text():
-    target = tiny_target()
+    target = engine_target()
 
     @jax.jit
     def run(params, tokens):
