@@ -127,6 +127,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         plain=cycle_cost(models, PLAIN, options.batch, options.context),
         accept_lengths=tuple(accept_lengths(options.accept_length, spec)),
         compiled=compiled_cycle(options, CycleShape(spec, options.batch, options.context, options.page_size), path, where, dtype),
+        copy_speed=None if options.gpu_bandwidth is None else gpu.bandwidth,
     )
 
 

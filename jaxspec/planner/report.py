@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.commands.common import listing, table
-from jaxspec.config import SpecConfig
+from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.planner.compile import CompiledCycle
 from jaxspec.planner.estimate import CycleCost, Memory, Pair
 from jaxspec.planner.gpus import Gpu
+from jaxspec.planner.time_model import constants, counts_of, time_model
 
-NOTES = """Memory, bandwidth and arithmetic are the vendor's data-sheet numbers (GB = 10^9), which no program reaches: read the
-times as limits, not as forecasts. They leave out what launches cost{and_traffic}."""
+NOTES = """Memory, bandwidth and arithmetic are the vendor's data-sheet numbers (GB = 10^9), which no program reaches:
+"at least" and "at most" are limits, not forecasts. They leave out what launches cost{and_traffic}."""
 MOST_FOR_JAX = 0.95
 """The share of memory that JAX may use if nothing else runs on the GPU."""
 
@@ -45,6 +46,8 @@ class Plan:
     accept_lengths: tuple[float, ...]
     compiled: CompiledCycle | str
     """The compiled cycle, or the reason why it was not compiled."""
+    copy_speed: float | None = None
+    """Bytes per second that were given in place of the data sheet's."""
 
     @property
     def temporaries(self) -> int:
@@ -60,6 +63,18 @@ class Plan:
     def break_even(self) -> float:
         """The accept length at which speculation is as fast as plain decoding."""
         return self.cycle.seconds(self.gpu) / self.plain.seconds(self.gpu)
+
+    @property
+    def modelled(self) -> dict[str, dict[str, float]]:
+        """The time model's parts in milliseconds, of the cycle and of a plain step; empty for several GPUs."""
+        if self.models.tp > 1:
+            return {}
+        counts = None if isinstance(self.compiled, str) else counts_of(self.compiled, self.spec)
+        kinds = {f"cycle {self.spec}": self.spec} if self.spec.num_steps else {}
+        return {
+            name: time_model(self.models, spec, self.batch, self.context, self.gpu, counts, self.copy_speed)
+            for name, spec in (kinds | {"plain step": PLAIN}).items()
+        }
 
     def speed(self, accept_length: float) -> float:
         """Tokens per second of all requests together, at most."""
@@ -80,6 +95,7 @@ def show(plan: Plan) -> str:
             table([f"one cycle of {requests} moves at least", "GB"], moved_rows(plan)),
             time_table(plan),
             speed_table(plan),
+            *([model_table(plan)] if plan.modelled else []),
             launches_of(plan.compiled, plan.models.target.config.num_layers),
             NOTES.format(and_traffic=" and the traffic between GPUs" if models.tp > 1 else ""),
         ]
@@ -164,6 +180,23 @@ def speed_table(plan: Plan) -> str:
     return table(header, rows)
 
 
+def model_table(plan: Plan) -> str:
+    """The time model, part by part, and what it assumes."""
+    modelled, assumed = plan.modelled, constants(plan.gpu, plan.copy_speed)
+    columns = list(modelled.values())
+    rows = [[part, *(f"{column[part]:.2f}" if part in column else "" for column in columns)] for part in columns[0]]
+    rows.append(["together", *(f"{sum(column.values()):.2f}" for column in columns)])
+    return "\n".join(
+        [
+            table(["a MODEL of the time, not a measurement", *(f"{name}, ms" for name in modelled)], rows),
+            f"(assumed: copies at {assumed['copy_bytes_per_second'] / 1e12:.2f} TB/s, products of a few rows at "
+            f"{assumed['products_share_of_copy_speed']:.0%} of that, {1e6 * assumed['seconds_per_launch']:g} µs per launch in a "
+            f"CUDA graph, {1e6 * assumed['seconds_of_attention_without_its_cache']:g} µs per attention and layer beside its cache; "
+            "jaxspec/planner/time_model.py explains them)",
+        ]
+    )
+
+
 def launches_of(compiled: CompiledCycle | str, num_layers: int) -> str:
     """A table of launches per stage, or why there is none."""
     if isinstance(compiled, str):
@@ -215,6 +248,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "cycle": limits(plan.cycle, gpu),
         "plain_step": limits(plan.plain, gpu),
+        "time_model": model_as_json(plan),
         "break_even_accept_length": plan.break_even,
         "tokens_per_second": {f"{length:g}": plan.speed(length) for length in plan.accept_lengths},
     }
@@ -228,6 +262,16 @@ def limits(step: CycleCost, gpu: Gpu) -> dict[str, Any]:
         "memory_seconds": step.memory_seconds(gpu),
         "arithmetic_seconds": step.arithmetic_seconds(gpu),
         "seconds_at_least": step.seconds(gpu),
+    }
+
+
+def model_as_json(plan: Plan) -> dict[str, Any]:
+    """The time model's parts and what it assumes."""
+    return {
+        "is_a_measurement": False,
+        "milliseconds": plan.modelled,
+        "together": {name: sum(parts.values()) for name, parts in plan.modelled.items()},
+        "assumed": constants(plan.gpu, plan.copy_speed),
     }
 
 

@@ -66,6 +66,19 @@ def test_the_text_says_what_is_not_counted(flags, capsys):
     assert "data-sheet numbers" in said and "break-even" in said and "of each request" in said
 
 
+def test_the_time_model_is_called_a_model(flags, capsys):
+    _, found = plan(flags, capsys, "--gpu", "h200", "--context", "1024")
+    assert not found["time_model"]["is_a_measurement"]
+    assert list(found["time_model"]["together"]) == ["cycle 5/4/8", "plain step"]
+    assert found["time_model"]["assumed"]["copy_bytes_per_second"] == pytest.approx(4.3e12, rel=0.001)
+    _, measured = plan(flags, capsys, "--gpu", "h200", "--context", "1024", "--gpu-bandwidth", "4000")
+    assert measured["time_model"]["assumed"]["copy_bytes_per_second"] == 4e12
+    assert main([*flags, "--gpu", "h200"]) == 0
+    said = capsys.readouterr().out
+    assert "a MODEL of the time, not a measurement" in said and "copies at 4.30 TB/s" in said and "target: weights" in said
+    assert plan(flags, capsys, "--tp", "2")[1]["time_model"]["milliseconds"] == {}
+
+
 def test_gpus_may_be_described_by_hand_and_several(flags, capsys):
     _, found = plan(flags[:3], capsys, "--gpu-memory", "100", "--gpu-bandwidth", "1000", "--tp", "2", "--tree", "plain")
     assert (found["gpu"]["memory"], found["gpu"]["bandwidth"], found["head"]) == (100e9, 1e12, None)
@@ -106,7 +119,8 @@ def test_no_device_is_touched(flags):
 
 def compiled(**changes) -> CompiledCycle:
     launch = Launch("kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_3/x", in_graph=True, branch=None)
-    return dataclasses.replace(CompiledCycle(31.0, 17 * 10**9, 10**9, 20 * 10**6, 10**9, False, (launch,) * 416), **changes)
+    cycle = CompiledCycle(31.0, 17 * 10**9, 10**9, 20 * 10**6, 10**9, False, (launch,) * 416, {"rms_norm": 416}, {})
+    return dataclasses.replace(cycle, **changes)
 
 
 def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):

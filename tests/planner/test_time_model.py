@@ -1,0 +1,77 @@
+"""The time model: the figures of the review that it was taken from, and the parts by hand."""
+
+import pytest
+
+from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.planner.compile import CompiledCycle, Launch
+from jaxspec.planner.estimate import Pair, pair
+from jaxspec.planner.gpus import GPUS
+from jaxspec.planner.models import read_head, read_target
+from jaxspec.planner.time_model import LaunchCounts, counts_of, time_model
+from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.planner.files import config_file
+
+CHAIN = SpecConfig(3, 1, 4)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Pair:
+    """Llama-3.1-8B and its EAGLE-3 head."""
+    directory = tmp_path_factory.mktemp("configs")
+    target = read_target(config_file(directory / "target.json", LLAMA_8B))
+    return pair(target, read_head(config_file(directory / "head.json", EAGLE3_LLAMA_8B), target), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "spec", "milliseconds"),
+    [
+        ("h200", PLAIN, 4.85),
+        ("h200", CHAIN, 5.6),
+        ("h200", SpecConfig(7, 1, 8), 6.6),
+        ("h100", PLAIN, 6.5),
+        ("h100", CHAIN, 7.5),
+        ("h100", SpecConfig(7, 1, 8), 8.9),
+    ],
+)
+def test_the_review_s_table(llama, gpu, spec, milliseconds):
+    """Batch 1, 1k context. (Numbers of a model: no GPU was used for them.)"""
+    assert sum(time_model(llama, spec, 1, 1024, GPUS[gpu]).values()) == pytest.approx(milliseconds, rel=0.02)
+
+
+def test_plain_by_hand(llama):
+    parts = time_model(llama, PLAIN, 1, 1024, GPUS["h200"], copy_speed=4e12)
+    layer = 2 * (4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 2 * 4096)
+    assert parts["target: weights"] == pytest.approx(1e3 * (32 * layer + 2 * 4096 * 128257) / (0.93 * 4e12))
+    assert parts["target: ramp and tail of products"] == pytest.approx(129 * 0.002)
+    assert parts["target: attention"] == pytest.approx(32 * 0.008 + 1e3 * 1024 * 131072 / 4e12)
+    assert (parts["target: norms"], parts["target: rotation"]) == (pytest.approx(65 * 0.002), pytest.approx(32 * 0.002))
+    assert not any(part.startswith(("head", "tree")) for part in parts)
+
+
+def test_launches_are_parameters(llama):
+    def modelled(spec: SpecConfig, **changes: float) -> float:
+        return sum(time_model(llama, spec, 1, 1024, GPUS["h200"], LaunchCounts(**changes)).values())
+
+    assert modelled(PLAIN) - modelled(PLAIN, sums=2) == pytest.approx(64 * 0.002)
+    assert modelled(CHAIN) - modelled(CHAIN, level=15) == pytest.approx(2 * 14 * 0.002)
+    assert modelled(PLAIN) == modelled(PLAIN, level=15)
+
+
+def test_many_rows_take_the_time_of_their_arithmetic(llama):
+    few, many = (time_model(llama, SpecConfig(5, 8, 32), batch, 1024, GPUS["h200"])["target: weights"] for batch in (1, 64))
+    assert few == time_model(llama, PLAIN, 1, 1024, GPUS["h200"])["target: weights"] and many > 4 * few
+
+
+def launch(kernel: str, scope: str) -> Launch:
+    return Launch("kCustomKernel", kernel, f"jit(cycle)/{scope}/x", in_graph=True, branch=None)
+
+
+def test_counts_of_a_compiled_cycle():
+    layer = ["rms_norm", "gemm_fusion_dot_1", "rotate_qkv", "tree_attention_split", "tree_attention_merge", "loop_add_fusion"]
+    launches = [launch(kernel, f"verify/layer_{number}") for number in range(2) for kernel in ["once"] * (number == 0) + layer]
+    launches += (
+        [launch("x", "draft/y")] * 6 + [launch("x", "extend")] * 5 + [launch("x", "build_tree")] * 4 + [launch("x", "accept")] * 3
+    )
+    launches += [launch("rms_norm", "verify"), launch("gemm_fusion_dot_2", "verify"), launch("y", "advance")]
+    found = counts_of(CompiledCycle(1.0, 0, 0, 0, 0, False, tuple(launches), {}, {}), CHAIN)
+    assert found == LaunchCounts(1, 2, 1, 1, 1, level=3, extension=5, tree=7, other=2)
