@@ -18,7 +18,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import AttentionInputs
+from jaxspec.models.layers import AttentionInputs, LayerOutput, RMSNorm
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, split_model
@@ -99,12 +99,17 @@ class OracleHead(DraftHead):
         self.text = nnx.Variable(jnp.asarray(text, jnp.int32))
 
     def first_layer(
-        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
-    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        self,
+        embeddings: Float[Array, "b w h"],
+        hidden: Float[Array, "b w h"],
+        inputs: AttentionInputs,
+        next_norm: RMSNorm | None,
+    ) -> LayerOutput:
         slots = (inputs.metadata.positions + 1).astype(jnp.float32)  # a pair's position is its slot - 1
         layer = self.config.layer
         empty = jnp.zeros((*inputs.metadata.mask.shape[::2], layer.num_kv_heads, layer.head_dim), embeddings.dtype)
-        return jnp.broadcast_to(slots[..., None], embeddings.shape), KeysValues(empty, empty)
+        x = jnp.broadcast_to(slots[..., None], embeddings.shape)
+        return LayerOutput(x, x, KeysValues(empty, empty))
 
     def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
         slots = jnp.minimum(hidden[..., 0].astype(jnp.int32) + 1, self.text.shape[0] - 1)

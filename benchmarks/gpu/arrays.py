@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.config import EngineConfig
 from jaxspec.engine.device_state import new_state, state_sizes
+from jaxspec.models.rope import inverse_frequencies
 from jaxspec.spec.state import Sizes, State, empty_state
 from pallas_kernels.rotate_qkv.api import QkvLayout
 
@@ -155,9 +156,10 @@ def layouts(lab: Lab) -> tuple[QkvLayout, QkvLayout]:
 
 
 def rotation(layout: QkvLayout, lab: Lab, batch: int, rows: int) -> tuple[Any, ...]:
-    """rotate_qkv's arguments except the layout, with random angles."""
+    """rotate_qkv's arguments except the layout, with random positions."""
     heads = layout.heads + 2 * layout.kv_heads
-    angle = jax.random.uniform(jax.random.key(1), (batch, rows, layout.head_dim // 2), jnp.float32, 0, 7)
+    positions = jax.random.randint(jax.random.key(1), (batch, rows), 0, 8192)
+    frequencies = jnp.asarray(inverse_frequencies(lab.size.target.rope, layout.head_dim))
     weights = tuple(random_array(seed, (layout.head_dim,), lab.dtype, NORM_WEIGHT) for seed in (2, 3))
     qkv = random_array(1, (batch, rows, heads * layout.head_dim), lab.dtype, 0.25)
-    return qkv, jnp.cos(angle), jnp.sin(angle), None if layout.norm_eps is None else weights
+    return qkv, positions, frequencies, None if layout.norm_eps is None else weights

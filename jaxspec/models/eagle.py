@@ -7,8 +7,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, RMSNorm, linear
-from jaxspec.typing import Array, Float, KeysValues
+from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, LayerOutput, RMSNorm, linear
+from jaxspec.typing import Array, Float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,13 @@ class Eagle(DraftHead):
         self.later_layers = nnx.List([DecoderLayer(layer, dtype, rngs) for _ in range(layer.num_layers - 1)])
 
     def first_layer(
-        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
-    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        self,
+        embeddings: Float[Array, "b w h"],
+        hidden: Float[Array, "b w h"],
+        inputs: AttentionInputs,
+        next_norm: RMSNorm | None,
+    ) -> LayerOutput:
         x = self.fc(jnp.concatenate([embeddings, hidden], -1))
         attended, keys_values = self.self_attn(x, inputs)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), keys_values
+        x, normed = self.post_attention_layernorm.add(x, attended)
+        return LayerOutput.after(x, self.mlp(normed), next_norm, keys_values)

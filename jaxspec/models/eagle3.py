@@ -7,9 +7,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, RMSNorm, linear
+from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, LayerOutput, RMSNorm, linear
 from jaxspec.models.llama import Llama
-from jaxspec.typing import Array, Float, KeysValues
+from jaxspec.typing import Array, Float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +77,22 @@ class Eagle3(DraftHead):
         return self.fc(features)
 
     def first_layer(
-        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
-    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        self,
+        embeddings: Float[Array, "b w h"],
+        hidden: Float[Array, "b w h"],
+        inputs: AttentionInputs,
+        next_norm: RMSNorm | None,
+    ) -> LayerOutput:
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_layernorm(embeddings), normed], -1)
         attended, keys_values = self.self_attn(x, inputs)
-        x = attended + (normed if self.config.norm_before_residual else hidden)
-        return x + self.mlp(self.post_attention_layernorm(x)), keys_values
+        residual = normed if self.config.norm_before_residual else hidden
+        x, normed = self.post_attention_layernorm.add(residual, attended)
+        return LayerOutput.after(x, self.mlp(normed), next_norm, keys_values)
 
-    def output(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
-        return self.norm(x) if self.config.norm_output else x
+    @property
+    def output_norm(self) -> RMSNorm | None:
+        return self.norm if self.config.norm_output else None
 
     def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
         return super().logits(hidden if self.config.norm_output else self.norm(hidden), target)

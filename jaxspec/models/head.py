@@ -10,7 +10,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import AttentionInputs, AttentionMetadata, DecoderLayer, attention_inputs, output_projection
+from jaxspec.models.layers import (
+    AttentionInputs,
+    AttentionMetadata,
+    DecoderLayer,
+    LayerOutput,
+    RMSNorm,
+    attention_inputs,
+    output_projection,
+)
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -51,7 +59,7 @@ class DraftHead(nnx.Module):
     """The input is pairs: the embedding of token i, and a hidden of position i - 1.
 
     That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the parent.
-    A kind of head defines `first_layer`, and `project`, `output` and `logits` where they differ.
+    A kind of head defines `first_layer`, and `project`, `output_norm` and `logits` where they differ.
     """
 
     later_layers: Sequence[DecoderLayer] = ()
@@ -84,22 +92,28 @@ class DraftHead(nnx.Module):
     ) -> HeadOutput:
         """Runs the pairs; `window` holds the keys and values of earlier ones."""
         first, *later = attention_inputs(self.config.layer, metadata, cache, window)
-        x, keys_values = self.first_layer(embeddings, hidden, first)
+        first_norm, *later_norms = [*(layer.input_layernorm for layer in self.later_layers), self.output_norm]
+        x, normed, keys_values = self.first_layer(embeddings, hidden, first, first_norm)
         grown = [keys_values]
-        for layer, inputs in zip(self.later_layers, later, strict=True):
-            x, keys_values = layer(x, inputs)
+        for layer, inputs, next_norm in zip(self.later_layers, later, later_norms, strict=True):
+            x, normed, keys_values = layer(x, normed, inputs, next_norm)
             grown.append(keys_values)
-        return HeadOutput(self.output(x), tuple(grown))
+        return HeadOutput(normed, tuple(grown))
 
     def first_layer(
-        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
-    ) -> tuple[Float[Array, "b w h"], KeysValues]:
-        """Joins embeddings and hidden and runs the first layer; returns the residual stream, and its keys and values."""
+        self,
+        embeddings: Float[Array, "b w h"],
+        hidden: Float[Array, "b w h"],
+        inputs: AttentionInputs,
+        next_norm: RMSNorm | None,
+    ) -> LayerOutput:
+        """Joins embeddings and hidden and runs the first layer; `next_norm` follows it."""
         raise NotImplementedError
 
-    def output(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
-        """The hidden that is fed back, from the residual stream after the last layer."""
-        return x
+    @property
+    def output_norm(self) -> RMSNorm | None:
+        """The norm after the last layer, whose output is fed back; None: the residual stream is."""
+        return None
 
     def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
         """Logits over the draft vocabulary, in float32."""

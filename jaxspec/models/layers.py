@@ -8,9 +8,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.rope import RopeConfig, inverse_frequencies
+from jaxspec.models.rope import inverse_frequencies
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
-from pallas_kernels.rms_norm import rms_norm
+from pallas_kernels.product import Product
+from pallas_kernels.rms_norm import add_norm, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.tree_attention import tree_attention
 
@@ -55,13 +56,25 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*rows h"]) -> Float[Array, "*rows h"]:
         return rms_norm(x, self.weight[...], self.eps)
 
+    def add(self, x: Float[Array, "b w h"], product: Product) -> tuple[Float[Array, "b w h"], Float[Array, "b w h"]]:
+        """x + product, and the norm of that sum."""
+        return add_norm(x, product, self.weight[...], self.eps)
+
+
+class Linear(nnx.Linear):
+    """A linear layer; its kernel is [inputs, outputs], the transpose of the checkpoint's weight."""
+
+    def product(self, x: Float[Array, "*rows inputs"]) -> Product:
+        """The layer's output, which the kernel that reads it finishes."""
+        return Product(x, self.kernel[...], None if self.bias is None else self.bias[...])
+
 
 def linear(
     inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias: bool = False, result: DTypeLike | None = None
-) -> nnx.Linear:
-    """A linear layer; its kernel is [inputs, outputs], the transpose of the checkpoint's weight. `result`: the output's dtype."""
+) -> Linear:
+    """A linear layer with random weights. `result`: the output's dtype."""
     init = nnx.initializers.normal(0.02)
-    return nnx.Linear(
+    return Linear(
         inputs,
         outputs,
         use_bias=bias,
@@ -73,30 +86,16 @@ def linear(
     )
 
 
-def output_projection(hidden_size: int, vocab_size: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
+def output_projection(hidden_size: int, vocab_size: int, dtype: DTypeLike, rngs: nnx.Rngs) -> Linear:
     """A linear layer whose output, logits, is float32. In bfloat16 they would be rounded to steps of 0.125 above 16, which makes
     different ones equal.
     """
     return linear(hidden_size, vocab_size, dtype, rngs, result=jnp.float32)
 
 
-class RopeAngles(NamedTuple):
-    """Cosine and sine of each token's rotary angles, computed once per forward pass."""
-
-    cos: Float[Array, "b w half"]
-    sin: Float[Array, "b w half"]
-
-
-def rope_angles(config: RopeConfig, head_dim: int, positions: Int[Array, "b w"]) -> RopeAngles:
-    """The angles of these positions, in float32."""
-    angle = positions[..., None].astype(jnp.float32) * inverse_frequencies(config, head_dim)
-    return RopeAngles(jnp.cos(angle), jnp.sin(angle))
-
-
 class AttentionInputs(NamedTuple):
     """Inputs of one attention layer besides the residual stream."""
 
-    rope: RopeAngles
     metadata: AttentionMetadata
     cache: KeysValues | None
     """The layer's pages; None: no cache."""
@@ -111,9 +110,8 @@ def attention_inputs(
     window: tuple[KeysValues, ...] | None = None,
 ) -> list[AttentionInputs]:
     """The inputs of each of the model's layers; `cache` and `window` have one entry per layer."""
-    rope = rope_angles(config.rope, config.head_dim, metadata.positions)
     none = (None,) * config.num_layers
-    return [AttentionInputs(rope, metadata, *both) for both in zip(cache or none, window or none, strict=True)]
+    return [AttentionInputs(metadata, *both) for both in zip(cache or none, window or none, strict=True)]
 
 
 class Attention(nnx.Module):
@@ -126,18 +124,20 @@ class Attention(nnx.Module):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
         self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps)
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.rope = config.rope
         self.qkv_proj = linear(input_size, qkv_size, dtype, rngs, bias=config.qkv_bias)
         self.o_proj = linear(config.num_heads * config.head_dim, config.hidden_size, dtype, rngs)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
 
-    def __call__(self, x: Float[Array, "b w _"], inputs: AttentionInputs) -> tuple[Float[Array, "b w h"], KeysValues]:
-        """The attention output, and keys and values of the window so far."""
-        rope, metadata, cache, window = inputs
+    def __call__(self, x: Float[Array, "b w _"], inputs: AttentionInputs) -> tuple[Product, KeysValues]:
+        """The attention's output, and keys and values of the window so far."""
+        metadata, cache, window = inputs
         batch, width = x.shape[:2]
         norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
-        q, k, v = rotate_qkv(self.qkv_proj(x), rope.cos, rope.sin, norms, self.layout)
+        frequencies = jnp.asarray(inverse_frequencies(self.rope, self.layout.head_dim))
+        q, k, v = rotate_qkv(self.qkv_proj.product(x), metadata.positions, frequencies, norms, self.layout)
         if window is not None:
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
         if cache is None:
@@ -146,7 +146,7 @@ class Attention(nnx.Module):
         out = tree_attention(q, cache.k, cache.v, pages, start, length, k, v, mask, implementation=self.kernel)
         # Writing the window to the cache must wait for this read; otherwise XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))
-        return self.o_proj(out.reshape(batch, width, -1)), KeysValues(k, v)
+        return self.o_proj.product(out.reshape(batch, width, -1)), KeysValues(k, v)
 
 
 class MLP(nnx.Module):
@@ -156,13 +156,32 @@ class MLP(nnx.Module):
         self.gate_up_proj = linear(config.hidden_size, 2 * config.intermediate_size, dtype, rngs)
         self.down_proj = linear(config.intermediate_size, config.hidden_size, dtype, rngs)
 
-    def __call__(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
+    def __call__(self, x: Float[Array, "b w h"]) -> Product:
         gate, up = jnp.split(self.gate_up_proj(x), 2, -1)
-        return self.down_proj(jax.nn.silu(gate) * up)
+        return self.down_proj.product(jax.nn.silu(gate) * up)
+
+
+class LayerOutput(NamedTuple):
+    """The result of one decoder layer."""
+
+    x: Float[Array, "b w h"]
+    """The residual stream."""
+    normed: Float[Array, "b w h"]
+    """x after the norm that follows the layer, or x itself if none does."""
+    window: KeysValues
+    """Keys and values of the window so far."""
+
+    @classmethod
+    def after(cls, x: Float[Array, "b w h"], product: Product, next_norm: RMSNorm | None, window: KeysValues) -> "LayerOutput":
+        """Adds the layer's last product to the residual stream, and applies the norm that follows, if there is one."""
+        if next_norm is None:
+            total = x + product.value()
+            return cls(total, total, window)
+        return cls(*next_norm.add(x, product), window)
 
 
 class DecoderLayer(nnx.Module):
-    """One pre-norm Llama layer."""
+    """One pre-norm Llama layer. It applies the norm of the *next* layer, which is one kernel with the last addition."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, rngs: nnx.Rngs):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -170,7 +189,10 @@ class DecoderLayer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
-    def __call__(self, x: Float[Array, "b w h"], inputs: AttentionInputs) -> tuple[Float[Array, "b w h"], KeysValues]:
-        attended, keys_values = self.self_attn(self.input_layernorm(x), inputs)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), keys_values
+    def __call__(
+        self, x: Float[Array, "b w h"], normed: Float[Array, "b w h"], inputs: AttentionInputs, next_norm: RMSNorm | None
+    ) -> LayerOutput:
+        """`normed` is x after this layer's `input_layernorm`; `next_norm` follows the layer."""
+        attended, keys_values = self.self_attn(normed, inputs)
+        x, normed = self.post_attention_layernorm.add(x, attended)
+        return LayerOutput.after(x, self.mlp(normed), next_norm, keys_values)

@@ -49,17 +49,18 @@ class Llama(nnx.Module):
         Layer number num_layers, one past the last, means the output of the last layer.
         """
         x = self.embed(tokens)
+        first_norm, *next_norms = [*(layer.input_layernorm for layer in self.layers), self.norm]
+        normed = first_norm(x)
         features, window = [], []
-        for index, (layer, inputs) in enumerate(zip(self.layers, attention_inputs(self.config, metadata, cache), strict=True)):
+        for index, inputs in enumerate(attention_inputs(self.config, metadata, cache)):
             if index in capture:
                 features.append(x)
             with jax.named_scope(f"layer_{index}"):
-                x, keys_values = layer(x, inputs)
+                x, normed, keys_values = self.layers[index](x, normed, inputs, next_norms[index])
             window.append(keys_values)
         if len(self.layers) in capture:
             features.append(x)
-        hidden = self.norm(x)
-        return TargetOutput(hidden, jnp.concatenate(features, -1) if capture else hidden, tuple(window))
+        return TargetOutput(normed, jnp.concatenate(features, -1) if capture else normed, tuple(window))
 
     def logits(self, hidden: Float[Array, "*rows h"]) -> Float[Array, "*rows v"]:
         """Output projection of normed hidden states, in float32."""

@@ -7,8 +7,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import AttentionInputs, DecoderLayer, RMSNorm, linear
-from jaxspec.typing import Array, Float, KeysValues
+from jaxspec.models.layers import AttentionInputs, DecoderLayer, LayerOutput, RMSNorm, linear
+from jaxspec.typing import Array, Float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,17 @@ class MTP(DraftHead):
         self.final_layernorm = RMSNorm(size, eps, dtype)
 
     def first_layer(
-        self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: AttentionInputs
-    ) -> tuple[Float[Array, "b w h"], KeysValues]:
+        self,
+        embeddings: Float[Array, "b w h"],
+        hidden: Float[Array, "b w h"],
+        inputs: AttentionInputs,
+        next_norm: RMSNorm | None,
+    ) -> LayerOutput:
         # MiMo was trained with the embedding of the first pair masked out.
         embeddings = jnp.where(inputs.metadata.positions[..., None] == 0, 0, embeddings)
         x = self.input_proj(jnp.concatenate([self.hidden_layernorm(hidden), self.token_layernorm(embeddings)], -1))
-        return self.layer(x, inputs)
+        return self.layer(x, self.layer.input_layernorm(x), inputs, next_norm)
 
-    def output(self, x: Float[Array, "b w h"]) -> Float[Array, "b w h"]:
-        return self.final_layernorm(x)
+    @property
+    def output_norm(self) -> RMSNorm | None:
+        return self.final_layernorm

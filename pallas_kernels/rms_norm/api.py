@@ -1,12 +1,14 @@
-"""Root-mean-square norm of rows."""
+"""Root-mean-square norm of rows, alone or after an addition to the residual stream."""
 
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import call
-from pallas_kernels.rms_norm.pallas_triton import pallas_triton_norm
-from pallas_kernels.rms_norm.reference import reference_norm
+from pallas_kernels.product import Product
+from pallas_kernels.rms_norm.pallas_triton import pallas_triton_add_norm, pallas_triton_norm
+from pallas_kernels.rms_norm.reference import reference_add_norm, reference_norm
 
 IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_triton_norm}
+ADD_IMPLEMENTATIONS = {"reference": reference_add_norm, "pallas_triton": pallas_triton_add_norm}
 
 
 def rms_norm(
@@ -20,6 +22,26 @@ def rms_norm(
     Raises:
         ValueError: x and weight differ in dtype, or the name of the implementation is unknown.
     """
-    if x.dtype != weight.dtype:
-        raise ValueError(f"x is {x.dtype} and weight is {weight.dtype}: they must have the same dtype")
+    _check(x, weight=weight)
     return call("rms_norm", IMPLEMENTATIONS, implementation, (x, weight), eps=eps)
+
+
+def add_norm(
+    x: Float[Array, "*rows h"], product: Product, weight: Float[Array, " h"], eps: float, *, implementation: str | None = None
+) -> tuple[Float[Array, "*rows h"], Float[Array, "*rows h"]]:
+    """x + product, in x's dtype, and the norm of that sum.
+
+    On a GPU the product's parts are added in float32 and rounded once, together with x.
+    `implementation`: a name from ADD_IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+
+    Raises:
+        ValueError: x, product and weight differ in dtype, or the name of the implementation is unknown.
+    """
+    _check(x, product=product, weight=weight)
+    return call("add_norm", ADD_IMPLEMENTATIONS, implementation, (x, product, weight), eps=eps)
+
+
+def _check(x: Array, **others: Array | Product) -> None:
+    for name, other in others.items():
+        if other.dtype != x.dtype:
+            raise ValueError(f"x is {x.dtype} and {name} is {other.dtype}: they must have the same dtype")

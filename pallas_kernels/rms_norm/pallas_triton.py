@@ -1,4 +1,4 @@
-"""RMS norm as one launch. See `api.rms_norm`."""
+"""RMS norm as one launch, alone or after an addition. See `api`."""
 
 from functools import partial
 
@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float
+
+from pallas_kernels.product import Product, load_sum, partial_sums
 
 ELEMENTS_PER_WARP = 512
 """16 numbers a thread: the row stays in registers between the sum and the scaling."""
@@ -17,26 +19,65 @@ def pallas_triton_norm(
     x: Float[Array, "*rows h"], weight: Float[Array, " h"], eps: float, *, interpret: bool = False
 ) -> Float[Array, "*rows h"]:
     """One program per row. For a single row (plain decoding at batch 1) XLA takes two launches."""
-    size = x.shape[-1]
-    flat = x.reshape(-1, size)
-    normed = pl.pallas_call(
-        partial(_norm_row, size=size, eps=eps),
-        grid=flat.shape[:1],
-        out_shape=jax.ShapeDtypeStruct(flat.shape, x.dtype),
+    flat = x.reshape(-1, x.shape[-1])
+    out = jax.ShapeDtypeStruct(flat.shape, x.dtype)
+    return _call("rms_norm", _norm_row, out, eps, interpret)(flat, weight).reshape(x.shape)
+
+
+@jax.named_scope("add_norm")
+def pallas_triton_add_norm(
+    x: Float[Array, "*rows h"], product: Product, weight: Float[Array, " h"], eps: float, *, interpret: bool = False
+) -> tuple[Float[Array, "*rows h"], Float[Array, "*rows h"]]:
+    """One program per row, after the product's own launch. XLA takes two: it adds the product's parts in one of them."""
+    flat = x.reshape(-1, x.shape[-1])
+    out = (jax.ShapeDtypeStruct(flat.shape, x.dtype),) * 2
+    bias = () if product.bias is None else (product.bias,)
+    total, normed = _call("add_norm", _add_norm_row, out, eps, interpret)(flat, partial_sums(product), weight, *bias)
+    return total.reshape(x.shape), normed.reshape(x.shape)
+
+
+def _call(name: str, kernel, out_shape, eps: float, interpret: bool):
+    rows, size = jax.tree.leaves(out_shape)[0].shape
+    return pl.pallas_call(
+        partial(kernel, eps=eps),
+        grid=(rows,),
+        out_shape=out_shape,
         compiler_params=pltriton.CompilerParams(
             num_warps=min(16, pl.next_power_of_2(pl.cdiv(size, ELEMENTS_PER_WARP))), num_stages=1
         ),
         interpret=interpret,
-        name="rms_norm",
-    )(flat, weight)
-    return normed.reshape(x.shape)
+        name=name,
+    )
 
 
-def _norm_row(x_ref, weight_ref, out_ref, *, size: int, eps: float):
+def _norm_row(x_ref, weight_ref, out_ref, *, eps: float):
     row = pl.program_id(0)
-    columns = jnp.arange(pl.next_power_of_2(size))
-    inside = columns < size
+    columns, inside = _columns(x_ref)
     values = pltriton.load(x_ref.at[row, columns], mask=inside, other=0).astype(jnp.float32)
-    scaled = values * jax.lax.rsqrt(jnp.sum(values * values) / size + eps)
+    _store_normed(values, weight_ref, out_ref, row, eps)
+
+
+def _add_norm_row(x_ref, parts_ref, weight_ref, *refs, eps: float):
+    """`refs` are the bias, if there is one, the sum and the normed sum."""
+    *bias, total_ref, normed_ref = refs
+    row = pl.program_id(0)
+    columns, inside = _columns(x_ref)
+    product = load_sum(parts_ref, bias[0] if bias else None, row, columns, inside)
+    total = pltriton.load(x_ref.at[row, columns], mask=inside, other=0).astype(jnp.float32) + product
+    total = total.astype(total_ref.dtype)
+    pltriton.store(total_ref.at[row, columns], total, mask=inside)
+    _store_normed(total.astype(jnp.float32), weight_ref, normed_ref, row, eps)
+
+
+def _columns(ref):
+    """The columns of a row, padded to a power of two, and which of them exist."""
+    columns = jnp.arange(pl.next_power_of_2(ref.shape[1]))
+    return columns, columns < ref.shape[1]
+
+
+def _store_normed(values, weight_ref, out_ref, row, eps: float):
+    """Norms a row, which is 0 behind its end."""
+    columns, inside = _columns(out_ref)
+    scaled = values * jax.lax.rsqrt(jnp.sum(values * values) / out_ref.shape[1] + eps)
     weight = pltriton.load(weight_ref.at[columns], mask=inside, other=0)
     pltriton.store(out_ref.at[row, columns], scaled.astype(out_ref.dtype) * weight, mask=inside)

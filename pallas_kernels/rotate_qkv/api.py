@@ -1,8 +1,9 @@
 """Splits the output of the fused projection into queries, keys and values, norms them if the model does, and rotates them."""
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import call
+from pallas_kernels.product import Product
 from pallas_kernels.rotate_qkv.layout import QkvLayout as QkvLayout
 from pallas_kernels.rotate_qkv.pallas_triton import pallas_triton_rotate
 from pallas_kernels.rotate_qkv.reference import reference_rotate
@@ -11,9 +12,9 @@ IMPLEMENTATIONS = {"reference": reference_rotate, "pallas_triton": pallas_triton
 
 
 def rotate_qkv(
-    qkv: Float[Array, "b w width"],
-    cos: Float[Array, "b w half"],
-    sin: Float[Array, "b w half"],
+    qkv: Float[Array, "b w width"] | Product,
+    positions: Int[Array, "b w"],
+    frequencies: Float[Array, " half"],
     norms: tuple[Float[Array, " head_dim"], Float[Array, " head_dim"]] | None,
     layout: QkvLayout,
     *,
@@ -22,8 +23,9 @@ def rotate_qkv(
     """Queries, keys and values of rows: rotary position embedding over the pairs (x[i], x[i + head_dim / 2]), in float32.
 
     Args:
-        qkv: the output of the fused projection.
-        cos, sin: cosine and sine of each row's angles.
+        qkv: the output of the fused projection, or the projection, not computed yet.
+        positions: each row's position.
+        frequencies: the angle per position of each pair, in float32.
         norms: weights of the query norm and the key norm; None exactly if layout.norm_eps is None.
         implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
@@ -37,4 +39,4 @@ def rotate_qkv(
         raise ValueError(
             f"qkv is {qkv.dtype} and the norms are {', '.join(str(norm.dtype) for norm in norms)}: they must have the same dtype"
         )
-    return call("rotate_qkv", IMPLEMENTATIONS, implementation, (qkv, cos, sin, norms), layout=layout)
+    return call("rotate_qkv", IMPLEMENTATIONS, implementation, (qkv, positions, frequencies, norms), layout=layout)

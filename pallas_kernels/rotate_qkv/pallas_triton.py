@@ -6,43 +6,48 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from pallas_kernels.product import Product, load_sum, partial_sums
 from pallas_kernels.rotate_qkv.layout import QkvLayout
 
 
 @jax.named_scope("rotate_qkv")
 def pallas_triton_rotate(
-    qkv: Float[Array, "b w width"],
-    cos: Float[Array, "b w half"],
-    sin: Float[Array, "b w half"],
+    qkv: Float[Array, "b w width"] | Product,
+    positions: Int[Array, "b w"],
+    frequencies: Float[Array, " half"],
     norms: tuple[Float[Array, " head_dim"], Float[Array, " head_dim"]] | None,
     layout: QkvLayout,
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "b w heads head_dim"], Float[Array, "b w kv_heads head_dim"], Float[Array, "b w kv_heads head_dim"]]:
     """One program per row and head. XLA takes four launches, because it writes queries, keys and values separately."""
-    batch, width = qkv.shape[:2]
+    batch, width = positions.shape
     rows, heads, kv_heads, head_dim = batch * width, layout.heads, layout.kv_heads, layout.head_dim
+    parts, bias = (partial_sums(qkv), qkv.bias) if isinstance(qkv, Product) else (qkv.reshape(1, rows, -1), None)
+    optional = *(() if bias is None else (bias,)), *(norms or ())
     q, k, v = pl.pallas_call(
-        partial(_rotate_head, layout=layout),
+        partial(_rotate_head, layout=layout, has_bias=bias is not None),
         grid=(rows, heads + 2 * kv_heads),
         out_shape=[jax.ShapeDtypeStruct((rows, count, head_dim), qkv.dtype) for count in (heads, kv_heads, kv_heads)],
         compiler_params=pltriton.CompilerParams(num_warps=1, num_stages=1),
         interpret=interpret,
         name="rotate_qkv",
-    )(qkv.reshape(rows, -1, head_dim), cos.reshape(rows, -1), sin.reshape(rows, -1), *(norms or ()))
+    )(parts, positions.reshape(rows), frequencies, *optional)
     return tuple(part.reshape(batch, width, -1, head_dim) for part in (q, k, v))
 
 
-def _rotate_head(qkv_ref, cos_ref, sin_ref, *refs, layout: QkvLayout):
-    """Program (row, head); `refs` are the norms' weights, if there are any, then q, k and v."""
+def _rotate_head(parts_ref, positions_ref, frequencies_ref, *refs, layout: QkvLayout, has_bias: bool):
+    """Program (row, head); `refs` are the bias and the norms' weights, if there are any, then q, k and v."""
+    bias_ref, refs = (refs[0], refs[1:]) if has_bias else (None, refs)
     row, head = pl.program_id(0), pl.program_id(1)
     is_query, is_key = head < layout.heads, (head >= layout.heads) & (head < layout.heads + layout.kv_heads)
     half = layout.head_dim // 2
     columns = jnp.arange(pl.next_power_of_2(half))
     inside = columns < half
-    halves = [pltriton.load(qkv_ref.at[row, head, columns + offset], mask=inside, other=0) for offset in (0, half)]
+    places = [head * layout.head_dim + columns + offset for offset in (0, half)]
+    halves = [load_sum(parts_ref, bias_ref, row, place, inside).astype(refs[-1].dtype) for place in places]
     turned = [part.astype(jnp.float32) for part in halves]
     if layout.norm_eps is not None:
         mean = (jnp.sum(turned[0] * turned[0]) + jnp.sum(turned[1] * turned[1])) / layout.head_dim
@@ -51,7 +56,9 @@ def _rotate_head(qkv_ref, cos_ref, sin_ref, *refs, layout: QkvLayout):
             q_weight, k_weight = (pltriton.load(ref.at[columns + offset], mask=inside, other=0) for ref in refs[:2])
             normed = (turned[part] * scale).astype(q_weight.dtype) * jnp.where(is_query, q_weight, k_weight)
             turned[part] = normed.astype(jnp.float32)
-    cos, sin = (pltriton.load(ref.at[row, columns], mask=inside, other=0) for ref in (cos_ref, sin_ref))
+    frequencies = pltriton.load(frequencies_ref.at[columns], mask=inside, other=0)
+    angle = positions_ref[row].astype(jnp.float32) * frequencies
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
     turned = [turned[0] * cos - turned[1] * sin, turned[1] * cos + turned[0] * sin]
     # Each program writes to one of the three; masks instead of branches, so that no thread waits.
     outputs = (

@@ -1,30 +1,33 @@
 """Splitting, norms and rotation in plain XLA. See `api.rotate_qkv`."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from pallas_kernels.product import Product
 from pallas_kernels.rms_norm.reference import reference_norm
 from pallas_kernels.rotate_qkv.layout import QkvLayout
 
 
 def reference_rotate(
-    qkv: Float[Array, "b w width"],
-    cos: Float[Array, "b w half"],
-    sin: Float[Array, "b w half"],
+    qkv: Float[Array, "b w width"] | Product,
+    positions: Int[Array, "b w"],
+    frequencies: Float[Array, " half"],
     norms: tuple[Float[Array, " head_dim"], Float[Array, " head_dim"]] | None,
     layout: QkvLayout,
 ) -> tuple[Float[Array, "b w heads head_dim"], Float[Array, "b w kv_heads head_dim"], Float[Array, "b w kv_heads head_dim"]]:
+    qkv = qkv.value() if isinstance(qkv, Product) else qkv
     heads = qkv.reshape(*qkv.shape[:2], layout.heads + 2 * layout.kv_heads, layout.head_dim)
     q, k, v = jnp.split(heads, [layout.heads, layout.heads + layout.kv_heads], 2)
     if norms is not None and layout.norm_eps is not None:
         q, k = (reference_norm(part, weight, layout.norm_eps) for part, weight in zip((q, k), norms, strict=True))
-    return rotate(q, cos, sin), rotate(k, cos, sin), v
+    return rotate(q, positions, frequencies), rotate(k, positions, frequencies), v
 
 
 def rotate(
-    x: Float[Array, "b w heads head_dim"], cos: Float[Array, "b w half"], sin: Float[Array, "b w half"]
+    x: Float[Array, "b w heads head_dim"], positions: Int[Array, "b w"], frequencies: Float[Array, " half"]
 ) -> Float[Array, "b w heads head_dim"]:
-    """Rotates the pairs (x[i], x[i + head_dim / 2]), in float32."""
+    """Rotates the pairs (x[i], x[i + head_dim / 2]) by the angles position * frequencies[i], in float32."""
+    angle = positions[..., None, None].astype(jnp.float32) * frequencies
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, -1)
-    cos, sin = cos[:, :, None], sin[:, :, None]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

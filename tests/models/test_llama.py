@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxspec.config import SpecConfig
 from jaxspec.models.eagle3 import Eagle3, default_captured_layers
-from jaxspec.models.layers import causal_metadata, rope_angles
+from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.spec.draft import draft
@@ -92,7 +92,8 @@ def test_default_captured_layers():
 
 
 def test_rotation_depends_on_distance_only():
-    angles = [rope_angles(RopeConfig(), 8, jnp.array([[position]])) for position in (3, 11, 103, 111)]
+    frequencies = jnp.asarray(inverse_frequencies(RopeConfig(), 8))
+    angles = [(jnp.array([[position]]), frequencies) for position in (3, 11, 103, 111)]
     q, k = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)), jnp.float32)
     near, far = (float(jnp.sum(rotate(q, *angles[i]) * rotate(k, *angles[i + 1]))) for i in (0, 2))
     assert near == pytest.approx(far, abs=1e-4)

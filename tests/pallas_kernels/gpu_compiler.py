@@ -19,11 +19,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxspec.planner.compile import read_launches
 from jaxspec.planner.worker import gpu_mesh
 from pallas_kernels.cache_write import cache_write
-from pallas_kernels.rms_norm import rms_norm
+from pallas_kernels.product import Product
+from pallas_kernels.rms_norm import add_norm, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.tree_attention import tree_attention
 
-BF16, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = jnp.bfloat16, 32, 8, 128, 4096
+BF16, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = jnp.bfloat16, 32, 8, 128, 4096, 14336
 
 
 class Kernel(NamedTuple):
@@ -69,14 +70,21 @@ def triton_kernels() -> Iterator[Kernel]:
     for heads in ((28, 4), (32, 32), (8, 1)):  # Qwen2-7B, Llama-2-7B, and one KV head
         yield from (attention("pallas_triton", 1, w, heads=heads, dtype=jnp.float16) for w in (1, 8))
     for rows in (1, 32, 2048):
-        norm = partial(rms_norm, eps=1e-5, implementation="pallas_triton")
+        norm, add = (partial(each, eps=1e-5, implementation="pallas_triton") for each in (rms_norm, add_norm))
         yield Kernel(f"rms_norm, {rows} rows", norm, (shape(1, rows, HIDDEN), shape(HIDDEN)))
+        for k in (HIDDEN, INTERMEDIATE):
+            product = Product(shape(1, rows, k), shape(k, HIDDEN))
+            yield Kernel(f"add_norm, {rows} rows, {k} wide", add, (shape(1, rows, HIDDEN), product, shape(HIDDEN)))
     for eps in (None, 1e-6):
         layout = QkvLayout(HEADS, KV_HEADS, HEAD_DIM, eps)
-        angles = shape(1, 8, HEAD_DIM // 2, dtype=jnp.float32)
+        where = shape(1, 8, dtype=jnp.int32), shape(HEAD_DIM // 2, dtype=jnp.float32)
         norms = None if eps is None else (shape(HEAD_DIM), shape(HEAD_DIM))
         rotate = partial(rotate_qkv, layout=layout, implementation="pallas_triton")
-        yield Kernel(f"rotate_qkv, norms {eps}", rotate, (shape(1, 8, 48 * HEAD_DIM), angles, angles, norms))
+        yield Kernel(f"rotate_qkv, norms {eps}", rotate, (shape(1, 8, 48 * HEAD_DIM), *where, norms))
+        for bias in (None, shape(48 * HEAD_DIM)):
+            product = Product(shape(1, 8, HIDDEN), shape(HIDDEN, 48 * HEAD_DIM), bias)
+            name = f"rotate_qkv, norms {eps}, with its product and {'no' if bias is None else 'a'} bias"
+            yield Kernel(name, rotate, (product, *where, norms))
     for layers, kv_heads, rows in ((1, 8, 6), (32, 8, 6), (80, 8, 6), (32, 32, 6), (40, 40, 6), (1, 8, 256)):
         arrays = (shape(64, 64, kv_heads, HEAD_DIM),) * (2 * layers), (shape(1, rows, kv_heads, HEAD_DIM),) * (2 * layers)
         places = [

@@ -1,4 +1,4 @@
-"""RMS norm against its formula, in every implementation."""
+"""RMS norm, alone and after an addition, against its formula, in every implementation."""
 
 from functools import partial
 
@@ -6,22 +6,46 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.rms_norm.api import IMPLEMENTATIONS, rms_norm
+from pallas_kernels.product import Product
+from pallas_kernels.rms_norm.api import ADD_IMPLEMENTATIONS, IMPLEMENTATIONS, add_norm, rms_norm
 
-RUNNABLE = {name: norm if name == "reference" else partial(norm, interpret=True) for name, norm in IMPLEMENTATIONS.items()}
+RUNNABLE, RUNNABLE_ADD = (
+    {name: norm if name == "reference" else partial(norm, interpret=True) for name, norm in table.items()}
+    for table in (IMPLEMENTATIONS, ADD_IMPLEMENTATIONS)
+)
+TOLERANCES = [("float32", 1e-6), ("bfloat16", 2e-2)]
+
+
+def formula(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * weight
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
 @pytest.mark.parametrize("shape", [(1, 1, 64), (2, 3, 96), (5, 4, 2, 80)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 def test_equals_the_formula(implementation, shape, dtype, tolerance):
     rng = np.random.default_rng(shape[-1])
     x, weight = (jnp.asarray(3 * rng.normal(size=size), dtype) for size in (shape, shape[-1:]))
     got = RUNNABLE[implementation](x, weight, 1e-3)
-    wide, scale = np.asarray(x, np.float64), np.asarray(weight, np.float64)
-    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-3) * scale
+    expected = formula(np.asarray(x, np.float64), np.asarray(weight, np.float64))
     assert got.dtype == x.dtype and got.shape == x.shape
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("implementation", RUNNABLE_ADD)
+@pytest.mark.parametrize(("rows", "k", "bias"), [((1, 1), 1024, False), ((2, 3), 512, True), ((2, 2), 100, True)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_the_sum_and_its_norm_equal_the_formula(implementation, rows, k, bias, dtype, tolerance):
+    """The first product is summed up in four parts, the second in two, the third whole."""
+    rng = np.random.default_rng(k)
+    sizes = ((*rows, 80), (*rows, k), (k, 80), (80,), (80,))
+    x, inputs, matrix, added, weight = (jnp.asarray(rng.normal(size=size) / size[0] ** 0.5, dtype) for size in sizes)
+    got = RUNNABLE_ADD[implementation](x, Product(inputs, matrix, added if bias else None), weight, 1e-3)
+    wide = [np.asarray(each, np.float64) for each in (x, inputs, matrix, added, weight)]
+    total = wide[0] + wide[1] @ wide[2] + bias * wide[3]
+    for mine, expected in zip(got, (total, formula(total, wide[4])), strict=True):
+        assert mine.dtype == x.dtype and mine.shape == x.shape
+        np.testing.assert_allclose(np.asarray(mine, np.float64), expected, atol=3 * tolerance, rtol=tolerance)
 
 
 def test_unknown_implementations_are_named():
@@ -30,5 +54,8 @@ def test_unknown_implementations_are_named():
 
 
 def test_mixed_dtypes_are_refused():
+    half = jnp.ones((1, 2), jnp.bfloat16)
     with pytest.raises(ValueError, match="x is bfloat16 and weight is float32: they must have the same dtype"):
-        rms_norm(jnp.ones((1, 2), jnp.bfloat16), jnp.ones(2), 1e-5)
+        rms_norm(half, jnp.ones(2), 1e-5)
+    with pytest.raises(ValueError, match="x is bfloat16 and product is float32: they must have the same dtype"):
+        add_norm(half, Product(jnp.ones((1, 2)), jnp.ones((2, 2))), jnp.ones(2, jnp.bfloat16), 1e-5)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.product import Product, partial_sums
 from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS, QkvLayout, rotate_qkv
 
 RUNNABLE = {name: turn if name == "reference" else partial(turn, interpret=True) for name, turn in IMPLEMENTATIONS.items()}
@@ -28,11 +29,12 @@ def test_equals_complex_multiplication(implementation, layout, dtype, tolerance)
     rng = np.random.default_rng(layout.head_dim)
     heads, kv_heads, head_dim = layout.heads, layout.kv_heads, layout.head_dim
     qkv = jnp.asarray(rng.normal(size=(2, 3, (heads + 2 * kv_heads) * head_dim)), dtype)
-    angle = rng.uniform(0, 7, (2, 3, head_dim // 2))
+    positions, frequencies = rng.integers(0, 100_000, (2, 3)), rng.uniform(0, 1, head_dim // 2).astype(np.float32)
     weights = [None, None] if layout.norm_eps is None else [jnp.asarray(rng.normal(size=head_dim), dtype) for _ in "qk"]
-    cos, sin = (jnp.asarray(each(angle), jnp.float32) for each in (np.cos, np.sin))
-    got = RUNNABLE[implementation](qkv, cos, sin, None if layout.norm_eps is None else tuple(weights), layout=layout)
+    norms = None if layout.norm_eps is None else tuple(weights)
+    got = RUNNABLE[implementation](qkv, jnp.asarray(positions), jnp.asarray(frequencies), norms, layout=layout)
 
+    angle = (positions[..., None].astype(np.float32) * frequencies).astype(np.float64)  # rounded, as the definition says
     split = np.split(np.asarray(qkv, np.float64).reshape(2, 3, -1, head_dim), [heads, heads + kv_heads], 2)
     wide = [None if weight is None else np.asarray(weight, np.float64) for weight in weights]
     for mine, part, weight in zip(got[:2], split[:2], wide, strict=True):
@@ -41,17 +43,29 @@ def test_equals_complex_multiplication(implementation, layout, dtype, tolerance)
     np.testing.assert_array_equal(np.asarray(got[2], np.float64), split[2])  # values pass unchanged
 
 
+@pytest.mark.parametrize("implementation", RUNNABLE)
+def test_a_projection_still_to_be_computed_gives_the_same(implementation):
+    """Its four parts and the bias are whole numbers, so every order of additions gives the same."""
+    layout, rng = QkvLayout(2, 1, 16), np.random.default_rng(0)
+    x, weight, bias = (jnp.asarray(rng.integers(-2, 3, size), jnp.float32) for size in ((2, 3, 1024), (1024, 64), (64,)))
+    where = jnp.asarray(rng.integers(0, 50, (2, 3))), jnp.asarray(rng.uniform(size=8), jnp.float32)
+    product, rotate = Product(x, weight, bias), RUNNABLE[implementation]
+    assert partial_sums(product).shape[0] == 4
+    for mine, expected in zip(rotate(product, *where, None, layout), rotate(product.value(), *where, None, layout), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
 def test_unknown_implementations_are_named():
-    ones = jnp.ones((1, 1, 1))
+    where = jnp.ones((1, 1), jnp.int32), jnp.ones(1)
     with pytest.raises(ValueError, match="unknown rotate_qkv implementation 'cuda'"):
-        rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, None, QkvLayout(1, 1, 2), implementation="cuda")
+        rotate_qkv(jnp.ones((1, 1, 6)), *where, None, QkvLayout(1, 1, 2), implementation="cuda")
 
 
 def test_norms_belong_to_their_layout():
-    ones, norms = jnp.ones((1, 1, 1)), (jnp.ones(2), jnp.ones(2))
+    where, norms = (jnp.ones((1, 1), jnp.int32), jnp.ones(1)), (jnp.ones(2), jnp.ones(2))
     with pytest.raises(ValueError, match=r"norms are missing, but layout.norm_eps is 1e-05"):
-        rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, None, QkvLayout(1, 1, 2, 1e-5))
+        rotate_qkv(jnp.ones((1, 1, 6)), *where, None, QkvLayout(1, 1, 2, 1e-5))
     with pytest.raises(ValueError, match=r"norms were given, but layout.norm_eps is None"):
-        rotate_qkv(jnp.ones((1, 1, 6)), ones, ones, norms, QkvLayout(1, 1, 2))
+        rotate_qkv(jnp.ones((1, 1, 6)), *where, norms, QkvLayout(1, 1, 2))
     with pytest.raises(ValueError, match="qkv is bfloat16 and the norms are float32, float32: they must have the same dtype"):
-        rotate_qkv(jnp.ones((1, 1, 6), jnp.bfloat16), ones, ones, norms, QkvLayout(1, 1, 2, 1e-5))
+        rotate_qkv(jnp.ones((1, 1, 6), jnp.bfloat16), *where, norms, QkvLayout(1, 1, 2, 1e-5))
