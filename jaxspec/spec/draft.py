@@ -11,7 +11,7 @@ from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
 from jaxspec.spec.state import Batch, Models, State
-from jaxspec.spec.tree import Candidates, Tree, build_tree, root_only
+from jaxspec.spec.tree import Candidates, Tree, build_tree, chain, root_only
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
@@ -45,6 +45,8 @@ def draft_tree(models: Models, state: State, batch: Batch, spec: SpecConfig, win
     """The best tree that the head drafts below each root, or the root alone for plain decoding."""
     if spec.num_steps == 0:
         return root_only(batch.now.root)
+    if spec.topk == 1:
+        return chain(batch.now.root, draft_chain(models, state.caches.draft, batch, spec, window))
     candidates = draft(models, state.caches.draft, batch, spec, window)
     return build_tree(batch.now.root, candidates, spec.num_draft_tokens, spec.num_steps)
 
@@ -84,6 +86,33 @@ def draft(
         children, beam = grow(head, target, beam, out.hidden, mask, first_flat=k + (level - 1) * k * k)
         levels.append(children)
     return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True)))
+
+
+@jax.named_scope("draft")
+def draft_chain(
+    models: Models, cache: tuple[KeysValues, ...], batch: Batch, spec: SpecConfig, window: DraftWindow | None = None
+) -> Int[Array, "b n"]:
+    """The num_steps tokens that `draft` proposes with topk = 1.
+
+    A chain needs no scores, its mask is constant, and a parent is always the candidate before: fewer launches on a GPU.
+    """
+    head, target = models.head, models.target
+    assert head is not None, "the engine refuses a tree without a head"
+    length, hidden = batch.now.length, batch.now.draft_hidden[:, None]
+    seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], window)
+    tokens = [best_child(head, target, hidden)]
+    earlier = None
+    for level in range(1, spec.num_steps):
+        mask = jnp.ones((len(length), 1, level), bool)
+        metadata = AttentionMetadata((length + level - 1)[:, None], *seen, mask)
+        hidden, earlier = head(head.embed(tokens[-1], target), hidden, metadata, cache, earlier)
+        tokens.append(best_child(head, target, hidden))
+    return jnp.concatenate(tokens, 1)
+
+
+def best_child(head: DraftHead, target: Llama, hidden: Float[Array, "b w h"]) -> Int[Array, "b w"]:
+    """The likeliest token (target id) after each hidden; of equal ones that with the lowest draft id."""
+    return head.target_ids(jnp.argmax(head.logits(hidden, target), -1).astype(jnp.int32))
 
 
 def best_children(

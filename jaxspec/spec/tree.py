@@ -69,3 +69,15 @@ def root_only(root: Int[Array, " b"]) -> Tree:
     """The empty tree of plain decoding: nothing but the root."""
     zeros = jnp.zeros((root.shape[0], 1), jnp.int32)
     return Tree(root[:, None], zeros - 1, zeros, jnp.ones((root.shape[0], 1, 1), bool))
+
+
+def chain(root: Int[Array, " b"], tokens: Int[Array, "b c"]) -> Tree:
+    """Each token is the child of the one before it. All but the tokens is constant.
+
+    In:  root [7], tokens [[4, 9]]
+    Out: tokens [[7, 4, 9]], parents [[-1, 0, 1]], depth [[0, 1, 2]], mask [[[1,0,0], [1,1,0], [1,1,1]]]
+    """
+    batch, nodes = tokens.shape[0], tokens.shape[1] + 1
+    depth = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), (batch, nodes))
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((nodes, nodes), bool)), (batch, nodes, nodes))
+    return Tree(jnp.concatenate([root[:, None], tokens], 1), depth - 1, depth, mask)

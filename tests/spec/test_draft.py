@@ -4,7 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.draft import DraftWindow, VisibleSlots, visible_slots
+from jaxspec.config import SpecConfig
+from jaxspec.spec.draft import DraftWindow, VisibleSlots, draft, draft_tree, visible_slots
+from jaxspec.spec.state import gather
+from jaxspec.spec.tree import build_tree
+from tests.spec.test_extend import PROMPT, TABLE, compiled, prefilled
 
 
 def slots_seen(seen: VisibleSlots, row: int, pages: np.ndarray, page_size: int) -> list[int]:
@@ -73,3 +77,20 @@ def test_the_docstrings_example():
 def test_a_window_reads_fewer_pages():
     seen = visible_slots(jnp.arange(20)[None], jnp.array([70]), 4, DraftWindow(8, 4))
     assert seen.page_table.shape[1] == 4
+
+
+@pytest.mark.parametrize(("algorithm", "window"), [("EAGLE3", DraftWindow(6)), ("ORACLE", None)])
+def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
+    """The oracle's tokens show positions."""
+    spec = SpecConfig(4, 1)
+
+    def both(models, state, table):
+        batch = gather(state, jnp.array([0]), table)
+        candidates = draft(models, state.caches.draft, batch, spec, window)
+        expected = build_tree(batch.now.root, candidates, spec.num_draft_tokens, spec.num_steps)
+        return draft_tree(models, state, batch, spec, window), expected
+
+    found, expected = compiled(both, algorithm)(prefilled(algorithm, PROMPT).state, TABLE)
+    for name in found._fields:
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+    assert len(set(found.tokens[0].tolist())) > 1
