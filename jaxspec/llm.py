@@ -20,6 +20,7 @@ from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_d
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.engine.runner import Start
 from jaxspec.engine.shared_engine import SharedEngine, Task
 from jaxspec.engine.stats import EngineStats
 from jaxspec.models.registry import LoadedHead
@@ -52,7 +53,8 @@ class LLM:
         options: the fields of EngineConfig, by name.
 
     Raises:
-        ValueError: a checkpoint or option can't be used; the message says which and what to do.
+        ValueError: a checkpoint or option can't be used, or the memory is too small; the message says which and what to do.
+        ProgramError: XLA can't compile a program; only on a GPU, elsewhere programs compile when they are needed.
         TypeError: an unknown option.
     """
 
@@ -90,6 +92,7 @@ class LLM:
             self.tokenizer,
             files.spec or default_tree(self.head.config.algorithm if self.head else None),
             config,
+            start=Start(self.progress),
         )
         self._shared = SharedEngine(self.engine)
         self._chat_template: ChatTemplate | None = None
@@ -181,7 +184,12 @@ class LLM:
             return engine.stats()
 
     def warm_up(self, *, progress: bool | None = None) -> float:
-        """Compiles every program that requests can need; returns the seconds it took. Without it programs compile at first use."""
+        """Compiles every program that requests can need and runs each once; returns the seconds it took. Without it programs
+        compile at first use.
+
+        Raises:
+            ProgramError: a program can't be compiled or fails on its first run.
+        """
         with self._shared.turn() as engine:
             return engine.warm_up(progress=self.progress if progress is None else progress)
 

@@ -31,7 +31,8 @@ EXAMPLE_WITHOUT_TOKENIZER = f"""/generate {_JSON} '{{"input_ids": [1, 2, 3], "sa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT. The exit status is 0 then, 1 if it can't listen, 2 if the settings or files are wrong."""
+    """Serves until SIGTERM or SIGINT. The exit status is 0 then, 1 if it can't listen or a program fails at the start, 2 if the
+    settings or files are wrong."""
     status = 0
     arguments = parse_arguments(argv)
     configure_logging(arguments.log_level)
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
         return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
-    from jaxspec.server.loading import compile_programs, load, load_chat_template  # loads JAX
+    from jaxspec.engine.programs import ProgramError  # loads JAX
+    from jaxspec.server.loading import compile_programs, load, load_chat_template
 
     with listener:
         if not is_loopback(listener) and arguments.settings.api_key is None:
@@ -53,11 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             chat_template = load_chat_template(arguments, llm)
         except (ValueError, OSError) as error:
             return _refuse(in_flags(str(error)), 2)
+        except ProgramError as error:
+            return _fail(error)
         with chat_template or contextlib.nullcontext():
             importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
             importing.start()
-            compile_programs(llm, arguments.compile_ahead, progress=arguments.shows_progress)
-            importing.join()
+            try:
+                compile_programs(llm, arguments.compile_ahead, progress=arguments.shows_progress)
+            except ValueError as error:
+                return _refuse(in_flags(str(error)), 2)
+            except ProgramError as error:
+                return _fail(error)
+            finally:
+                importing.join()
             try:
                 serve(llm, chat_template, arguments, listener)
             except SystemExit as ended:
@@ -158,6 +168,11 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
 def _refuse(message: str, status: int) -> int:
     print(f"python -m jaxspec.serve: error: {message}", file=sys.stderr)
     return status
+
+
+def _fail(error: Exception) -> int:
+    logger.debug("the start has failed", exc_info=error)
+    return _refuse(str(error), 1)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.runner import DEFAULT_START, Start
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.head import DraftHead, HeadConfig
@@ -140,6 +141,7 @@ def tiny_engine(
     tokenizer: TinyTokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
     every_size: bool = False,
+    start: Start = DEFAULT_START,
     **options,
 ) -> Engine:
     """An engine over `engine_target` and a random head (none for plain decoding).
@@ -151,7 +153,7 @@ def tiny_engine(
     if head is None and spec.num_steps:
         head = random_head(target.config)
     config = EngineConfig(**{"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, **options})
-    engine = Engine(target, head, tokenizer or TinyTokenizer(), spec, config, clock)
+    engine = Engine(target, head, tokenizer or TinyTokenizer(), spec, config, clock, start)
     if not every_size:
         table = engine.runner.table
         engine.runner.table = dataclasses.replace(

@@ -1,5 +1,6 @@
 """Everything on the device: the modules that programs use, the caches, and one row of state per request."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.request import Request
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import Attention
@@ -17,12 +20,10 @@ from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.cycle import CycleOptions
 from jaxspec.spec.draft import DraftWindow
+from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.sampling import SamplingKind, Settings, Thresholds, settings_row
 from jaxspec.spec.state import Admission, Caches, Models, Sizes, State, empty_state
 from jaxspec.typing import KeysValues
-
-CPU_CACHE_BYTES = 4 << 30
-"""Most memory that the cache takes on a CPU unless num_pages says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ def new_state(
     return empty_state(caches, rows, sizes, dtype)
 
 
+def abstract_state(make: Callable[[], State]) -> State:
+    """The shapes of a state, on JAX's default device; nothing is allocated."""
+    here = SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), jax.eval_shape(make))
+
+
 def empty_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[KeysValues, ...]:
     """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays."""
     shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
@@ -106,25 +113,21 @@ def check_kernel(name: str | None, device: jax.Device) -> None:
         )
 
 
-def default_pages(config: EngineConfig, pages_per_sequence: int, page_bytes: int, params: dict) -> int:
-    """Enough pages for every running request at full length, or as many as fit.
+def memory_limit(device: jax.Device) -> int | None:
+    """Bytes that JAX may use on the device; None on a CPU.
 
     Raises:
-        ValueError: not even one sequence fits.
+        ValueError: the device does not tell.
     """
-    device, enough = jax.devices()[0], config.max_running_requests * pages_per_sequence
     if device.platform == "cpu":
-        pages = min(enough, CPU_CACHE_BYTES // page_bytes)
-    else:
-        weights = sum(array.nbytes for array in jax.tree.leaves(params))
-        free = int(device.memory_stats()["bytes_limit"] * config.mem_fraction) - weights
-        pages = min(enough, free // page_bytes)
-    if pages < pages_per_sequence:
+        return None
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit is None:
         raise ValueError(
-            f"the cache has room for {max(pages, 0) * config.page_size} tokens, but one sequence may have "
-            f"{pages_per_sequence * config.page_size}: lower context_length, or raise mem_fraction or num_pages"
+            f"the {device.platform} does not tell how much memory JAX may use, as with XLA_PYTHON_CLIENT_ALLOCATOR=platform: "
+            "unset that, or give num_pages"
         )
-    return pages
+    return limit
 
 
 def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admission:
@@ -136,6 +139,20 @@ def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admissi
         settings=settings(request, sizes.vocab),
         bias=bias_row(request.params, sizes.vocab) if bias is None else bias,
     )
+
+
+def padding_arguments(program: Program, place: int, sizes: Sizes) -> tuple[Any, ...]:
+    """What the program takes beside weights and state, such that it changes nothing but this free row."""
+    zero = row(0, np.int32)
+    match program:
+        case CycleProgram(batch, pages) | CatchUpProgram(batch, pages):
+            return np.full(batch, place, np.int32), np.zeros((batch, pages), np.int32)
+        case PrefillProgram(width, pages):
+            no_tokens, no_pages, is_last = padded((), width), padded((), pages), row(False, np.bool_)
+            return (Chunk(row(place, np.int32), no_pages, no_tokens, first_slot=zero, size=zero, cached=zero, is_last=is_last),)
+        case AdmitProgram():
+            no_bias: Any = np.zeros((1, sizes.vocab), np.float32)
+            return (Admission(row(place, np.int32), padded((), sizes.max_length), zero, settings_row(), no_bias),)
 
 
 def settings(request: Request, vocab_size: int) -> Settings:
@@ -185,3 +202,20 @@ def padded(values: tuple[int, ...] | list[int], width: int) -> Any:
     line = np.zeros((1, width), np.int32)
     line[0, : len(values)] = values
     return line
+
+
+def nbytes(arrays: Any) -> int:
+    """Bytes of all arrays, which may be abstract."""
+    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
+
+
+def padded_table(tables: Sequence[Sequence[int]], batch: int, width: int) -> np.ndarray:
+    """[batch, width] int32; unused entries are page 0.
+
+    In:  [[5, 6], [7]], 3, 4
+    Out: [[5, 6, 0, 0], [7, 0, 0, 0], [0, 0, 0, 0]]
+    """
+    padded = np.zeros((batch, width), np.int32)
+    for row, pages in zip(padded, tables, strict=False):
+        row[: len(pages)] = pages
+    return padded

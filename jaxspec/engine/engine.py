@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.detokenizer import Decoder, Detokenizer
+from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import Recovery
 from jaxspec.engine.request import Limits, Request, Update
-from jaxspec.engine.runner import Launched, Runner
+from jaxspec.engine.runner import DEFAULT_START, Runner, Start
 from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.engine.trees import TreeChoice
@@ -37,8 +38,16 @@ class Engine:
         spec: SpecConfig,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
+        start: Start = DEFAULT_START,
     ):
-        """`clock`: seconds, for timeouts and Timing. Raises ValueError for trees that the head can't draft."""
+        """`clock`: seconds, for timeouts and Timing.
+
+        On a GPU, unless num_pages is given, this compiles the largest programs, as their memory decides the number of pages.
+
+        Raises:
+            ValueError: the head can't draft the trees, or the memory is too small.
+            ProgramError: a program can't be compiled.
+        """
         check_trees(spec, config, target, head)
         self.config, self.spec, self.tokenizer, self.clock = config, spec, tokenizer, clock
         self.vocab_size = target.config.vocab_size
@@ -47,7 +56,7 @@ class Engine:
         self.trees = TreeChoice(
             spec, config.adaptive and has_head, config.request_trees, candidates=config.adaptive_trees, has_head=has_head
         )
-        self.runner = Runner(target, head, self.trees, config, self.context_length)
+        self.runner = Runner(target, head, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
         self.counts = EngineStats(total_pages=self.pages.num_pages, page_size=self.pages.page_size)
@@ -154,18 +163,27 @@ class Engine:
             step_seconds=self._stepping.seconds,
             waiting_seconds=self.runner.waiting.seconds,
             launching_seconds=self.runner.launching.seconds,
+            uploaded_arrays=self.runner.uploaded_arrays,
+            uploaded_bytes=self.runner.uploaded_bytes,
             adaptive=self.trees.describe(),
         )
 
     def warm_up(self, *, progress: bool = False, wait_for_all: bool = True) -> float:
-        """Compiles every program that serving can need, so that no launch compiles. Returns the seconds it took.
+        """Compiles every program that serving can need, so that no launch compiles, and runs each once. Returns the seconds it
+        took.
 
         wait_for_all=False: only those that serve every request. Others compile in the background, those of smaller sizes when
-        launches ask for them, and are used from the next cycle on.
+        launches ask for them, and are used from the next cycle on. Requests are their first run: by then the state is in use,
+        and running one on its own first would make these requests wait longer. If it fails, `step` recovers as always.
+
+        Raises:
+            ProgramError: a program can't be compiled or fails on its first run.
+            ValueError: the cache can't be allocated.
         """
         started, programs, table = time.perf_counter(), self.runner.programs, self.runner.table
         programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
         programs.seal()
+        self.runner.run_once()
         self.trees.measure(self.runner)
         if not wait_for_all:
             programs.start_compiler()

@@ -130,7 +130,13 @@ class ProgramTable:
 
     def first(self) -> list[Program]:
         """The programs that serve every request: the largest of each kind and tree. (The costly ones first.)"""
-        trees = self.own if self.own_first else self.trees
+        return self._serving(self.own if self.own_first else self.trees)
+
+    def largest_of_all(self) -> list[Program]:
+        """Those, and the largest of the trees that only single requests ask for: no program takes more memory than one of them."""
+        return self._serving(self.trees)
+
+    def _serving(self, trees: Sequence[SpecConfig]) -> list[Program]:
         cycles = [program for tree in sorted(trees, key=lambda tree: -tree.num_steps) for program in self.largest(tree)]
         return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages[-1]), AdmitProgram()]
 

@@ -40,6 +40,14 @@ COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
 BAR = "{desc}: {n_fmt} of {total_fmt} programs |{bar}| {elapsed} gone, about {remaining} left{postfix}"
 
 
+class ProgramError(RuntimeError):
+    """A program can't be compiled, or fails on its first run. The message is one line and names it."""
+
+    def __init__(self, program: Program, failed: str, error: Exception):
+        first_line = next(iter(str(error).splitlines()), "")
+        super().__init__(f"the program ({program}) {failed}: {type(error).__name__}: {first_line:.300}")
+
+
 class Compilation(NamedTuple):
     """How a program was compiled."""
 
@@ -53,11 +61,13 @@ class Programs:
     """Compiled programs by name. After `seal` a launch never compiles: it takes a larger program, or fails if there is none."""
 
     def __init__(self, merge: Callable[[dict], Models], params: dict, state: State, options: CycleOptions):
+        """`params` and `state` may be abstract: programs need only shapes."""
         self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), options)
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
         self._merge, self._params, self._options = merge, params, options
-        self._state = jax.tree.map(abstract, state)
+        self.state = jax.tree.map(abstract, state)
+        """The shapes of the device state."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
         self._sealed = False
         self._compiler: threading.Thread | None = None
@@ -107,12 +117,16 @@ class Programs:
         return ProgramCount(len(self._compiled), len(self._compiled) + len(self._asked) - self._finished)
 
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
-        """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock."""
+        """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock.
+
+        Raises:
+            ProgramError: the first that can't be compiled.
+        """
         missing = [program for program in programs if program not in self._compiled]
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
             with CacheHits() as hits, CompilingProgress(len(missing), shown=progress) as shown:
-                for done in as_completed([pool.submit(self._add, program, hits) for program in missing]):
+                for done in as_completed([pool.submit(self._add_named, program, hits) for program in missing]):
                     shown.add(from_cache=done.result().from_cache)
         finally:
             pool.shutdown(cancel_futures=True)  # after a failure, or Ctrl-C, the rest need not be compiled
@@ -165,9 +179,19 @@ class Programs:
         memory = self._compiled[program].memory_analysis()
         return memory.temp_size_in_bytes if memory else 0
 
+    def most_temporaries(self) -> tuple[int, str]:
+        """Bytes of temporaries of the compiled program that takes most, and the name of this program."""
+        return max((self.temporary_bytes(program), str(program)) for program in self._compiled)
+
     def seal(self) -> None:
         """From now on no launch compiles."""
         self._sealed = True
+
+    def _add_named(self, program: Program, hits: CacheHits) -> Compilation:
+        try:
+            return self._add(program, hits)
+        except Exception as error:
+            raise ProgramError(program, "could not be compiled", error) from error
 
     def _add(self, program: Program, hits: CacheHits | None = None) -> Compilation:
         started, hits_before = time.perf_counter(), hits.in_this_thread if hits else 0
@@ -184,14 +208,14 @@ class Programs:
 
     def identity(self, program: Program) -> Hashable:
         """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""
-        leaves, structure = jax.tree.flatten((self._params, self._state))
+        leaves, structure = jax.tree.flatten((self._params, self.state))
         shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
         return program, self._merge, self._options, structure, shapes, repr(jax.config.values)
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""
         function, others = self._define(program)
-        arguments = (self._params, self._state, *others)
+        arguments = (self._params, self.state, *others)
         if self.traces is not None:
             function = self.traces.get(repr(program), function, arguments)
         traced = jax.jit(function, donate_argnums=1).trace(*arguments)  # donated: the state is updated in place
@@ -230,8 +254,8 @@ class Programs:
     def _admission(self) -> Admission:
         """The shapes of one request's Admission."""
         settings = jax.eval_shape(lambda: neutral_settings(1))
-        bias: Any = jax.ShapeDtypeStruct((1, self._state.bias.shape[1]), jnp.float32)
-        return Admission(int32(1), int32(1, self._state.history.shape[1]), int32(1), settings, bias)
+        bias: Any = jax.ShapeDtypeStruct((1, self.state.bias.shape[1]), jnp.float32)
+        return Admission(int32(1), int32(1, self.state.history.shape[1]), int32(1), settings, bias)
 
 
 def lower_priority() -> None:
@@ -257,7 +281,7 @@ def int32(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+def abstract(array: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 

@@ -9,10 +9,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import Request
-from jaxspec.engine.runner import Launched, Runner
+from jaxspec.engine.runner import Runner
 from jaxspec.engine.scheduler import Scheduler
 from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.trees import TreeChoice

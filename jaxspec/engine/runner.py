@@ -1,7 +1,8 @@
 """The device side of the engine: weights, state, and launching programs on them."""
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,66 +12,74 @@ import numpy as np
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.device_state import (
+    abstract_state,
     admission,
     cache_bytes_per_token,
     check_kernel,
     cycle_options,
-    default_pages,
+    memory_limit,
     merger,
+    nbytes,
     new_state,
+    padded_table,
+    padding_arguments,
     state_sizes,
 )
+from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
+from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, Program, ProgramTable
-from jaxspec.engine.programs import Programs
-from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
+from jaxspec.engine.programs import ProgramError, Programs
+from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.sampling import Logprobs
-from jaxspec.spec.state import Drafted, State, StepOutput
-from jaxspec.spec.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
+from jaxspec.spec.state import State
 
-FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
+CPU_CACHE_BYTES = 4 << 30
+"""Most memory that the cache takes on a CPU unless num_pages says otherwise."""
+
+logger = logging.getLogger(__name__)
 
 
-class Launched(NamedTuple):
-    """A launched program. Row i of its report belongs to requests[i]."""
+class Start(NamedTuple):
+    """How an engine starts."""
 
-    requests: list[Request]
-    report: jax.Array
-    spec: SpecConfig | None
-    """The tree of a cycle; None for a prefill chunk."""
-    prefill: PrefillChunk | None
-    logprobs: Logprobs | None
-    """Only if one of the requests wants them, as the next."""
-    prompt_logprobs: Logprobs | None
-    drafted: Drafted | None
-    unreported: list[Request]
-    """Requests with chunks that were launched before it and have no result: if one of these failed, this result shows it."""
+    progress: bool = False
+    """Show the progress where the start compiles programs."""
+    memory_limit: int | None = None
+    """Bytes on the device that the engine may plan with. None: what JAX may use, or on a CPU CPU_CACHE_BYTES for the cache."""
 
-    @property
-    def emits(self) -> bool:
-        """False for a chunk that is not its prompt's last."""
-        return self.prefill is None or self.prefill.is_last
 
-    @property
-    def reports(self) -> bool:
-        """Whether there is a result to read."""
-        return self.emits or self.prompt_logprobs is not None
+DEFAULT_START = Start()
 
-    @property
-    def most_emitted(self) -> int:
-        """Tokens per request, at most."""
-        return 1 if self.spec is None else self.spec.num_steps + 1
+
+class Placed(NamedTuple):
+    """An array on the device, and the values that were copied to it."""
+
+    values: np.ndarray
+    array: jax.Array
 
 
 class Runner:
-    """Owns everything on the device. The state that a launch donates is replaced by its result at once."""
+    """Owns everything on the device. The state that a launch donates is replaced by its result at once.
 
-    def __init__(self, target: LoadedTarget, head: LoadedHead | None, trees: TreeChoice, config: EngineConfig, context_length: int):
+    The cache is allocated at the first launch. Until then compiling has the memory for itself: XLA's autotuner runs products
+    with arrays of their real sizes.
+    """
+
+    def __init__(
+        self,
+        target: LoadedTarget,
+        head: LoadedHead | None,
+        trees: TreeChoice,
+        config: EngineConfig,
+        context_length: int,
+        start: Start = DEFAULT_START,
+    ):
+        """Raises ValueError if the memory is too small, and ProgramError if a program can't be compiled."""
         check_kernel(config.attention_kernel, jax.devices()[0])
         self.params = {"target": target.params, "head": head.params if head else {}}
         dtype = target.params["embed_tokens"].dtype
@@ -85,26 +94,87 @@ class Runner:
             catches_up=trees.head_lags,
             narrow_tables=jax.default_backend() != "gpu",
         )
-        self.num_pages = config.num_pages or default_pages(config, pages_per_sequence, page_bytes, self.params)
         head_config, max_lag = head.config if head else None, MAX_LAG if trees.head_lags else 1
         self._sizes = state_sizes(target.config, head_config, max_length=context_length, max_lag=max_lag)
         # One more row than requests. It is always done, and pads batches.
         self._padding_row, self._page_size = config.max_running_requests, config.page_size
         self._no_bias = jnp.zeros((1, target.config.vocab_size), jnp.float32)
-        self._new_state = partial(
+        state_of = partial(
             new_state, target.config, head_config, self._sizes,
-            rows=self._padding_row + 1, num_pages=self.num_pages, page_size=config.page_size, dtype=dtype,
+            rows=self._padding_row + 1, page_size=config.page_size, dtype=dtype,
         )  # fmt: skip
-        self.state = self._new_state()
-        self.programs = Programs(merger(target, head, config.attention_kernel), self.params, self.state, cycle_options(config))
+        merge, options = merger(target, head, config.attention_kernel), cycle_options(config)
+
+        def programs_for(num_pages: int) -> Programs:
+            return Programs(merge, self.params, abstract_state(partial(state_of, num_pages=num_pages)), options)
+
+        def compile_for(num_pages: int) -> Programs:
+            programs = programs_for(num_pages)
+            programs.compile_all(self.table.largest_of_all(), progress=start.progress)
+            return programs
+
+        cache = CacheSize(page_bytes, config.page_size, pages_per_sequence, config.max_running_requests)
+        weights, limit = nbytes(self.params), start.memory_limit
+        if limit is None and config.num_pages is None:
+            limit = memory_limit(jax.devices()[0])
+        if limit is None or config.num_pages is not None:
+            self.num_pages = config.num_pages or cache.pages(CPU_CACHE_BYTES, "lower context_length, or raise num_pages")
+            self.programs = programs_for(self.num_pages)
+            logger.info(
+                "memory: weights %s, cache %s in %d pages",
+                readable(weights), readable(self.num_pages * page_bytes), self.num_pages,
+            )  # fmt: skip
+        else:
+            memory = DeviceMemory(limit, weights, rows=nbytes(abstract_state(partial(state_of, num_pages=0))))
+            self.num_pages, self.programs = memory.fit(cache, config.mem_fraction, compile_for)
+        self._new_state = partial(state_of, num_pages=self.num_pages)
+        self._state: State | None = None
+        self._placed: dict[tuple[Program, str], Placed] = {}
         self.launching, self.waiting = Stopwatch(), Stopwatch()
+        self.uploaded_arrays = self.uploaded_bytes = 0
+        """Copied to the device by launches."""
+
+    @property
+    def state(self) -> State:
+        """The device state. Every launch donates it and puts the new one in its place."""
+        if self._state is None:
+            self._state = self._new_state()
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
-        for array in jax.tree.leaves(self.state):  # two caches would not fit
+        self._placed.clear()
+        for array in jax.tree.leaves(self._state):  # two caches would not fit
             if not array.is_deleted():
                 array.delete()
-        self.state = self._new_state()
+        self._state = self._new_state()
+
+    def run_once(self) -> None:
+        """Allocates the state and runs every compiled program once, on the row that pads batches.
+
+        So a GPU loads the code and builds the graph of each program now and not while a client waits, and a faulty one shows.
+
+        Raises:
+            ValueError: the cache can't be allocated.
+            ProgramError: the first program that fails.
+        """
+        try:
+            jax.block_until_ready(self.state)
+        except jax.errors.JaxRuntimeError as error:
+            reason = next(iter(str(error).splitlines()), "")
+            raise ValueError(
+                f"the cache can't be allocated ({self.num_pages} pages; {reason:.200}): lower num_pages or mem_fraction"
+            ) from error
+        for program in list(self.programs.compilations):
+            try:
+                jax.block_until_ready(self._run(program, *padding_arguments(program, self._padding_row, self._sizes)))
+            except Exception as error:
+                self._state = None  # it was donated to the program
+                raise ProgramError(program, "failed on its first run", error) from error
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -150,36 +220,36 @@ class Runner:
         if len(self.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
             for tree in self.table.own:
                 self.programs.ask_for(next(self.table.cycles(len(requests), self.table.pages[-1], tree)))
-        rows, page_table = self.batch_of(requests, spec)
-        batch, pages = page_table.shape
-        return launched(self._run(CycleProgram(batch, pages, spec), rows, page_table), requests, spec=spec)
+        program, rows, page_table = self._cycle_of(requests, spec)
+        return launched(self._run(program, rows, page_table), requests, spec=spec)
 
-    def batch_of(self, requests: list[Request], spec: SpecConfig) -> tuple[np.ndarray, np.ndarray]:
+    def batch_of(self, requests: list[Request], spec: SpecConfig) -> tuple[jax.Array, jax.Array]:
         """The inputs of a cycle beside weights and state: state rows [batch] and page tables [batch, pages] of these requests."""
+        return self._cycle_of(requests, spec)[1:]
+
+    def _cycle_of(self, requests: list[Request], spec: SpecConfig) -> tuple[CycleProgram, jax.Array, jax.Array]:
         lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
         return self._batch(requests, lengths, lambda pages: self.table.cycles(len(requests), pages, spec))
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by the slots that it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
-        rows, page_table = self._batch(requests, lengths, lambda _: self.table.catch_ups(len(requests)))
-        self._run(CatchUpProgram(*page_table.shape), rows, page_table)
+        self._run(*self._batch(requests, lengths, lambda _: self.table.catch_ups(len(requests))))
 
     def time_cycle(self, batch: int, spec: SpecConfig, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
         program, seconds = self.programs.choose(self.table.cycles(batch, 1, spec)), []
-        rows = np.full(program.batch, self._padding_row, np.int32)
-        page_table = np.zeros((program.batch, program.pages), np.int32)
+        arguments = jax.device_put(padding_arguments(program, self._padding_row, self._sizes))
         for _ in range(repeats + 1):
             started = time.perf_counter()
-            self._run(program, rows, page_table).report.block_until_ready()
+            self._run(program, *arguments).report.block_until_ready()
             seconds.append(time.perf_counter() - started)
         return seconds[1:]
 
     def _batch[Kind: (CycleProgram, CatchUpProgram)](
         self, requests: list[Request], lengths: list[int], fitting: Callable[[int], Iterable[Kind]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """State rows and page tables for the slots that the launch may reach (`lengths`), padded to the size of a program.
+    ) -> tuple[Kind, jax.Array, jax.Array]:
+        """A program for the slots that the launch may reach (`lengths`), and state rows and page tables padded to its size.
 
         `fitting`: the programs for page tables with this many entries.
         """
@@ -187,7 +257,22 @@ class Runner:
         program = self.programs.choose(fitting(max(map(len, held))))
         rows = np.full(program.batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
-        return rows, padded_table(held, program.batch, program.pages)
+        page_table = padded_table(held, program.batch, program.pages)
+        return program, self._on_device(program, "rows", rows), self._on_device(program, "page table", page_table)
+
+    def _on_device(self, program: Program, name: str, values: np.ndarray) -> jax.Array:
+        """The values on the device. The array of the program's previous launch serves again as long as they have not changed: a
+        copy would wait for the running program, and a CUDA graph has to be updated where an argument has moved."""
+        placed = self._placed.get((program, name))
+        if placed is None or not np.array_equal(placed.values, values):
+            self._count_uploads(values)
+            placed = self._placed[program, name] = Placed(values, jax.device_put(values))
+        return placed.array
+
+    def _count_uploads(self, arguments: Any) -> None:
+        uploaded = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, np.ndarray)]
+        self.uploaded_arrays += len(uploaded)
+        self.uploaded_bytes += sum(array.nbytes for array in uploaded)
 
     def _pages_for(self, slots: int) -> int:
         return -(-slots // self._page_size)
@@ -195,6 +280,7 @@ class Runner:
     def _run(self, program: Program, *arguments: Any) -> Any:
         """Launches the program and keeps its state. Returns its output: a StepOutput or, without a report, the state."""
         with self.launching:
+            self._count_uploads(arguments)
             output = self.programs[program](self.params, self.state, *arguments)
             self.state = output if isinstance(output, State) else output.state
         return output
@@ -204,14 +290,7 @@ class Runner:
         with self.waiting:
             report = np.asarray(launched.report)
             logprobs, drafted = jax.tree.map(np.asarray, (launched.logprobs, launched.drafted))
-        emitted = []
-        for row, (request, line) in enumerate(zip(launched.requests, report.tolist(), strict=False)):  # padding comes last
-            tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
-            count = request.params.logprobs
-            entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
-            tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.wants_trees else None
-            emitted.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree))
-        return emitted
+        return emitted(launched.requests, report, logprobs, drafted)
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
         """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""
@@ -220,48 +299,3 @@ class Runner:
             return []
         following = chunk.request.prompt[chunk.first_slot + 1 : chunk.first_slot + chunk.size + 1]
         return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, count)
-
-
-def launched(
-    output: StepOutput,
-    requests: list[Request],
-    *,
-    spec: SpecConfig | None = None,
-    prefill: PrefillChunk | None = None,
-) -> Launched:
-    """Starts copying to the host the parts of the output that the requests ask for."""
-    logprobs = output.logprobs if any(request.params.logprobs is not None for request in requests) else None
-    prompt_logprobs = output.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
-    drafted = output.drafted if any(request.wants_trees for request in requests) else None
-    for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
-        array.copy_to_host_async()
-    return Launched(requests, output.report, spec, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
-
-
-def padded_table(tables: Sequence[Sequence[int]], batch: int, width: int) -> np.ndarray:
-    """[batch, width] int32; unused entries are page 0.
-
-    In:  [[5, 6], [7]], 3, 4
-    Out: [[5, 6, 0, 0], [7, 0, 0, 0], [0, 0, 0, 0]]
-    """
-    padded = np.zeros((batch, width), np.int32)
-    for row, pages in zip(padded, tables, strict=False):
-        row[: len(pages)] = pages
-    return padded
-
-
-def drafted_tree(drafted: Drafted, row: int, accepted: int) -> DraftedTree | None:
-    """One row of arrays; None for plain decoding's lone root."""
-    if drafted.tokens.shape[1] == 1:
-        return None
-    path = drafted.path[row, : accepted + 1]
-    return DraftedTree(tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()))
-
-
-def token_logprobs(logprobs: Logprobs, row: int, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """One entry per token, from one row of arrays, each with the `count` likeliest tokens."""
-    entries = []
-    for index, token in enumerate(tokens):
-        ids, values = logprobs.top_ids[row, index, :count].tolist(), logprobs.top[row, index, :count].tolist()
-        entries.append(TokenLogprob(token, float(logprobs.chosen[row, index]), tuple(zip(ids, values, strict=True))))
-    return entries

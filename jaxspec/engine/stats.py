@@ -98,6 +98,11 @@ class EngineStats:
     launching_seconds: float = metric(
         "launch_seconds_total", "Time that the engine took to launch programs; a CPU computes part of them meanwhile."
     )
+    uploaded_arrays: int = metric(
+        "uploaded_arrays_total",
+        "Arrays that launches copied to the device: prompts, settings, and the rows and page tables of a batch when they change.",
+    )
+    uploaded_bytes: int = metric("uploaded_bytes_total", "Bytes of these arrays.")
     failed_steps: int = metric("failed_steps_in_a_row", "Steps that failed since the last successful one.")
 
     adaptive: AdaptiveState | None = None

@@ -14,6 +14,8 @@ from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.defaults import BUILT_IN_TARGET, own_head
+from jaxspec.engine.device_state import nbytes
+from jaxspec.engine.memory import readable
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
@@ -111,13 +113,13 @@ def memory_table(llm: LLM) -> str:
            total           139.0 MB  of 68.2 GB
     """
     runner, stats = llm.engine.runner, llm.engine.stats()
-    state = runner.state
+    state = runner.programs.state
     temporaries = {program: runner.programs.temporary_bytes(program) for program in largest(runner.programs.compilations)}
     rows = [
-        ("target weights", _bytes(runner.params["target"]), ""),
-        ("head weights", _bytes(runner.params["head"]), ""),
-        ("cache", _bytes(state.caches), f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages"),
-        ("requests", _bytes(state) - _bytes(state.caches), f"{llm.engine.config.max_running_requests} at a time"),
+        ("target weights", nbytes(runner.params["target"]), ""),
+        ("head weights", nbytes(runner.params["head"]), ""),
+        ("cache", nbytes(state.caches), f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages"),
+        ("requests", nbytes(state) - nbytes(state.caches), f"{llm.engine.config.max_running_requests} at a time"),
     ]
     program = max(temporaries, key=lambda program: temporaries[program])
     rows.append(("temporaries", temporaries[program], f"of the largest program: {program}"))
@@ -152,15 +154,6 @@ def programs_line(compilations: Mapping[Program, Compilation], seconds: float) -
     return f"compiled {len(compilations)} programs in {seconds:.1f} s ({cached} from the cache{named})"
 
 
-def readable(size: int) -> str:
-    """Bytes in a readable unit.
-
-    In:  24_100_000
-    Out: 24.1 MB
-    """
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
 def _sizes(program: Program) -> tuple[int, int]:
     match program:
         case CycleProgram(batch, pages) | CatchUpProgram(batch, pages):
@@ -169,7 +162,3 @@ def _sizes(program: Program) -> tuple[int, int]:
             return chunk, pages
         case AdmitProgram():
             return 0, 0
-
-
-def _bytes(arrays: object) -> int:
-    return sum(array.nbytes for array in jax.tree.leaves(arrays))

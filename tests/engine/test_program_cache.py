@@ -159,5 +159,5 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
         assert {type(program) for program in programs.compilations} == {AdmitProgram, PrefillProgram, CycleProgram}
     assert results[0] == results[1] == results[2]
     function, others = programs._define(CatchUpProgram(1, 64))
-    assert programs.traces.get("catch up", function, (programs._params, programs._state, *others)) is not function
+    assert programs.traces.get("catch up", function, (programs._params, programs.state, *others)) is not function
     assert len(files(tmp_path)) == len(programs.compilations) + 1 and not caplog.records

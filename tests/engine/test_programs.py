@@ -55,6 +55,15 @@ def test_each_is_compiled_once_and_the_next_process_finds_it():
     assert first.temporary_bytes(CHUNK) >= 0
 
 
+def test_autotuning_is_kept_beside_the_programs(tmp_path):
+    """XLA itself reads the directory, on a GPU; the options that JAX hands to XLA are nowhere else to be seen."""
+    from jax._src.compiler import get_compile_options
+
+    assert "xla_gpu_per_fusion_autotune_cache_dir" in jax.config.jax_persistent_cache_enable_xla_caches
+    options = get_compile_options(num_replicas=1, num_partitions=1)
+    assert options.executable_build_options.debug_options.xla_gpu_per_fusion_autotune_cache_dir.startswith(str(tmp_path))
+
+
 def test_a_hit_counts_for_its_own_program():
     TwoPrograms(5.0).compile_all([ADMIT])
     jax.clear_caches()

@@ -1,17 +1,20 @@
 """From a checked command line to a model: what is refused before weights are read, and what the log says."""
 
 import logging
+import signal
 from dataclasses import replace
 
 import jax
 import pytest
 
+from jaxspec import serve
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import SpecConfig
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
-from jaxspec.engine.programs import Compilation
+from jaxspec.engine.programs import Compilation, ProgramError
 from jaxspec.llm import LLM
 from jaxspec.serve import known_settings
+from jaxspec.server import loading
 from jaxspec.server.loading import (
     MAX_TEMPLATE_BYTES,
     compile_programs,
@@ -253,6 +256,32 @@ def test_what_the_server_waits_for(llm: LLM, ahead, backend, wait_for_all, monke
         compile_programs(llm, ahead, progress=False)
     assert asked == [{"progress": False, "wait_for_all": wait_for_all}]
     assert any(record.message.startswith("compiled 3 programs in 1.5 s (1 from the cache") for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (ProgramError(CYCLE, "failed on its first run", RuntimeError("a\nb")), 1, f"the program ({CYCLE}) failed on its first run"),
+        (ValueError("lower num_pages"), 2, "lower --max-total-tokens"),
+    ],
+)
+@pytest.mark.parametrize("failing", ["load", "compile_programs"])
+def test_a_failed_start_ends_with_one_line(failing, error, status, line, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise error
+
+    for name in ("load", "load_chat_template", "compile_programs"):
+        monkeypatch.setattr(loading, name, fail if name == failing else lambda *_: None)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(serve, "configure_logging", lambda _level: None)
+    try:
+        assert serve.main(["--port", "0"]) == status
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    said = capsys.readouterr().err.splitlines()
+    assert [each for each in said if "error:" in each] == [said[-1]] and line in said[-1]
+    assert not any("Traceback" in each for each in said)
 
 
 def test_programs_are_counted_and_the_slowest_named():

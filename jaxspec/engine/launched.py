@@ -1,0 +1,93 @@
+"""A launched program, and what the host reads of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.config import SpecConfig
+from jaxspec.engine.output import Emitted
+from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
+from jaxspec.engine.scheduler import PrefillChunk
+from jaxspec.spec.sampling import Logprobs
+from jaxspec.spec.state import Drafted, StepOutput
+from jaxspec.spec.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
+
+FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
+
+
+class Launched(NamedTuple):
+    """A launched program. Row i of its report belongs to requests[i]."""
+
+    requests: list[Request]
+    report: jax.Array
+    spec: SpecConfig | None
+    """The tree of a cycle; None for a prefill chunk."""
+    prefill: PrefillChunk | None
+    logprobs: Logprobs | None
+    """Only if one of the requests wants them, as the next."""
+    prompt_logprobs: Logprobs | None
+    drafted: Drafted | None
+    unreported: list[Request]
+    """Requests with chunks that were launched before it and have no result: if one of these failed, this result shows it."""
+
+    @property
+    def emits(self) -> bool:
+        """False for a chunk that is not its prompt's last."""
+        return self.prefill is None or self.prefill.is_last
+
+    @property
+    def reports(self) -> bool:
+        """Whether there is a result to read."""
+        return self.emits or self.prompt_logprobs is not None
+
+    @property
+    def most_emitted(self) -> int:
+        """Tokens per request, at most."""
+        return 1 if self.spec is None else self.spec.num_steps + 1
+
+
+def launched(
+    output: StepOutput,
+    requests: list[Request],
+    *,
+    spec: SpecConfig | None = None,
+    prefill: PrefillChunk | None = None,
+) -> Launched:
+    """Starts copying to the host the parts of the output that the requests ask for."""
+    logprobs = output.logprobs if any(request.params.logprobs is not None for request in requests) else None
+    prompt_logprobs = output.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
+    drafted = output.drafted if any(request.wants_trees for request in requests) else None
+    for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
+        array.copy_to_host_async()
+    return Launched(requests, output.report, spec, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
+
+
+def emitted(requests: Sequence[Request], report: np.ndarray, logprobs: Logprobs | None, drafted: Drafted | None) -> list[Emitted]:
+    """What the rows of a report say to these requests. Padding comes last."""
+    found = []
+    for row, (request, line) in enumerate(zip(requests, report.tolist(), strict=False)):
+        tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
+        count = request.params.logprobs
+        entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
+        tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.wants_trees else None
+        found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree))
+    return found
+
+
+def drafted_tree(drafted: Drafted, row: int, accepted: int) -> DraftedTree | None:
+    """One row of arrays; None for plain decoding's lone root."""
+    if drafted.tokens.shape[1] == 1:
+        return None
+    path = drafted.path[row, : accepted + 1]
+    return DraftedTree(tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()))
+
+
+def token_logprobs(logprobs: Logprobs, row: int, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
+    """One entry per token, from one row of arrays, each with the `count` likeliest tokens."""
+    entries = []
+    for index, token in enumerate(tokens):
+        ids, values = logprobs.top_ids[row, index, :count].tolist(), logprobs.top[row, index, :count].tolist()
+        entries.append(TokenLogprob(token, float(logprobs.chosen[row, index]), tuple(zip(ids, values, strict=True))))
+    return entries
