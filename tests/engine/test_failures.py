@@ -101,15 +101,19 @@ def test_an_interrupt_in_the_middle_of_a_step_loses_nothing(monkeypatch, expecte
 class BrokenTokenizer(TinyTokenizer):
     """Can't decode one token."""
 
+    def __init__(self, broken: int):
+        self._broken = broken
+
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        if 60 in token_ids:
+        if self._broken in token_ids:
             raise KeyError("no such token")
         return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 def test_a_tokenizer_that_fails_costs_one_request(expected):
-    engine = tiny_engine(tokenizer=BrokenTokenizer())
-    forced = SamplingParams(max_tokens=5, temperature=0, allowed_token_ids=[60])
+    unused = min(set(range(128)) - set(sum(expected, ())))
+    engine = tiny_engine(tokenizer=BrokenTokenizer(unused))
+    forced = SamplingParams(max_tokens=5, temperature=0, allowed_token_ids=[unused])
     order = [engine.add(PROMPTS[0], PARAMS).id, engine.add(PROMPTS[1], forced).id, engine.add(PROMPTS[2], PARAMS).id]
     first, broken, third = finish(engine, order)
     assert broken.finish_reason == "error" and "KeyError" in broken.error

@@ -259,9 +259,9 @@ def test_a_body_that_is_too_large(client: Client):
     ids=[COMPLETIONS, CHAT, GENERATE],
 )
 def test_megabytes_of_text_are_not_tokenized(client: Client, path: str, body: dict, field: str):
-    started = time.monotonic()
+    started = time.process_time()
     error = refusal(client.post(path, **body), 400)
-    assert time.monotonic() - started < 5  # in full it takes half a minute
+    assert time.process_time() - started < 5  # of CPU time; in full it takes half a minute
     assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     assert f"more than {16 * CONTEXT - 16} tokens" in error["message"]
 

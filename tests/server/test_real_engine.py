@@ -16,7 +16,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
-from jaxspec.testing import engine_target, random_head, tiny_engine, write_head, write_target
+from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
 from tests.server.conftest import serving, wait_until
 from tests.server.fakes import byte_tokenizer
 
@@ -220,7 +220,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = tmp_path_factory.mktemp("checkpoints")
     target = engine_target(vocab_size=256)
     write_target(directory / "tiny", target)
-    write_head(directory / "head", random_head(target.config))
+    write_head(directory / "head", random_eagle(target.config))
     byte_tokenizer().save_pretrained(directory / "tiny")
     return ["--model-path", str(directory / "tiny"), "--speculative-draft-model-path", str(directory / "head")]
 
