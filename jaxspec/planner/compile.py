@@ -30,6 +30,8 @@ KERNEL_CALLS = {
     "triton_kernel_call_ffi": "jax-triton",
 }
 """The custom calls that are kernels of our own, and what makes them. All of them can be captured in a graph."""
+TOPK = "__gpu$TopK"
+"""The k largest of each row: a custom call by name only, which XLA compiles to a kernel of its own."""
 
 WITHOUT_GPU = {
     "JAX_PLATFORMS": "cpu",
@@ -122,7 +124,7 @@ class CompiledCycle:
     """The program copies to or from the host's memory."""
     launches: tuple[Launch, ...]
     kernel_calls: dict[str, int]
-    """Our own kernels in the optimized program: how often each is called, in all branches."""
+    """Our own kernels in the optimized program, and XLA's `topk`: how often each is called, in all branches."""
     library_calls: dict[str, int]
     """The other custom calls, by XLA's name, such as sorts of CUB's. What they launch isn't known, nor whether they wait."""
 
@@ -253,12 +255,14 @@ def touches_host(dump: Path) -> bool:
 
 
 def read_custom_calls(dump: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """The custom calls of the dumped program with their number: our kernels by name, and all others by XLA's name."""
+    """The custom calls of the dumped program with their number: kernels by name, and all others, libraries, by XLA's name."""
     kernels, others = Counter[str](), Counter[str]()
     for line in _only(dump, "*gpu_after_optimizations.txt").read_text().splitlines():
         if (target := _CUSTOM_CALL.search(line)) is None:
             continue
-        if target[1] in KERNEL_CALLS and (scope := _OP_NAME.search(line)) is not None:
+        if target[1] == TOPK:
+            kernels["topk"] += 1
+        elif target[1] in KERNEL_CALLS and (scope := _OP_NAME.search(line)) is not None:
             kernels[scope[1].split("/")[-2]] += 1  # JAX puts the primitive behind the kernel's name
         else:
             others[target[1]] += 1

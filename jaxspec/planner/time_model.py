@@ -30,9 +30,10 @@ class LaunchCounts:
     """Per layer of the target, as the next four."""
     attention: float = 2
     norms: float = 2
+    """Norms and the additions before them."""
     rotations: float = 1
-    sums: float = 4
-    """Everything else: XLA's second half of split products, residual additions, SwiGLU."""
+    sums: float = 1
+    """Everything else: SwiGLU, and what XLA adds."""
     level: float = 29
     """Per level of the tree after the first: the head on one beam, and the next beam."""
     extension: float = 27
@@ -69,7 +70,13 @@ def counts_of(compiled: CompiledCycle, spec: SpecConfig) -> LaunchCounts:
 
 def kind_of(launch: Launch) -> str:
     """The part of a layer that a launch belongs to, by its kernel's name."""
-    for part, kind in {"gemm": "products", "tree_attention": "attention", "rms_norm": "norms", "rotate_qkv": "rotations"}.items():
+    for part, kind in {
+        "gemm": "products",
+        "matmul": "products",
+        "tree_attention": "attention",
+        "norm": "norms",
+        "rotate_qkv": "rotations",
+    }.items():
         if part in launch.kernel:
             return kind
     return "products" if launch.kind in ("kGemm", "kCublasLtMatmul") else "sums"

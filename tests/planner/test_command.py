@@ -179,7 +179,7 @@ def test_a_real_plan_within_a_minute(flags, gpu_compiler, capsys):
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert done.returncode == 0 and found["temporaries"]["bytes"] < 64e6 and found["launches"]["in_one_graph"]
-    assert 12 < found["launches"]["per_target_layer"] <= 14
+    assert 9 < found["launches"]["per_target_layer"] <= 11
     print(f"jaxspec plan with the compiler: {time.monotonic() - started:.0f} s")
 
 

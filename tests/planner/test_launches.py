@@ -99,8 +99,9 @@ def test_libraries_are_told_from_our_kernels(dump):
     assert read_custom_calls(dump) == ({"rms_norm": 1}, {})
     file = next(dump.glob("*gpu_after_optimizations.txt"))
     sort = '  %custom-call.8 = (f32[9], s32[9]) custom-call(%y), custom_call_target="xla.gpu.ext.cub_sort_pairs", metadata={}\n'
-    file.write_text(PROGRAM + 2 * sort)
-    assert read_custom_calls(dump) == ({"rms_norm": 1}, {"xla.gpu.ext.cub_sort_pairs": 2})
+    top_k = '  %custom-call.9 = (f32[1,1], s32[1,1]) custom-call(%z), custom_call_target="__gpu$TopK", metadata={}\n'
+    file.write_text(PROGRAM + 2 * sort + top_k)
+    assert read_custom_calls(dump) == ({"rms_norm": 1, "topk": 1}, {"xla.gpu.ext.cub_sort_pairs": 2})
 
 
 def test_no_dump_is_an_error(tmp_path):
