@@ -18,7 +18,6 @@ from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.program_cache import stored_traces
 from jaxspec.engine.program_table import CycleProgram
 from jaxspec.engine.request import Status
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
@@ -56,8 +55,6 @@ class Sweep:
         self._drafting = Engine(
             llm.target, llm.head, llm.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
         )  # fmt: skip
-        for engine, head in ((self._plain, None), (self._drafting, llm.head)):  # tracing takes longer than measuring
-            engine.runner.programs.traces = stored_traces(llm.target.config, head and head.config, engine.config)
         table = self._drafting.runner.table  # all trees at every batch size, which trees of single requests are not
         self._drafting.runner.table = replace(table, own=table.trees)
         self._restrict(self.batches)
