@@ -172,6 +172,8 @@ PLAIN = SpecConfig(num_steps=0)
 
 ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
 """Implementations of pallas_kernels.tree_attention."""
+MATMULS = ("xla", "skinny")
+"""Who computes the products of at most 16 rows: XLA, or pallas_kernels.skinny_matmul."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ class EngineConfig:
     """Below 1 speculation is LOSSY, it changes what the model says: the target's probabilities of drafts are divided by this."""
     attention_kernel: str | None = None
     """One of ATTENTION_KERNELS. None: the GPU's or, elsewhere, plain XLA."""
+    matmul: str = "xla"
+    """One of MATMULS. "skinny" is a kernel for GPUs that no GPU has run yet; elsewhere it is plain XLA."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: one after another, with the same results."""
     random_seed: int = 0
@@ -235,6 +239,8 @@ class EngineConfig:
             raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
         if self.attention_kernel not in (None, *ATTENTION_KERNELS):
             raise ValueError(f"attention_kernel must be one of {', '.join(ATTENTION_KERNELS)}, got {self.attention_kernel!r}")
+        if self.matmul not in MATMULS:
+            raise ValueError(f"matmul must be one of {', '.join(MATMULS)}, got {self.matmul!r}")
         if self.draft_window_size is not None and self.draft_window_size < 1:
             raise ValueError(f"draft_window_size must be at least 1, got {self.draft_window_size}")
         if self.draft_sink_size < 0:

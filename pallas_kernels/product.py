@@ -13,7 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
+from pallas_kernels.skinny_matmul.tiling import ROWS as SKINNY_ROWS
 
 PROGRAMS = 132
 """Thread blocks that fill a GPU: one per multiprocessor of an H100. An A100 has 108."""
@@ -24,7 +28,7 @@ MIN_STRETCH = 256
 """A part sums up at least this many products."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("x", "weight", "bias"), meta_fields=())
+@partial(jax.tree_util.register_dataclass, data_fields=("x", "weight", "bias"), meta_fields=("matmul",))
 @dataclass(frozen=True)
 class Product:
     """x @ weight + bias, not computed yet."""
@@ -32,24 +36,45 @@ class Product:
     x: Float[Array, "*rows k"]
     weight: Float[Array, "k n"]
     bias: Float[Array, " n"] | None = None
+    matmul: str = "xla"
+    """"skinny": by `skinny_matmul`, if there are at most 16 rows."""
 
     @property
     def dtype(self) -> jnp.dtype:
         return self.x.dtype
 
-    def value(self) -> Float[Array, "*rows n"]:
-        """The product in x's dtype."""
-        product = self.x @ self.weight
+    @property
+    def is_skinny(self) -> bool:
+        return self.matmul == "skinny" and math.prod(self.x.shape[:-1]) <= SKINNY_ROWS
+
+    def value(self, dtype: DTypeLike | None = None) -> Float[Array, "*rows n"]:
+        """The product in this dtype, by default x's."""
+        product = self._skinny(None, dtype) if self.is_skinny else jnp.dot(self.x, self.weight, preferred_element_type=dtype)
         return product if self.bias is None else product + self.bias
+
+    def swiglu(self) -> Float[Array, "*rows half"]:
+        """silu(gate) * up of the product's two halves."""
+        if self.is_skinny and self.bias is None:
+            return self._skinny(SwiGlu(), None)
+        gate, up = jnp.split(self.value(), 2, -1)
+        return jax.nn.silu(gate) * up
+
+    def _skinny(self, epilogue: SwiGlu | None, dtype: DTypeLike | None) -> Float[Array, "*rows _"]:
+        rows = self.x.reshape(-1, self.x.shape[-1])
+        product: Any = skinny_matmul(rows, self.weight, epilogue, dtype=dtype)
+        return product.reshape(*self.x.shape[:-1], -1)
 
 
 def partial_sums(product: Product) -> Float[Array, "splits rows n"]:
-    """x @ weight in parts whose sum it is, without the bias: float32, or in x's dtype if there is one part.
+    """x @ weight in parts whose sum it is, without the bias: float32, or in x's dtype if there is one part of XLA's.
 
     A single row is there twice: XLA would multiply one row without tensor cores, after transposing the weight.
     """
     k, n = product.weight.shape
     x = product.x.reshape(-1, k)
+    if product.is_skinny:
+        whole: Any = skinny_matmul(x, product.weight, dtype=jnp.float32)
+        return whole[None]
     splits = choose_splits(x.shape[0], k, n)
     if splits == 1:
         return (x @ product.weight)[None]

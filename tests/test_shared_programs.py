@@ -42,6 +42,7 @@ def test_equal_programs_are_compiled_once():
         lambda: dict(draft_window_size=9),
         lambda: dict(accept_threshold_single=0.5),
         lambda: dict(attention_kernel="reference"),
+        lambda: dict(matmul="skinny"),
     ],
 )
 def test_whatever_decides_a_program_is_part_of_its_identity(change):

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from jaxspec.config import ATTENTION_KERNELS, DTYPES, EngineConfig, SpecConfig
+from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, SpecConfig
 from jaxspec.server.settings import ServerSettings
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -205,6 +205,12 @@ TABLE: dict[str, tuple[Option, ...]] = {
             f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else reference)",
             "engine.attention_kernel",
             choices=ATTENTION_KERNELS,
+        ),
+        Option(
+            "--matmul NAME",
+            f"{', '.join(MATMULS)}: who computes matrix products of at most 16 rows; skinny is a kernel that no GPU has run yet",
+            "engine.matmul",
+            choices=MATMULS,
         ),
         Option(
             "--max-total-tokens",

@@ -15,7 +15,7 @@ from jaxspec.config import EngineConfig, ModelConfig
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.request import Request
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.layers import Attention
+from jaxspec.models.layers import Attention, Linear
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.cycle import CycleOptions
@@ -34,26 +34,31 @@ class Merger:
     head: nnx.GraphDef | None
     capture: tuple[int, ...]
     attention_kernel: str | None
+    matmul: str
 
     def __call__(self, params: dict) -> Models:
         head = None if self.head is None else nnx.merge(self.head, params["head"])
         models = Models(nnx.merge(self.target, params["target"]), head, self.capture)
-        if self.attention_kernel is not None:
-            for model in models[:2]:
-                use_kernel(model, self.attention_kernel)
+        for model in models[:2]:
+            use_kernels(model, self.attention_kernel, self.matmul)
         return models
 
 
-def merger(target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None) -> Merger:
-    """Of these models. `attention_kernel`: as EngineConfig has it."""
-    return Merger(target.graph, head.graph if head else None, head.config.captured_layers if head else (), attention_kernel)
+def merger(
+    target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None, matmul: str = EngineConfig.matmul
+) -> Merger:
+    """Of these models. `attention_kernel` and `matmul`: as EngineConfig has them."""
+    captured = head.config.captured_layers if head else ()
+    return Merger(target.graph, head.graph if head else None, captured, attention_kernel, matmul)
 
 
-def use_kernel(model: nnx.Module | None, attention_kernel: str) -> None:
-    """Makes every attention layer of the model use this kernel."""
+def use_kernels(model: nnx.Module | None, attention_kernel: str | None, matmul: str = EngineConfig.matmul) -> None:
+    """Makes every attention layer and every linear layer of the model use these."""
     for _, module in nnx.iter_modules(model) if model else ():
         if isinstance(module, Attention):
             module.kernel = attention_kernel
+        elif isinstance(module, Linear):
+            module.matmul = matmul
 
 
 def state_sizes(target: ModelConfig, head: HeadConfig | None, *, max_length: int, max_lag: int) -> Sizes:

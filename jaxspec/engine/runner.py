@@ -103,7 +103,7 @@ class Runner:
             new_state, target.config, head_config, self._sizes,
             rows=self._padding_row + 1, page_size=config.page_size, dtype=dtype,
         )  # fmt: skip
-        merge, options = merger(target, head, config.attention_kernel), cycle_options(config)
+        merge, options = merger(target, head, config.attention_kernel, config.matmul), cycle_options(config)
 
         def programs_for(num_pages: int) -> Programs:
             return Programs(merge, self.params, abstract_state(partial(state_of, num_pages=num_pages)), options)

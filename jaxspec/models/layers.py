@@ -64,9 +64,15 @@ class RMSNorm(nnx.Module):
 class Linear(nnx.Linear):
     """A linear layer; its kernel is [inputs, outputs], the transpose of the checkpoint's weight."""
 
+    matmul: str = "xla"
+    """As EngineConfig has it."""
+
     def product(self, x: Float[Array, "*rows inputs"]) -> Product:
         """The layer's output, which the kernel that reads it finishes."""
-        return Product(x, self.kernel[...], None if self.bias is None else self.bias[...])
+        return Product(x, self.kernel[...], None if self.bias is None else self.bias[...], self.matmul)
+
+    def __call__(self, inputs: Float[Array, "*rows inputs"], out_sharding: None = None) -> Float[Array, "*rows outputs"]:
+        return self.product(inputs).value(self.preferred_element_type)
 
 
 def linear(
@@ -157,8 +163,7 @@ class MLP(nnx.Module):
         self.down_proj = linear(config.intermediate_size, config.hidden_size, dtype, rngs)
 
     def __call__(self, x: Float[Array, "b w h"]) -> Product:
-        gate, up = jnp.split(self.gate_up_proj(x), 2, -1)
-        return self.down_proj.product(jax.nn.silu(gate) * up)
+        return self.down_proj.product(self.gate_up_proj.product(x).swiglu())
 
 
 class LayerOutput(NamedTuple):

@@ -1,4 +1,4 @@
-"""EngineConfig.attention_kernel reaches every attention of target and head, and is refused where it can't run."""
+"""EngineConfig.attention_kernel and .matmul reach every layer of target and head, and are refused where they can't run."""
 
 from types import SimpleNamespace
 
@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
-from jaxspec.engine.device_state import check_kernel, merger, use_kernel
-from jaxspec.models.layers import Attention, causal_metadata
+from jaxspec.engine.device_state import check_kernel, merger, use_kernels
+from jaxspec.models.layers import Attention, Linear, causal_metadata
 from jaxspec.testing import engine_target, random_head, tiny_engine
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
 
@@ -21,6 +21,8 @@ def test_names_are_those_of_the_implementations():
     assert set(ATTENTION_KERNELS) == set(IMPLEMENTATIONS)
     with pytest.raises(ValueError, match="attention_kernel must be one of reference, pallas_triton, mosaic, got 'cuda'"):
         EngineConfig(attention_kernel="cuda")
+    with pytest.raises(ValueError, match="matmul must be one of xla, skinny, got 'cuda'"):
+        EngineConfig(matmul="cuda")
 
 
 @pytest.mark.parametrize("name", [None, "reference", "mosaic"])
@@ -30,6 +32,15 @@ def test_every_attention_of_target_and_head_has_it(name):
     models = merger(target, head, name)({"target": target.params, "head": head.params})
     assert kernels(models.target) == [name] * target.config.num_layers
     assert kernels(models.head) == [name] * head.config.layer.num_layers
+
+
+def test_every_linear_layer_of_target_and_head_has_the_matmul():
+    target = engine_target()
+    head = random_head(target.config)
+    models = merger(target, head, matmul="skinny")({"target": target.params, "head": head.params})
+    for model, projections in ((models.target, 4 * target.config.num_layers + 1), (models.head, 4 + 2)):  # lm_head, and fc
+        layers = [module.matmul for _, module in nnx.iter_modules(model) if isinstance(module, Linear)]
+        assert layers == ["skinny"] * projections
 
 
 def test_a_kernel_for_gpus_is_refused_without_one():
@@ -47,8 +58,8 @@ def test_attention_runs_what_was_chosen():
     model = target.merge(target.params)
     tokens, rows = jax.numpy.zeros((1, 2), int), causal_metadata(1, 2)
     expected = model(tokens, rows).hidden
-    use_kernel(model, "reference")
+    use_kernels(model, "reference")
     assert (model(tokens, rows).hidden == expected).all()
-    use_kernel(model, "pallas_triton")
+    use_kernels(model, "pallas_triton")
     with pytest.raises(ValueError, match="interpret mode"):
         model(tokens, rows)

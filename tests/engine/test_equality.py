@@ -46,7 +46,7 @@ def test_texts_are_worth_comparing(expected):
         (PLAIN, {"every_size": True}),
         (SpecConfig(5, 4, 8), {"every_size": True}),
         (SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
-        (SpecConfig(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False}),
+        (SpecConfig(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False, "matmul": "skinny"}),
         exhaustive(SpecConfig(3, 1), {"overlap": False}),
         exhaustive(SpecConfig(5, 4, 16), {"page_size": 1}),
         exhaustive(SpecConfig(1, 4, 5), {"max_running_requests": 4, "overlap": False, "every_size": True}),

@@ -22,6 +22,7 @@ from pallas_kernels.cache_write import cache_write
 from pallas_kernels.product import Product
 from pallas_kernels.rms_norm import add_norm, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
+from pallas_kernels.skinny_matmul import AddResidual, Best, SwiGlu, skinny_matmul
 from pallas_kernels.tree_attention import tree_attention
 
 BF16, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = jnp.bfloat16, 32, 8, 128, 4096, 14336
@@ -75,6 +76,7 @@ def triton_kernels() -> Iterator[Kernel]:
         for k in (HIDDEN, INTERMEDIATE):
             product = Product(shape(1, rows, k), shape(k, HIDDEN))
             yield Kernel(f"add_norm, {rows} rows, {k} wide", add, (shape(1, rows, HIDDEN), product, shape(HIDDEN)))
+    yield from skinny_kernels("pallas_triton")
     for eps in (None, 1e-6):
         layout = QkvLayout(HEADS, KV_HEADS, HEAD_DIM, eps)
         where = shape(1, 8, dtype=jnp.int32), shape(HEAD_DIM // 2, dtype=jnp.float32)
@@ -94,17 +96,31 @@ def triton_kernels() -> Iterator[Kernel]:
         yield Kernel(f"cache_write, {layers} layers, {kv_heads} KV heads, {rows} rows", write, (*arrays, *places))
 
 
+def skinny_kernels(implementation: str) -> Iterator[Kernel]:
+    """The products of a layer and the output projection, and one of odd sizes."""
+    name, multiply = f"skinny_matmul, {implementation}", partial(skinny_matmul, implementation=implementation)
+    yield Kernel(f"{name}, projection", multiply, (shape(1, HIDDEN), shape(HIDDEN, 48 * HEAD_DIM)))
+    for rows, k in ((8, HIDDEN), (16, INTERMEDIATE)):
+        residual = AddResidual(shape(rows, HIDDEN))
+        yield Kernel(f"{name}, residual, {rows} x {k}", multiply, (shape(rows, k), shape(k, HIDDEN), residual))
+    yield Kernel(f"{name}, SwiGLU", multiply, (shape(4, HIDDEN), shape(HIDDEN, 2 * INTERMEDIATE), SwiGlu()))
+    yield Kernel(f"{name}, logits", multiply, (shape(1, HIDDEN), shape(HIDDEN, 128256), Best()))
+    yield Kernel(f"{name}, odd", multiply, (shape(5, 4095), shape(4095, 1001), Best()))
+
+
 def mosaic_kernels() -> Iterator[Kernel]:
     yield from (attention("mosaic", b, w, page=page) for b, w, page in ((1, 1, 64), (1, 8, 16), (8, 8, 64), (1, 32, 64)))
     yield attention("mosaic", 1, 256)
     yield attention("mosaic", 1, 8, head_dim=64)
 
 
-def main(gpu: str) -> None:
+def main(gpu: str, only: str | None) -> None:
+    """`only`: an implementation of skinny_matmul, of which just these are compiled."""
     mesh = gpu_mesh(gpu)
     here = NamedSharding(mesh, PartitionSpec())
     options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
-    for kernel in (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ())):
+    every = skinny_kernels(only) if only else (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ()))
+    for kernel in every:
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), kernel.shapes)
         with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:
             lowered = jax.jit(kernel.function).trace(*shapes).lower(lowering_platforms=("cuda",))
@@ -113,9 +129,11 @@ def main(gpu: str) -> None:
             except jax.errors.JaxRuntimeError as error:
                 print(json.dumps({"name": kernel.name, "error": str(error)[-500:]}), flush=True)
                 continue
-            launches = [launch.kernel or launch.kind for launch in read_launches(Path(dump))]
-        print(json.dumps({"name": kernel.name, "launches": launches}), flush=True)
+            found = read_launches(Path(dump))
+        launches = [launch.kernel or launch.kind for launch in found]
+        in_graph = all(launch.in_graph for launch in found)
+        print(json.dumps({"name": kernel.name, "launches": launches, "in_graph": in_graph}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)

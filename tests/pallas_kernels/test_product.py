@@ -1,5 +1,6 @@
 """Split products against whole ones."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,3 +31,19 @@ def test_the_parts_add_up():
     np.testing.assert_array_equal(parts.sum(0).reshape(2, 3, 48), expected)
     one = partial_sums(Product(x[1, 2], weight))
     np.testing.assert_array_equal(one.sum(0), np.stack([expected[1, 2]] * 2))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("rows", "skinny"), [((2, 8), True), ((17,), False)], ids=str)
+def test_the_skinny_product_takes_the_place_of_xlas_up_to_16_rows(rows, skinny, bias):
+    """Which one computes it is seen in the program; the numbers are the same."""
+    rng = np.random.default_rng(0)
+    x, weight, added = (jnp.asarray(rng.integers(-3, 4, size), jnp.bfloat16) for size in ((*rows, 512), (512, 48), (48,)))
+    products = [Product(x, weight, added if bias else None, name) for name in ("xla", "skinny")]
+    for finish in (Product.value, lambda product: product.value(jnp.float32), lambda product: partial_sums(product).sum(0)):
+        programs = [str(jax.make_jaxpr(finish)(product)) for product in products]
+        assert [program.count("platform_index") > 0 for program in programs] == [False, skinny]
+        results = [np.asarray(finish(product), np.float32) for product in products]
+        np.testing.assert_array_equal(*results)
+    swiglu = [np.asarray(product.swiglu(), np.float32) for product in products]
+    np.testing.assert_allclose(*swiglu, rtol=3e-2)  # the skinny one rounds once

@@ -1,0 +1,111 @@
+"""The product as a Pallas kernel for NVIDIA GPUs from the A100 on (Pallas' Triton backend). See `api.skinny_matmul`.
+
+Reading the weight is all that such a product costs, so every byte is read once, in one wave of thread blocks, with several steps
+under way. Each block has its own columns and adds up all of k in order: no atomics, no split sums, the same bits in every run.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from pallas_kernels.skinny_matmul.epilogues import AddResidual, Best, Epilogue, SwiGlu
+from pallas_kernels.skinny_matmul.tiling import ROWS, Tiling, choose_tiling
+
+
+@jax.named_scope("skinny_matmul")
+def pallas_triton_matmul(
+    x: Float[Array, "rows k"], weight: Float[Array, "k n"], epilogue: Epilogue, *, dtype: DTypeLike, interpret: bool = False
+) -> Array | tuple[Array, ...]:
+    """One program per block of columns."""
+    rows, n = x.shape[0], weight.shape[1] // (2 if isinstance(epilogue, SwiGlu) else 1)
+    tiling = choose_tiling(n, x.dtype.itemsize, epilogue)
+    blocks = pl.cdiv(n, tiling.columns)
+    out, by_block = jax.ShapeDtypeStruct((rows, n), dtype), functools.partial(jax.ShapeDtypeStruct, (rows, blocks))
+    store: Any = _store
+    inputs: tuple[Array, ...] = ()
+    outputs: Any = out
+    if isinstance(epilogue, AddResidual):
+        store, inputs, outputs = _store_total, (epilogue.residual,), (out, by_block(jnp.float32))
+    elif isinstance(epilogue, SwiGlu):
+        store = _store_swiglu
+    elif isinstance(epilogue, Best):
+        store, outputs = _store_best, (out, by_block(dtype), by_block(jnp.int32))
+    return pl.pallas_call(
+        functools.partial(_kernel, store=store, tiling=tiling, n=n),
+        grid=(blocks,),
+        out_shape=outputs,
+        compiler_params=pltriton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
+        interpret=interpret,
+        name="skinny_matmul",
+    )(x, weight, *inputs)
+
+
+class _Tile:
+    """The rows and columns of one block: where they are, and which of them exist."""
+
+    def __init__(self, rows: int, n: int, columns: int):
+        self.block, self.row = pl.program_id(0), jnp.arange(ROWS, dtype=jnp.int32)
+        self.first = self.block * columns
+        self.column = self.first + jnp.arange(columns, dtype=jnp.int32)
+        self.has_row, self.has_column = self.row < rows, self.column < n
+        self.place = self.row[:, None], self.column[None]
+        self.mask = self.has_row[:, None] & self.has_column[None]
+
+    def store_by_row(self, ref: Any, values: Any) -> None:
+        """One number per row."""
+        pltriton.store(ref.at[self.row, self.block], values.astype(ref.dtype), mask=self.has_row)
+
+
+def _kernel(x_ref, weight_ref, *refs, store: Any, tiling: Tiling, n: int):
+    """One block: sums over k, one array of them or two (SwiGLU); then the epilogue."""
+    rows, k = x_ref.shape
+    tile, whole = _Tile(rows, n, tiling.columns), k % tiling.depth == 0
+    first_columns = range(0, weight_ref.shape[1], n)
+
+    def step(i, sums):
+        depth = i * tiling.depth + jnp.arange(tiling.depth, dtype=jnp.int32)
+        in_x, in_weight = tile.has_row[:, None], tile.has_column[None]
+        if not whole:
+            in_x, in_weight = in_x & (depth < k)[None], in_weight & (depth < k)[:, None]
+        x = pltriton.load(x_ref.at[tile.row[:, None], depth[None]], mask=in_x, other=0)
+        return tuple(
+            total + _dot(x, pltriton.load(weight_ref.at[depth[:, None], first + tile.column[None]], mask=in_weight, other=0))
+            for total, first in zip(sums, first_columns, strict=True)
+        )
+
+    zeros = (jnp.zeros((ROWS, tiling.columns), jnp.float32),) * len(first_columns)
+    store(*jax.lax.fori_loop(0, pl.cdiv(k, tiling.depth), step, zeros), *refs, tile=tile)
+
+
+def _dot(a, b):
+    """A product accumulated in float32; float32 inputs keep their full precision instead of TF32's."""
+    return pltriton.dot(a, b, precision="highest" if a.dtype == jnp.float32 else None)
+
+
+def _store(sums, out_ref, *, tile: _Tile):
+    pltriton.store(out_ref.at[tile.place], sums.astype(out_ref.dtype), mask=tile.mask)
+
+
+def _store_swiglu(gate, up, out_ref, *, tile: _Tile):
+    _store(gate * jax.nn.sigmoid(gate) * up, out_ref, tile=tile)
+
+
+def _store_total(sums, residual_ref, total_ref, squares_ref, *, tile: _Tile):
+    residual = pltriton.load(residual_ref.at[tile.place], mask=tile.mask, other=0)
+    total = (residual.astype(jnp.float32) + sums).astype(total_ref.dtype)  # 0 where there is no column
+    _store(total, total_ref, tile=tile)
+    tile.store_by_row(squares_ref, jnp.sum(total.astype(jnp.float32) ** 2, 1))
+
+
+def _store_best(sums, out_ref, greatest_ref, column_ref, *, tile: _Tile):
+    _store(sums, out_ref, tile=tile)
+    rounded = sums.astype(out_ref.dtype).astype(jnp.float32)  # ties are those of the numbers that are written
+    seen = jnp.where(tile.has_column[None], rounded, -jnp.inf)
+    tile.store_by_row(greatest_ref, jnp.max(seen, 1))
+    tile.store_by_row(column_ref, tile.first + jnp.argmax(seen, 1).astype(jnp.int32))

@@ -1,0 +1,56 @@
+"""The shapes that the kernels support, and the sizes of their tiles."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax.experimental import pallas as pl
+
+from pallas_kernels.skinny_matmul.epilogues import AddResidual, Epilogue, SwiGlu
+
+ROWS = 16
+"""Rows of every tile, the height of a tensor-core product; fewer are padded. So a row's sums don't depend on the others."""
+BLOCKS = 264
+"""Thread blocks at most, if 256 columns each suffice: two per multiprocessor of an H100, all at work at the same time."""
+DEPTHS = {32: 128, 64: 128, 128: 64, 256: 32}
+"""Rows of the weight that a step reads, by columns: 8 or 16 KiB in 16 bits, of which several are under way."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The static settings of one kernel. They depend on the weight only."""
+
+    columns: int
+    """Columns of the result per thread block, a power of two."""
+    depth: int
+    """Rows of the weight per step, a power of two."""
+    stages: int
+    """Steps under way between memory and the tensor cores."""
+    warps: int = 4
+
+
+def choose_tiling(n: int, itemsize: int, epilogue: Epilogue) -> Tiling:
+    """The tiling for n columns of the result.
+
+    In: n=4096, itemsize=2, None  Out: columns=32, depth=128, stages=4
+    """
+    columns = next((size for size in DEPTHS if pl.cdiv(n, size) <= BLOCKS), max(DEPTHS))
+    if itemsize == 4:  # for tests: full-precision products run without tensor cores and hold their operands in registers
+        return Tiling(min(columns, 64), depth=16, stages=1)
+    depth = DEPTHS[columns] // (2 if isinstance(epilogue, SwiGlu) else 1)  # it reads two tiles
+    return Tiling(columns, depth, stages=3 if columns == 256 else 4)
+
+
+def unsupported(x: Any, weight: Any, epilogue: Epilogue) -> str | None:
+    """The reason why the kernels can't take these arrays; None if they can."""
+    rows, (k, n) = x.shape[0], weight.shape
+    if x.dtype != weight.dtype or str(x.dtype) not in ("bfloat16", "float16", "float32"):
+        return f"dtypes are {x.dtype} and {weight.dtype}, expected bfloat16, float16 or float32 for both"
+    if not 1 <= rows <= ROWS:
+        return f"x has {rows} rows, expected 1 to {ROWS}: use an ordinary product for more"
+    if x.shape[1] != k or 0 in (k, n):
+        return f"x is [{rows}, {x.shape[1]}] and the weight [{k}, {n}], expected [rows, k] and [k, n], not empty"
+    if isinstance(epilogue, SwiGlu) and n % 2:
+        return f"the weight has {n} columns, expected as many of the gate as of the up projection"
+    if isinstance(epilogue, AddResidual) and (epilogue.residual.shape, epilogue.residual.dtype) != ((rows, n), x.dtype):
+        return f"the residual is {epilogue.residual.dtype} {list(epilogue.residual.shape)}, expected {x.dtype} [{rows}, {n}]"
+    return None
