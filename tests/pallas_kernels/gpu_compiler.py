@@ -118,7 +118,8 @@ def main(gpu: str, only: str | None) -> None:
     """`only`: an implementation of skinny_matmul, of which just these are compiled."""
     mesh = gpu_mesh(gpu)
     here = NamedSharding(mesh, PartitionSpec())
-    options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
+    # By default XLA makes graphs of five launches or more.
+    options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True, "xla_gpu_graph_min_graph_size": 1}
     every = skinny_kernels(only) if only else (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ()))
     for kernel in every:
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), kernel.shapes)
