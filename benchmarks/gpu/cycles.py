@@ -1,8 +1,10 @@
 """The programs that the engine runs, with random weights: cycles and prefill; and how long compiling one takes."""
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,57 +13,68 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
-from jaxspec.engine.program_cache import CacheHits
 from jaxspec.planner import estimate
+from jaxspec.planner.gpus import GPUS
+from jaxspec.planner.time_model import time_model
 from jaxspec.spec.cycle import cycle
 from jaxspec.spec.prefill import Chunk, prefill
 from jaxspec.spec.state import State
 
 from .arrays import Batch, batch_bytes, batch_shapes, make_batch
 from .kernels import Cases
-from .lab import Lab, Skip, Together
+from .lab import Lab, Skip
+from .programs import Built, build
 from .sizes import ASSUMED_ACCEPT_LENGTHS
 
+WAYS = ("nothing stored", "autotuned before", "from the cache")
 
-def lower_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: str | None = None) -> jax.stages.Lowered:
+
+def build_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: str | None = None) -> Built:
     """The program that engine.programs.CycleProgram names, for these sizes; `attention` as EngineConfig.attention_kernel."""
     merge = lab.merger(attention)
 
     def cycle_program(params, state, rows, page_table):
         return cycle(merge(params), state, rows, page_table, spec=spec)
 
-    return jax.jit(cycle_program, donate_argnums=1).lower(lab.parameter_shapes, *batch_shapes(lab, batch, context))
+    layers = lab.size.target.num_layers
+    name = f"cycle {spec.name} {batch} {context} {attention} {layers} {lab.size.target.hidden_size}"
+    return build(lab, cycle_program, (lab.parameter_shapes, *batch_shapes(lab, batch, context)), name=name, layers=layers)
 
 
-def goals(lab: Lab) -> Cases:
+def goals(lab: Lab, run: str) -> Cases:
     """Whole cycles at batch 1 and the context that the goals are set for."""
     return cells(lab, lab.size.trees, [(1, lab.size.goal_context)])
 
 
-def grid(lab: Lab) -> Cases:
+def flags(lab: Lab, run: str) -> Cases:
+    """The first two trees with the settings of XLA that this process was started with."""
+    for case, measure in cells(lab, lab.size.trees[:2], [(1, lab.size.goal_context)]):
+        yield {"flags": run, **case}, measure
+
+
+def grid(lab: Lab, run: str) -> Cases:
     """Whole cycles at all batch sizes and contexts."""
-    return cells(lab, lab.size.trees, [(batch, context) for batch in lab.size.batches for context in lab.size.contexts])
+    sizes = [(batch, context) for batch in lab.size.batches for context in lab.size.contexts]
+    return cells(lab, lab.size.trees, sizes)
 
 
-def by_attention(lab: Lab) -> Cases:
+def by_attention(lab: Lab, run: str) -> Cases:
     """Cycles with each attention kernel, at batch 1: whole cycles decide which one is the default."""
     contexts = sorted({lab.size.goal_context, lab.size.contexts[-1]})
     for kernel in ATTENTION_KERNELS:
-        yield from cells(lab, lab.size.trees[:2], [(1, context) for context in contexts], kernel)
+        for case, measure in cells(lab, lab.size.trees[:2], [(1, context) for context in contexts], kernel):
+            yield {"attention": kernel, **case}, measure
 
 
 def cells(lab: Lab, trees: Sequence[SpecConfig], sizes: Sequence[tuple[int, int]], attention: str | None = None) -> Cases:
+    """Each is compiled alone, when its turn comes: one that can't be compiled in time costs no other."""
     for batch, context in sizes:
-        programs = Together({spec: partial(lower_cycle, lab, spec, batch, context, attention) for spec in trees})
         for spec in trees:
             case = {"tree": spec.name, "batch": batch, "context": context}
-            named = case if attention is None else {"attention": attention, **case}
-            yield named, partial(time_cycle, lab, programs, spec, batch, context, attention)
+            yield case, partial(time_cycle, lab, spec, batch, context, attention)
 
 
-def time_cycle(
-    lab: Lab, programs: Together[SpecConfig], spec: SpecConfig, batch: int, context: int, attention: str | None = None
-) -> dict:
+def time_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: str | None = None) -> dict:
     """Milliseconds per cycle, and the least that reading its bytes and its arithmetic take at the measured peaks."""
     if attention not in (None, "reference") and not lab.on_gpu:
         raise Skip("it runs on GPUs only")
@@ -69,10 +82,15 @@ def time_cycle(
     moved = sum(least.moved.values())
     logits = estimate.LOGIT_BYTES * batch * spec.num_draft_tokens * lab.size.target.vocab_size
     lab.check_room(batch_bytes(lab, batch, context) + logits, f"the cache of {batch} x {context} tokens")
-    program = programs[spec]
+    built = build_cycle(lab, spec, batch, context, attention)
     made = make_batch(lab, batch, context)
     try:
-        milliseconds, drift = time_steps(lab, made, lambda state: program(lab.params, state, made.rows, made.page_table))
+        jax.block_until_ready(lab.params)
+        started = time.perf_counter()
+        made.state = built.program(lab.params, made.state, made.rows, made.page_table).state
+        jax.block_until_ready(made.state.sequences.length)
+        first = time.perf_counter() - started
+        milliseconds, drift = time_steps(lab, made, lambda state: built.program(lab.params, state, made.rows, made.page_table))
     finally:
         made.delete()
     seconds = median(milliseconds) / 1e3
@@ -81,14 +99,25 @@ def time_cycle(
         "milliseconds": milliseconds,
         "bytes": moved,
         "operations": least.operations,
+        "model_milliseconds": model(lab, spec, batch, context),
         "byte_roofline_ms": 1e3 * moved / lab.bandwidth,
         "arithmetic_roofline_ms": 1e3 * least.operations / lab.arithmetic,
         "share_of_byte_roofline": moved / lab.bandwidth / seconds,
         # Random weights accept no draft, so the accept lengths of trees are assumptions and no measurements.
         "tokens_per_second_at_assumed_accept_length": {f"{length:g}": batch * length / seconds for length in accept_lengths},
         "context_grew_by": drift,
-        "temporary_bytes": temporaries(program),
+        "first_run_seconds": first,
+        **built.columns,
     }
+
+
+def model(lab: Lab, spec: SpecConfig, batch: int, context: int) -> float | None:
+    """The time model's milliseconds at the measured bandwidth; None for a GPU that it does not know."""
+    kind = lab.device.device_kind.lower().split()
+    gpu = next((gpu for name, gpu in GPUS.items() if name.split("-")[0] in kind), None)
+    if gpu is None:
+        return None
+    return sum(time_model(lab.pair, spec, batch, context, gpu, copy_speed=lab.bandwidth).values())
 
 
 def time_steps(lab: Lab, made: Batch, step: Callable[[State], Any]) -> tuple[list[float], int]:
@@ -103,13 +132,7 @@ def time_steps(lab: Lab, made: Batch, step: Callable[[State], Any]) -> tuple[lis
     return spread.values, int(made.state.sequences.length.max()) - made.context
 
 
-def temporaries(program: jax.stages.Compiled) -> int | None:
-    """Bytes of the program's temporaries; None if the backend does not report them."""
-    memory = program.memory_analysis()
-    return memory.temp_size_in_bytes if memory else None
-
-
-def prefills(lab: Lab) -> Cases:
+def prefills(lab: Lab, run: str) -> Cases:
     """One chunk of one prompt, at its beginning and behind a long one."""
     for first_slot in lab.size.prefill_contexts:
         for width in lab.size.prefill_chunks:
@@ -128,7 +151,8 @@ def time_prefill(lab: Lab, width: int, first_slot: int) -> dict:
         return prefill(lab.merge(params), state, chunk)
 
     try:
-        program = jax.jit(prefill_program, donate_argnums=1).lower(lab.params, made.state, chunk).compile()
+        with lab.compile_phase():
+            program = jax.jit(prefill_program, donate_argnums=1).lower(lab.params, made.state, chunk).compile()
         milliseconds, _ = time_steps(lab, made, lambda state: program(lab.params, state, chunk))
     finally:
         made.delete()
@@ -142,28 +166,29 @@ def time_prefill(lab: Lab, width: int, first_slot: int) -> dict:
     }
 
 
-def compiling(lab: Lab) -> Cases:
-    """One program three ways; the last two need JAX's cache on the disk, so they come in this order."""
-    for way in ("no cache", "stored", "from the cache"):
-        yield {"program": f"cycle {lab.size.staged_trees[0]}, batch 1", "way": way}, partial(time_compiling, lab, way)
+def compiling(lab: Lab, run: str) -> Cases:
+    """One program three ways; the last two need what the ones before have stored, so they come in this order."""
+    scratch = tempfile.TemporaryDirectory()
+    for way in WAYS:
+        yield {"program": f"cycle {lab.size.trees[1].name}, batch 1", "way": way}, partial(time_compiling, lab, way, scratch)
 
 
-def time_compiling(lab: Lab, way: str) -> dict:
-    """Seconds to trace and lower, and to compile or load. The first compilation of a process also starts up the compiler."""
-    jax.config.update("jax_enable_compilation_cache", way != "no cache")
-    compilation_cache.reset_cache()  # JAX asks only once whether the cache is on
+def time_compiling(lab: Lab, way: str, scratch: tempfile.TemporaryDirectory) -> dict:
+    """Seconds to trace and lower, and to compile or load, with an empty cache that this part has to itself.
+
+    A process pays for the start of the compiler with its first compilation, so a small one comes before.
+    """
+    stored = Path(scratch.name)
+    if way == "autotuned before":  # only the results of autotuning are left
+        for file in stored.glob("*-cache"):
+            file.unlink()
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(stored))
+    compilation_cache.reset_cache()  # JAX asks only once where the cache is
     jax.clear_caches()
+    jax.jit(lambda x: x + 1).lower(jnp.zeros(len(way))).compile()
     try:
-        with CacheHits() as hits:
-            started = time.perf_counter()
-            lowered = lower_cycle(lab, lab.size.staged_trees[0], 1, lab.size.goal_context)
-            traced = time.perf_counter()
-            lowered.compile()
-            return {
-                "lower_seconds": traced - started,
-                "compile_seconds": time.perf_counter() - traced,
-                "found_in_cache": hits.in_this_thread > 0,
-            }
+        return build_cycle(lab, lab.size.trees[1], 1, lab.size.goal_context).columns
     finally:
-        jax.config.update("jax_enable_compilation_cache", True)
+        jax.config.update("jax_compilation_cache_dir", before)
         compilation_cache.reset_cache()

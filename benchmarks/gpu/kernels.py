@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -20,6 +20,8 @@ from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS as ROTATIONS
 from pallas_kernels.rotate_qkv.api import rotate_qkv
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS as ATTENTIONS
 from pallas_kernels.tree_attention.api import tree_attention
+from pallas_kernels.tree_attention.pallas_triton import pallas_triton_attention
+from pallas_kernels.tree_attention.triton_tiling import MERGE_SPLITS, Tiling, choose_tiling
 
 from . import arrays
 from .arrays import PAGE
@@ -48,11 +50,11 @@ class Checked:
     """Functions that make the arguments, by the name of the shape."""
 
 
-def check(lab: Lab) -> Cases:
+def check(lab: Lab, run: str) -> Cases:
     """One implementation at a time, because one may break the device."""
     for checked in checked_kernels(lab):
         for name in checked.implementations:
-            programs = Together({shape: partial(lower, checked, name, make) for shape, make in checked.calls.items()})
+            programs = Together(lab, {shape: partial(lower, checked, name, make) for shape, make in checked.calls.items()})
             for shape in checked.calls:
                 case = {"kernel": checked.kernel, "implementation": name, "shape": shape}
                 yield case, partial(compare_with_reference, lab, checked, name, shape, programs)
@@ -81,7 +83,12 @@ def lower(checked: Checked, name: str, make: Callable[[], tuple[Any, ...]]) -> j
 
 def compare_with_reference(lab: Lab, checked: Checked, name: str, shape: str, programs: Together[str]) -> dict:
     """Largest error against the reference in float32 on the same numbers."""
-    program, arguments = taken(lab, programs, shape, name), checked.calls[shape]()
+    return errors(lab, checked, taken(lab, programs, shape, name), shape)
+
+
+def errors(lab: Lab, checked: Checked, program: Callable[..., Any], shape: str) -> dict:
+    """As `compare_with_reference`, for a program that is compiled."""
+    arguments = checked.calls[shape]()
     wide = jax.tree.map(lambda array: array.astype(jnp.float32) if array.dtype == lab.dtype else array, arguments)
     with jax.default_matmul_precision("highest"):
         expected = jax.jit(partial(checked.function, implementation="reference"))(*wide)
@@ -115,7 +122,7 @@ LAST = ("reference", "mosaic")
 """The reference is slow. How long compiling for Mosaic takes is unknown: if it ends the worker, the others have been measured."""
 
 
-def copy(lab: Lab) -> Cases:
+def copy(lab: Lab, run: str) -> Cases:
     """The measured peaks of the device, which all other figures are compared with."""
 
     def measure() -> dict:
@@ -124,13 +131,13 @@ def copy(lab: Lab) -> Cases:
     yield {}, measure
 
 
-def times(lab: Lab) -> Cases:
+def times(lab: Lab, run: str) -> Cases:
     """Every implementation of attention at all sizes."""
     for name in sorted(ATTENTIONS, key=lambda name: LAST.index(name) if name in LAST else -1):
         for batch in lab.size.kernel_batches:
             for context in lab.size.contexts:
                 chains = {rows: Chain(lab, name, batch, context, rows) for rows in lab.size.kernel_rows}
-                programs = Together({rows: chain.lower for rows, chain in chains.items()})
+                programs = Together(lab, {rows: chain.lower for rows, chain in chains.items()})
                 for rows, chain in chains.items():
                     case = {"implementation": name, "batch": batch, "context": context, "rows": rows}
                     yield case, partial(time_attention, lab, chain, programs)
@@ -148,6 +155,8 @@ class Chain:
     batch: int
     context: int
     rows: int
+    tiling: Tiling | None = None
+    """Of `pallas_triton`; None: its own choice."""
 
     @property
     def per_token(self) -> int:
@@ -181,7 +190,10 @@ class Chain:
         return q, *arrays, jnp.zeros_like(lengths), lengths, mask
 
     def run(self, tables, q, k_pool, v_pool, k, v, start, length, mask):
-        attention = jax.jit(partial(tree_attention, implementation=self.name))  # traced once for the whole chain
+        function = partial(tree_attention, implementation=self.name)
+        if self.tiling is not None:
+            function = partial(pallas_triton_attention, tiling=self.tiling)
+        attention = jax.jit(function)  # traced once for the whole chain
         for number in range(self.lab.size.chained):
             q = attention(q, k_pool, v_pool, tables[number], start, length, k, v, mask)
         return q
@@ -189,6 +201,36 @@ class Chain:
     def lower(self) -> jax.stages.Lowered:
         tables = jax.ShapeDtypeStruct((self.lab.size.chained, self.batch, self.width), jnp.int32)
         return jax.jit(self.run).lower(tables, *jax.eval_shape(self.arguments))
+
+
+TILES = {"splits": (4, 8, 16, 32), "keys": (32, 64, 128), "stages": (1, 2, 3, 4), "warps": (2, 4, 8)}
+"""What `tiles` tries, one setting at a time."""
+
+
+def tiles(lab: Lab, run: str) -> Cases:
+    """The Triton kernel at batch 1: as it chooses its tiles, and with each setting changed."""
+    for rows, context in lab.size.tile_shapes:
+        config, chain = lab.size.target, Chain(lab, "pallas_triton", 1, context, rows)
+        own = choose_tiling(
+            1, rows, config.num_heads, config.num_kv_heads, config.head_dim, chain.width * PAGE, rows, lab.dtype.itemsize
+        )
+        for setting, values in {"as it is": (0,), **TILES}.items():
+            for value in values:
+                if setting in TILES and getattr(own, setting) == value:
+                    continue
+                changed = own if setting not in TILES else replace(own, **{setting: value})
+                if setting == "splits":
+                    merged = min(MERGE_SPLITS, value)
+                    changed = replace(changed, merge_splits=merged, merge_warps=max(1, min(4, merged * own.padded_dim // 512)))
+                case = {"rows": rows, "context": context, "changed": f"{setting} {value or ''}".strip()}
+                yield case, partial(time_tiling, lab, replace(chain, tiling=changed))
+
+
+def time_tiling(lab: Lab, chain: Chain) -> dict:
+    """As `time_attention`, each compiled alone: one may need more than the GPU has."""
+    if not lab.on_gpu:
+        raise Skip("it runs on GPUs only")
+    return time_attention(lab, chain, Together(lab, {chain.rows: chain.lower}))
 
 
 def time_attention(lab: Lab, chain: Chain, programs: Together[int]) -> dict:

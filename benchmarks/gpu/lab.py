@@ -1,10 +1,12 @@
-"""Shared by all measurements of benchmarks.gpu: the device and its peaks, random weights, timing, and compiling in parallel."""
+"""Shared by all measurements of benchmarks.gpu: the device and its peaks, random weights, timing, and compiling."""
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,11 +32,46 @@ class Skip(Exception):
 class Lab:
     """The device of this process, and the models. Weights are made on first use."""
 
-    def __init__(self, size: Size, bandwidth: float | None = None, arithmetic: float | None = None):
+    def __init__(
+        self,
+        size: Size,
+        bandwidth: float | None = None,
+        arithmetic: float | None = None,
+        tell: Callable[[str], None] = lambda phase: None,
+        cache: str | None = None,
+    ):
+        """`tell` is called with "compile" and "run" when one of them begins; `cache`: the directory of compiled programs."""
         self.size = size
-        self._bandwidth, self._arithmetic = bandwidth, arithmetic
-        self.device = jax.devices()[0]
+        self.compiling = 0.0
+        """Seconds that went into compiling so far."""
+        self.cache = None if cache is None else Path(cache)
+        self._bandwidth, self._arithmetic, self._tell = bandwidth, arithmetic, tell
         self.dtype = jnp.dtype(size.target.dtype)
+
+    @cached_property
+    def device(self) -> jax.Device:
+        return jax.devices()[0]
+
+    def use_cache(self) -> None:
+        """Keeps compiled programs and the results of autotuning in the cache directory."""
+        jax.config.update("jax_compilation_cache_dir", None if self.cache is None else str(self.cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+    @contextmanager
+    def compile_phase(self) -> Iterator[None]:
+        """A stretch of time in which programs compile: it may take minutes, and does not count against a part's time."""
+        self._tell("compile")
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.compiling += time.perf_counter() - started
+            self._tell("run")
+
+    def with_size(self, size: Size) -> "Lab":
+        """The same laboratory for other models."""
+        return Lab(size, self._bandwidth, self._arithmetic, self._tell, None if self.cache is None else str(self.cache))
 
     @property
     def on_gpu(self) -> bool:
@@ -49,6 +86,11 @@ class Lab:
         copy = jax.jit(lambda array: array + 1.0)
         times = self.time(lambda: copy(array))
         return 2 * array.nbytes / (min(times.values) / 1e3)
+
+    @property
+    def known_bandwidth(self) -> float | None:
+        """The bandwidth if this or an earlier process has measured it: a process with torch can't."""
+        return self.__dict__.get("bandwidth", self._bandwidth)
 
     @cached_property
     def arithmetic(self) -> float:
@@ -80,14 +122,14 @@ class Lab:
             raise Skip(f"{what} needs {total / 1e9:.2f} GB with the weights, of {limit / 1e9:.2f} GB")
 
     @cached_property
-    def _graphs(self) -> tuple[LoadedTarget, LoadedHead]:
+    def graphs(self) -> tuple[LoadedTarget, LoadedHead]:
         """Both models with shapes in place of arrays."""
         target, head = self.size.target, self.size.head
         return LoadedTarget(target, *abstract_model(target, self.dtype)), LoadedHead(head, *abstract_model(head, self.dtype))
 
     @property
     def parameter_shapes(self) -> dict:
-        target, head = self._graphs
+        target, head = self.graphs
         return {"target": target.params, "head": head.params}
 
     @cached_property
@@ -112,7 +154,7 @@ class Lab:
 
     def merger(self, attention: str | None = None) -> Callable[[dict], Models]:
         """As `merge`, with one of the attention kernels."""
-        return merger(*self._graphs, attention)
+        return merger(*self.graphs, attention)
 
     def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
         """Milliseconds per call: several samples of consecutive calls, waiting for the last, after two untimed calls.
@@ -137,16 +179,16 @@ class Lab:
 
 
 class Together[Key]:
-    """Programs that are compiled in parallel when the first is needed; each can be taken once."""
+    """Small programs that are compiled in parallel when the first is needed; each can be taken once."""
 
-    def __init__(self, lowerings: Mapping[Key, Callable[[], jax.stages.Lowered]]):
-        self._lowerings = lowerings
+    def __init__(self, lab: Lab, lowerings: Mapping[Key, Callable[[], jax.stages.Lowered]]):
+        self._lab, self._lowerings = lab, lowerings
         self._programs: dict[Key, jax.stages.Compiled | Exception] = {}
 
     def __getitem__(self, key: Key) -> jax.stages.Compiled:
         """Raises what tracing or compiling this program raised."""
         if not self._programs:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with self._lab.compile_phase(), ThreadPoolExecutor(os.cpu_count()) as pool:
                 self._programs = dict(zip(self._lowerings, pool.map(self._compile, self._lowerings.values()), strict=True))
         program = self._programs.pop(key)  # dropped after use, which frees the memory of its CUDA graphs
         if isinstance(program, Exception):

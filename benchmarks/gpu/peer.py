@@ -1,164 +1,153 @@
-"""transformers on a GPU: one decoding step of a Llama with random weights, compared with our plain cycle.
+"""torch on the same GPU: a decoding step of the same Llama with random weights, beside our plain cycle."""
 
-This file is also the script of the process that runs it, maybe in another Python environment: `main` and the functions below it
-import nothing of this project.
-"""
-
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-if TYPE_CHECKING:
-    from .supervisor import Supervisor
+from jaxspec.checkpoints.exporting import hf_config
+from jaxspec.config import ModelConfig
 
+from .kernels import Cases
+from .lab import Lab, Skip
 
-START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-"""Runs the file without putting its folder on sys.path."""
-LONGEST = 150.0
-"""Seconds for the peer; torch.compile takes most of them."""
-
-
-def run_peer(supervisor: "Supervisor", python: str, size_name: str, deadline: float) -> None:
-    """Adds a section `peer` to the results; it is skipped without torch."""
-    from .supervisor import GRACE
-
-    started = time.time()
-    supervisor.take({"kind": "section", "section": "peer", "cases": 2})
-    left = min(LONGEST, deadline + GRACE - started)
-    if started > deadline:
-        supervisor.skip("peer", {}, "time budget: no time was left for this section")
-    else:
-        take_answer(supervisor, ask(python, size_name, left))
-    supervisor.take({"kind": "finished", "section": "peer", "seconds": time.time() - started})
+WARM_UP = 3
 
 
-def ask(python: str, size_name: str, seconds: float) -> dict:
-    """The answer of the process; {"error": ...} if there is none."""
-    from jaxspec.checkpoints.exporting import hf_config
+def cases(lab: Lab, run: str) -> Cases:
+    """The hand-written one first: torch.compile takes minutes."""
+    yield {"name": "torch: cuBLAS and SDPA in one CUDA graph"}, partial(time_by_hand, lab)
+    yield {"name": "transformers: static cache, torch.compile"}, partial(time_transformers, lab)
 
-    from .sizes import SIZES
 
-    size, cuda = SIZES[size_name], size_name != "tiny"
-    task = {
-        "config": hf_config(size.target),
-        "context": size.goal_context,
-        "steps": 20 if cuda else 2,
-        "samples": size.samples,
-        "cuda": cuda,
-    }
-    command = [python, "-c", START, __file__, json.dumps(task)]
+def torch_and_device(lab: Lab) -> tuple[Any, str]:
+    """torch and the device that it is to use. Raises Skip if it is missing, or has no GPU (tiny sizes do without)."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-        return json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer after {seconds:.0f} s"}
-    except OSError as error:
-        return {"error": f"{python} can't be started: {error}"}
-    except json.JSONDecodeError:
-        return {"error": f"status {done.returncode}, {' '.join(done.stderr.split())[-500:]}"}
+        import torch
+    except ImportError as error:
+        raise Skip(f"{error}: install torch") from error
+    if torch.cuda.is_available():
+        return torch, "cuda"
+    if lab.size.memory_limit is None:
+        raise Skip("torch finds no CUDA device")
+    return torch, "cpu"
 
 
-def take_answer(supervisor: "Supervisor", answer: dict) -> None:
-    """Adds rows for the timed steps, with their ratio to our plain cycle of the same run."""
-    if "missing" in answer:
-        reason = f"{answer['missing']}: install torch and transformers, or name a Python that has them with --torch-python"
-        supervisor.skip("peer", {}, reason)
-        return
-    if "error" in answer:
-        supervisor.take({"kind": "failed", "section": "peer", "case": {}, "error": answer["error"]})
-        return
-    ours = [row for row in supervisor.results.get("cycle", {}).get("rows", []) if row["tree"] == "plain"]
-    for name in ("not compiled", "compiled"):
-        timed = answer.pop(name)
-        full_name = f"transformers, {name}"
-        if "error" in timed:
-            supervisor.take({"kind": "failed", "section": "peer", "case": {"name": full_name}, "error": timed["error"]})
-            continue
-        row = {"name": full_name, **timed, **answer}
-        if ours:
-            row["over_plain_cycle"] = median(timed["milliseconds"]) / median(ours[0]["milliseconds"])
-        supervisor.take({"kind": "row", "section": "peer", "row": row})
+def time_graph(lab: Lab, torch: Any, device: str, call: Callable[[], Any]) -> list[float]:
+    """Milliseconds per call, several samples; on a GPU as one CUDA graph, as XLA launches its programs."""
+    with torch.no_grad():
+        for _ in range(WARM_UP):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                kept = call()  # noqa: F841  the graph writes to it
+            call = graph.replay
+        return time_calls(lab, torch, device, call)
 
 
-# The process
+def time_calls(lab: Lab, torch: Any, device: str, call: Callable[[], Any]) -> list[float]:
+    """As `Lab.time`, for torch."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    for _ in range(2):
+        started = time.perf_counter()
+        call()
+        synchronize()
+        once = time.perf_counter() - started
+    calls, values = max(1, min(1000, round(lab.size.sample_seconds / max(once, 1e-6)))), []
+    for _ in range(lab.size.samples):
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize()
+        values.append((time.perf_counter() - started) / calls * 1e3)
+    return values
 
 
-def main() -> None:
-    """Takes the sizes as a JSON object from the command line, prints a JSON object."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries that print must not garble the answers
+def time_by_hand(lab: Lab) -> dict[str, Any]:
+    torch, device = torch_and_device(lab)
+    step = decode_step(torch, lab.size.target, lab.size.goal_context, device)
+    milliseconds = time_graph(lab, torch, device, step)
+    return {"milliseconds": milliseconds, "context": lab.size.goal_context, "versions": versions(torch)}
+
+
+def decode_step(torch: Any, config: ModelConfig, context: int, device: str) -> Callable[[], None]:
+    """A function that decodes one token greedily. It rewrites the last of `context` slots, so all its shapes are static."""
+    functional, heads, kv_heads, dim = torch.nn.functional, config.num_heads, config.num_kv_heads, config.head_dim
+    hidden, wide = config.hidden_size, config.intermediate_size
+
+    def weight(*shape: int) -> Any:
+        return torch.randn(shape, device=device, dtype=torch.bfloat16) * 0.02
+
+    layers = [
+        {
+            "qkv": weight((heads + 2 * kv_heads) * dim, hidden), "out": weight(hidden, heads * dim),
+            "gate_up": weight(2 * wide, hidden), "down": weight(hidden, wide),
+            "k": weight(1, kv_heads, context, dim), "v": weight(1, kv_heads, context, dim),
+        }
+        for _ in range(config.num_layers)
+    ]  # fmt: skip
+    embedding, head, norm = weight(config.vocab_size, hidden), weight(config.vocab_size, hidden), 1 + weight(hidden)
+    cos, sin = weight(dim), weight(dim)
+    token = torch.zeros(1, device=device, dtype=torch.long)
+
+    def rotate(x: Any) -> Any:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def normed(x: Any) -> Any:
+        return functional.rms_norm(x, (hidden,), norm, config.rms_norm_eps)
+
+    def step() -> None:
+        x = embedding[token]
+        for layer in layers:
+            q, k, v = functional.linear(normed(x), layer["qkv"]).view(1, -1, 1, dim).split((heads, kv_heads, kv_heads), 1)
+            layer["k"][:, :, -1:], layer["v"][:, :, -1:] = rotate(k), v
+            seen = functional.scaled_dot_product_attention(rotate(q), layer["k"], layer["v"], enable_gqa=True)
+            x = x + functional.linear(seen.reshape(1, -1), layer["out"])
+            gate, up = functional.linear(normed(x), layer["gate_up"]).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, layer["down"])
+        token.copy_(functional.linear(normed(x), head).argmax(-1))
+
+    return step
+
+
+def time_transformers(lab: Lab) -> dict[str, Any]:
+    """A static cache, and the forward pass compiled with CUDA graphs. The prompt is prefilled without compiling."""
+    torch, device = torch_and_device(lab)
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        answer = measure(**json.loads(sys.argv[-1]))
+        import transformers
     except ImportError as error:
-        answer = {"missing": str(error)}
-    except Exception as error:  # the asking process decides what a failure means
-        answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:600]}
-    print(json.dumps(answer), file=answers, flush=True)
-
-
-def measure(config: dict, context: int, steps: int, samples: int, cuda: bool) -> dict[str, Any]:
-    """Milliseconds per greedy decoding step at batch 1 with a static cache: plain, and compiled with CUDA graphs.
-
-    `cuda` False is for trying this without a GPU.
-    """
-    import torch
-    import transformers
-
-    if cuda and not torch.cuda.is_available():
-        return {"missing": "torch finds no CUDA device"}
-    device = "cuda" if cuda else "cpu"
+        raise Skip(f"{error}: install transformers") from error
     transformers.utils.logging.set_verbosity_error()
     torch.set_default_dtype(torch.bfloat16)
-    with torch.device(device):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(config)).eval()
-    torch.set_default_dtype(torch.float32)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "cuda": torch.version.cuda}
-    device_name = torch.cuda.get_device_name() if cuda else "CPU"
-    answer: dict[str, Any] = {"versions": versions, "device": device_name, "context": context, "steps_per_sample": steps}
-    compiled = torch.compile(model.forward, mode="reduce-overhead") if cuda else torch.compile(model.forward)
-    for name, forward in (("not compiled", model.forward), ("compiled", compiled)):
-        try:
-            answer[name] = time_steps(torch, transformers, model, forward, context, steps, samples)
-        except Exception as error:
-            answer[name] = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
-    return answer
+    context, config = lab.size.goal_context, transformers.LlamaConfig.from_dict(hf_config(lab.size.target))
+    with torch.device(device), torch.no_grad():
+        model = transformers.LlamaForCausalLM(config).eval()
+        cache = transformers.StaticCache(config=model.config, max_cache_len=context + 1)
+        prompt = torch.randint(0, config.vocab_size, (1, context))
+        token, position = (
+            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1),
+            torch.tensor([[context]]),
+        )
+        forward = torch.compile(model.forward, mode="reduce-overhead") if device == "cuda" else model.forward
 
-
-def time_steps(torch: Any, transformers: Any, model: Any, forward: Callable, context: int, steps: int, samples: int) -> dict:
-    """The prompt is prefilled without compiling; each step feeds the likeliest token back."""
-    warm_up, device = 4, model.device
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    with torch.no_grad():
-        room = context + warm_up + steps * samples
-        cache = transformers.StaticCache(config=model.config, max_cache_len=room)
-        prompt = torch.randint(0, model.config.vocab_size, (1, context), device=device)
-        logits = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        token, position = logits[:, -1:].argmax(-1), torch.tensor([[context]], device=device)
-
-        def step(token, position):
+        def step() -> None:
             torch.compiler.cudagraph_mark_step_begin()
-            logits = forward(token, position_ids=position, past_key_values=cache, use_cache=True).logits
-            return logits[:, -1:].argmax(-1).clone(), position + 1
+            forward(token, position_ids=position, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
-        started = time.perf_counter()
-        for _ in range(warm_up):
-            token, position = step(token, position)
-        synchronize()
-        first, values = time.perf_counter() - started, []
-        for _ in range(samples):
+        with lab.compile_phase():
             started = time.perf_counter()
-            for _ in range(steps):
-                token, position = step(token, position)
-            synchronize()
-            values.append((time.perf_counter() - started) / steps * 1e3)
-    return {"milliseconds": values, "warm_up_seconds": first}
+            for _ in range(WARM_UP):
+                step()
+            first = time.perf_counter() - started
+        milliseconds = time_calls(lab, torch, device, step)
+    found = versions(torch) | {"transformers": transformers.__version__}
+    return {"milliseconds": milliseconds, "context": context, "warm_up_seconds": first, "versions": found}
 
 
-if __name__ == "__main__":
-    main()
+def versions(torch: Any) -> dict[str, Any]:
+    return {"torch": torch.__version__, "cuda": torch.version.cuda}

@@ -40,8 +40,7 @@ class Size:
     target: ModelConfig
     head: Eagle3Config
     trees: tuple[SpecConfig, ...]
-    """Plain decoding first."""
-    staged_trees: tuple[SpecConfig, ...]
+    """The most important first: plain decoding, then those of parts.ANCHORS."""
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     goal_context: int
@@ -51,6 +50,13 @@ class Size:
     shapes: tuple[Shape, ...]
     row_shapes: tuple[tuple[int, int], ...]
     """Sequences, and rows per sequence, of the norms and rotations that `check` compares."""
+    product_rows: tuple[int, ...]
+    """Rows of the matrix products of `gemm`."""
+    tile_shapes: tuple[tuple[int, int], ...]
+    """Rows and context of the calls of attention that `tiles` times."""
+    engine_requests: tuple[int, ...]
+    engine_cycles: int
+    """Cycles that are timed at a time."""
     prefill_chunks: tuple[int, ...]
     prefill_contexts: tuple[int, ...]
     copy_bytes: int
@@ -65,6 +71,11 @@ class Size:
     """About the time of a sample, filled with repeated calls."""
     memory_limit: int | None = None
     """Bytes; None: as the device says."""
+
+    def one_layer(self) -> "Size":
+        """The same with a target of one layer."""
+        target = replace(self.target, num_layers=1)
+        return replace(self, target=target, head=head_of(target, (0, 1), self.head.draft_vocab_size or target.vocab_size))
 
 
 MOST_CALLS = 16
@@ -107,8 +118,7 @@ def head_of(target: ModelConfig, captured_layers: tuple[int, ...], draft_vocab_s
 FULL = Size(
     target=LLAMA_8B,
     head=head_of(LLAMA_8B, (2, 16, 29), 32000),
-    trees=(PLAIN, SpecConfig(3, 1, 4), SpecConfig(5, 4, 8), SpecConfig(5, 8, 32), SpecConfig(7, 1, 8)),
-    staged_trees=(SpecConfig(5, 4, 8), SpecConfig(3, 1, 4)),
+    trees=(PLAIN, SpecConfig(3, 1, 4), SpecConfig(7, 1, 8), SpecConfig(5, 4, 8), SpecConfig(5, 8, 32)),
     batches=(1, 4, 16, 64),
     contexts=(512, 4096, 32768),
     goal_context=1024,
@@ -116,6 +126,10 @@ FULL = Size(
     kernel_rows=(1, 8, 32),
     shapes=shapes((700, 3000), 256),
     row_shapes=((1, 1), (1, 8), (8, 8)),
+    product_rows=(1, 4, 8, 64),
+    tile_shapes=((8, 1024), (4, 1024), (1, 1024), (8, 32768)),
+    engine_requests=(1, 8),
+    engine_cycles=48,
     prefill_chunks=(256, 2048),
     prefill_contexts=(0, 4096),
     copy_bytes=1 << 30,
@@ -129,7 +143,6 @@ SMALL = Size(
     target=TINY,
     head=head_of(TINY, (0, 1), 64),
     trees=(PLAIN, SpecConfig(1, 2, 3)),
-    staged_trees=(SpecConfig(1, 2, 3),),
     batches=(1, 2),
     contexts=(32,),
     goal_context=32,
@@ -137,6 +150,10 @@ SMALL = Size(
     kernel_rows=(4,),
     shapes=tuple(replace(shape, page=shape.page // 4) for shape in shapes((30, 50), 20)[3:6:2]),
     row_shapes=((1, 1), (2, 3)),
+    product_rows=(1, 4),
+    tile_shapes=((4, 32),),
+    engine_requests=(1, 2),
+    engine_cycles=4,
     prefill_chunks=(16,),
     prefill_contexts=(32,),
     copy_bytes=1 << 16,

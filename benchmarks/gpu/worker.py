@@ -1,14 +1,18 @@
-"""The process of benchmarks.gpu that uses the device: runs sections and prints results, one JSON object per line.
+"""The process of benchmarks.gpu that uses the device: runs the cases of one part and prints results, one JSON object per line.
 
-It is a separate process, so that a kernel that hangs or breaks the device costs only its own section.
+It is a separate process, so that a kernel that hangs or breaks the device costs only its own case.
 """
 
+import faulthandler
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +21,12 @@ import jax.numpy as jnp
 from jaxspec.commands.collect_env import driver
 
 from .. import record
-from . import cycles, kernels
 from .lab import Lab, Skip
+from .parts import PARTS
 from .sizes import SIZES
 
-Send = Callable[..., None]
+HEARTBEAT = 2.0
+"""Seconds between two signs of life, which also show that the parent still listens."""
 
 
 class Case(NamedTuple):
@@ -33,65 +38,80 @@ class Case(NamedTuple):
     """Returns the other columns. Raises Skip if it cannot be measured here."""
 
 
-Section = Callable[[Lab], Iterable[tuple[dict, Callable[[], dict]]]]
-SECTIONS: dict[str, Section] = {
-    "check": kernels.check,
-    "copy": kernels.copy,
-    "cycle": cycles.goals,
-    "attention": cycles.by_attention,
-    "compile": cycles.compiling,
-    "kernels": kernels.times,
-    "prefill": cycles.prefills,
-    "grid": cycles.grid,
-}
-
-
-SECONDS = {"check": 120.0, "kernels": 110.0, "prefill": 60.0}
-"""The most seconds for these sections, so that later ones get their turn."""
+Send = Callable[..., None]
+Section = Callable[[Lab, str], Iterable[tuple[dict, Callable[[], dict]]]]
+"""The cases of a part, for one of its runs by name."""
 
 
 class DeviceLost(Exception):
     """After a failure not even a trivial program runs, so the process must be restarted."""
 
 
-def run_sections(names: Sequence[str], sections: dict[str, Section], lab: Lab, deadline: float, send: Send) -> None:
-    """Runs the sections in order. Cases that fail or are out of time are reported, and the rest continues."""
-    for name in names:
-        started = time.time()
-        try:
-            cases = [Case(*case) for case in sections[name](lab)]
-        except Exception as error:  # it must not stop the other sections
-            send(kind="section", section=name, cases=0)
-            send(kind="failed", section=name, case={}, error=describe(error))
-            cases = []
-        else:
-            send(kind="section", section=name, cases=len(cases))
-        run_cases(name, cases, min(deadline, started + SECONDS.get(name, float("inf"))), send)
-        send(kind="finished", section=name, seconds=time.time() - started)
+class Task(NamedTuple):
+    """What a worker is to do."""
+
+    part: str
+    run: str = ""
+    done: Sequence[dict] = ()
+    """Cases that earlier workers have started."""
+    alone: bool = False
+    """One case only."""
+    deadline: float = float("inf")
+    until: float = float("inf")
+    """No case starts later, except that compiling does not count."""
+    uses_jax: bool = True
 
 
-def run_cases(section: str, cases: Sequence[Case], deadline: float, send: Send) -> None:
-    """Runs every case that ends before the deadline if it takes no longer than the longest one so far."""
-    longest = 0.0
-    for case in cases:
-        started = time.time()
-        if started + longest > deadline:
-            reason = f"time budget: {max(0.0, deadline - started):.0f} s are left, and one case here took {longest:.0f} s"
-            send(kind="skipped", section=section, case=case.name, reason=reason)
+def find_section(part: str) -> Section:
+    """The function that parts.PARTS names. Only its module is imported: some parts start many processes."""
+    module, function = next(each.function for each in PARTS if each.name == part).split(".")
+    return getattr(import_module(f".{module}", __package__), function)
+
+
+def run_cases(task: Task, section: Section, lab: Lab, send: Send) -> None:
+    """Runs the cases in order. Those that fail or are out of time are reported, and the rest continues."""
+    part = task.part
+    try:
+        every = [Case(*case) for case in section(lab, task.run)]
+    except Exception as error:
+        send(kind="failed", part=part, case={"run": task.run} if task.run else {}, error=describe(error))
+        every = []
+    cases = [case for case in every if case.name not in task.done]
+    send(kind="cases", part=part, cases=len(every), left=len(cases))
+    for number, case in enumerate(cases):
+        if (reason := out_of_time(task, lab)) is not None:
+            send(kind="skipped", part=part, case=case.name, reason=reason)
             continue
-        send(kind="case", section=section, case=case.name)
-        try:
-            send(kind="row", section=section, row={**case.name, **case.measure()})
-        except Skip as skip:
-            send(kind="skipped", section=section, case=case.name, reason=str(skip))
-        except Exception as error:
-            if "RESOURCE_EXHAUSTED" in str(error):
-                send(kind="skipped", section=section, case=case.name, reason=f"out of memory: {describe(error)}")
-            else:
-                send(kind="failed", section=section, case=case.name, error=describe(error))
-                traceback.print_exc()
+        send(kind="case", part=part, case=case.name)
+        run_case(task, case, send)
+        if task.alone and number + 1 < len(cases):
+            return
+    send(kind="all", part=part)
+
+
+def out_of_time(task: Task, lab: Lab) -> str | None:
+    """The reason not to start another case; None if there is time."""
+    if time.time() > task.deadline:
+        return "time budget: no time was left"
+    if time.time() > task.until + lab.compiling:
+        return "the part's share of the time was over"
+    return None
+
+
+def run_case(task: Task, case: Case, send: Send) -> None:
+    """Raises DeviceLost if nothing else can be measured in this process."""
+    try:
+        send(kind="row", part=task.part, row={**case.name, **case.measure()})
+    except Skip as skip:
+        send(kind="skipped", part=task.part, case=case.name, reason=str(skip))
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error):
+            send(kind="skipped", part=task.part, case=case.name, reason=f"out of memory: {describe(error)}")
+        else:
+            send(kind="failed", part=task.part, case=case.name, error=describe(error))
+            traceback.print_exc()
+            if task.uses_jax:
                 check_device()
-        longest = max(longest, time.time() - started)
 
 
 def check_device() -> None:
@@ -114,19 +134,37 @@ def environment() -> dict[str, Any]:
     return {**record.environment(os.getloadavg()[0]), "platform": device.platform, "memory_limit": limit, "driver": driver()}
 
 
+def beat(send: Send) -> None:
+    """Sends signs of life until the parent is gone; then ends this process and all that it started."""
+    while True:
+        time.sleep(HEARTBEAT)
+        try:
+            send(kind="alive")
+        except (OSError, ValueError):
+            os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     """Reads the task, one JSON object, from the command line."""
-    task = json.loads(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w")
+    given = json.loads(sys.argv[1])
+    answers, lock = os.fdopen(os.dup(1), "w"), threading.Lock()
     os.dup2(2, 1)  # libraries that print must not garble the answers
+    faulthandler.register(signal.SIGUSR1)
 
     def send(**message: Any) -> None:
-        print(json.dumps(message), file=answers, flush=True)
+        with lock:
+            print(json.dumps(message), file=answers, flush=True)
 
-    jax.config.update("jax_compilation_cache_dir", task["cache"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    send(kind="environment", environment=environment())
-    if jax.devices()[0].platform != "gpu" and task["size"] != "tiny":
-        return
-    lab = Lab(SIZES[task["size"]], task["bandwidth"], task["arithmetic"])
-    run_sections(task["sections"], SECTIONS, lab, task["deadline"], send)
+    threading.Thread(target=beat, args=(send,), daemon=True).start()
+    task = Task(**{name: given[name] for name in Task._fields})
+    lab = Lab(
+        SIZES[given["size"]], given["bandwidth"], given["arithmetic"], lambda phase: send(kind="phase", phase=phase), given["cache"]
+    )
+    if task.uses_jax:
+        lab.use_cache()
+        send(kind="environment", environment=environment())
+        if (jax.devices()[0].platform != "gpu" and given["size"] != "tiny") or task.part is None:
+            return
+    run_cases(task, find_section(task.part), lab, send)
+    answers.flush()
+    os._exit(0)  # not through the destructors of a device that may be broken

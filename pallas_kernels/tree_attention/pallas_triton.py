@@ -39,8 +39,11 @@ def pallas_triton_attention(
     mask: Bool[Array, "b w s"],
     *,
     interpret: bool = False,
+    tiling: Tiling | None = None,
 ) -> Float[Array, "b w heads head_dim"]:
     """`api.tree_attention` in at most two launches; `interpret` runs it on the CPU, slowly, for tests.
+
+    tiling: None: `triton_tiling.choose_tiling` chooses. The GPU benchmark tries others.
 
     Raises:
         ValueError: `triton_tiling.unsupported` returns a reason.
@@ -49,7 +52,8 @@ def pallas_triton_attention(
         raise ValueError(f"pallas_triton_attention: {reason}")
     b, w, heads, head_dim = q.shape
     slots = page_table.shape[1] * k_pages.shape[1]
-    tiling = choose_tiling(b, w, heads, k_window.shape[2], head_dim, slots, k_window.shape[1], q.dtype.itemsize)
+    if tiling is None:
+        tiling = choose_tiling(b, w, heads, k_window.shape[2], head_dim, slots, k_window.shape[1], q.dtype.itemsize)
     packed = pack_mask(mask)
     cache = (page_table.astype(jnp.int32), k_pages, v_pages) if slots else ()
     stretch = (packed.first, packed.end) if k_window.shape[1] > tiling.keys else ()

@@ -1,0 +1,201 @@
+"""The engine on this device: is its text the CPU's, and how much time does the host add to the device's?"""
+
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from jaxspec.config import ATTENTION_KERNELS, PLAIN, EngineConfig, SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.program_table import CycleProgram, PrefillProgram, Program
+from jaxspec.engine.request import Request
+from jaxspec.llm import LLM
+from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.sampling_params import SamplingParams
+
+from .expected_text import PROMPTS, TOKENS
+from .kernels import Cases
+from .lab import Lab, Skip
+
+TREES = (PLAIN, SpecConfig(3, 1, 4), SpecConfig(5, 4, 8))
+
+# Text
+
+
+def texts(lab: Lab, run: str) -> Cases:
+    """The built-in model with each attention kernel, in float32 as the stored text and in 16 bits as GPUs run it."""
+    for dtype in ("float32", "bfloat16"):
+        for kernel in ATTENTION_KERNELS:
+            if (dtype, kernel) != ("float32", "mosaic"):  # it is for 16 bits
+                yield {"attention": kernel, "dtype": dtype}, partial(compare_text, lab, kernel, dtype)
+
+
+def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
+    """How many texts are the stored ones, and how many are those of plain decoding here: that rate is what trees promise."""
+    if not lab.on_gpu and (kernel, dtype) != ("reference", "float32"):
+        raise Skip("it runs on GPUs only")
+    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+        found = generate_all(lab, kernel, dtype)
+    stored = [first_difference(got, expected) for got, expected in zip(found[PLAIN.name], TOKENS, strict=True)]
+    return {
+        "prompts": len(PROMPTS),
+        "tokens_per_prompt": len(TOKENS[0]),
+        "same_as_stored": {name: sum(map(equal, got, TOKENS)) for name, got in found.items()},
+        "same_as_plain": {name: sum(map(equal, got, found[PLAIN.name])) for name, got in found.items()},
+        "first_difference_of_plain": stored,
+    }
+
+
+def generate_all(lab: Lab, kernel: str | None, dtype: str) -> dict[str, list[list[int]]]:
+    """Greedy tokens of every prompt, by tree; one request at a time, so that every program is compiled for one."""
+    with LLM(
+        spec=TREES[-1], request_trees=TREES[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1, context_length=256,
+        progress=False,
+    ) as llm:  # fmt: skip
+        prompts = [llm.encode(prompt) for prompt in PROMPTS]
+        params = SamplingParams(max_tokens=len(TOKENS[0]), temperature=0, ignore_eos=True)
+        with lab.compile_phase():  # most of the time goes into compiling
+            return {tree.name: [generate(llm.engine, prompt, params, tree) for prompt in prompts] for tree in TREES}
+
+
+def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, tree: SpecConfig) -> list[int]:
+    engine.add(prompt, params, tree=tree)
+    while engine.has_work:
+        for update in engine.step():
+            if update.output is not None:
+                if update.output.finish_reason == "error":
+                    raise RuntimeError(f"the engine could not complete a prompt with {tree.name}")
+                tokens = list(update.output.token_ids)
+    return tokens
+
+
+def equal(got: Sequence[int], expected: Sequence[int]) -> bool:
+    return list(got) == list(expected)
+
+
+def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index of the first token that differs; None: all are equal."""
+    return next((place for place, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
+
+
+# Time
+
+
+def cases(lab: Lab, run: str) -> Cases:
+    """The random model with one tree at a time; its engines share the weights."""
+    updates = run == "graph updates"
+    trees = (lab.size.trees[1],) if updates else (lab.size.trees[1], PLAIN)
+    for tree in trees:
+        for requests in lab.size.engine_requests[:1] if updates else lab.size.engine_requests:
+            for overlap in (True,) if updates else (True, False):
+                case = {"measured": run, "tree": tree.name, "requests": requests, "overlap": overlap}
+                yield case, partial(count_updates if updates else time_engine, lab, tree, requests, overlap)
+
+
+def time_engine(lab: Lab, tree: SpecConfig, requests: int, overlap: bool) -> dict[str, Any]:
+    """Milliseconds per cycle of the engine's loop, and of launches without reading results, which is the device's own time."""
+    engine, running = decoding(lab, tree, requests, overlap)
+    count = lab.size.engine_cycles
+    samples = [time_steps(engine, count) for _ in range(3)]
+    started = time.perf_counter()
+    for _ in range(count):
+        launched = engine.runner.launch_cycle(running, tree)
+    queued = time.perf_counter() - started
+    jax.block_until_ready(launched.report)
+    own = (time.perf_counter() - started) / count * 1e3
+    return {
+        "milliseconds": samples,
+        "device_milliseconds": own,
+        "launch_milliseconds": queued / count * 1e3,
+        "host_gap_milliseconds": median(samples) - own,
+        "context": lab.size.goal_context,
+    }
+
+
+def time_steps(engine: Engine, count: int) -> float:
+    """Milliseconds per step."""
+    started = time.perf_counter()
+    for _ in range(count):
+        engine.step()
+    return (time.perf_counter() - started) / count * 1e3
+
+
+def decoding(lab: Lab, tree: SpecConfig, count: int, overlap: bool) -> tuple[Engine, list[Request]]:
+    """An engine in which `count` requests decode, behind contexts of the goal's length."""
+    target, head = lab.graphs
+    models = LoadedTarget(target.config, target.graph, lab.params["target"]), None
+    if tree.num_steps:
+        models = models[0], LoadedHead(head.config, head.graph, lab.params["head"])
+    length = lab.size.goal_context + 6 * lab.size.engine_cycles * (tree.num_steps + 1)
+    length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
+    config = EngineConfig(
+        max_running_requests=count, context_length=length, num_pages=count * length // 16, overlap=overlap, prefix_cache=False
+    )
+    with lab.compile_phase():
+        engine = Engine(*models, None, tree, config)
+        engine.runner.programs.compile_all(largest(engine.runner.table.all()))
+        engine.runner.programs.seal()
+    draw = np.random.default_rng(0)
+    params = SamplingParams(max_tokens=length - lab.size.goal_context, temperature=0, ignore_eos=True)
+    vocabulary = lab.size.target.vocab_size
+    running = [engine.add(draw.integers(0, vocabulary, lab.size.goal_context).tolist(), params) for _ in range(count)]
+    while not all(request.generated for request in running):
+        engine.step()
+    time_steps(engine, 3)
+    return engine, running
+
+
+def largest(programs: Iterable[Program]) -> list[Program]:
+    """The largest program of each kind: they serve every request, and the others need not be compiled."""
+    order: dict[type, Callable[[Any], tuple]] = {
+        CycleProgram: lambda each: (each.batch, each.pages), PrefillProgram: lambda each: (each.chunk, each.pages)
+    }  # fmt: skip
+    kinds: dict[type, list[Program]] = {}
+    for program in programs:
+        kinds.setdefault(type(program), []).append(program)
+    return [max(same, key=order[kind]) if kind in order else same[0] for kind, same in kinds.items()]
+
+
+# Updates of CUDA graphs
+
+UPDATE = re.compile(r"[Uu]pdated? (\d+) .*?commands?.*?(?:skipped[^\d]{0,20}(\d+))?")
+
+
+def count_updates(lab: Lab, tree: SpecConfig, requests: int, overlap: bool) -> dict[str, Any]:
+    """Nodes of CUDA graphs that XLA changed per cycle, from its log (parts.UPDATES turns it on)."""
+    engine, _ = decoding(lab, tree, requests, overlap)
+    with captured_errors() as log:
+        time_steps(engine, lab.size.engine_cycles)
+        log.seek(0)
+        lines = [line for line in log if "command_buffer" in line or "command_executor" in line]
+    updates = [found for line in lines if (found := UPDATE.search(line))]
+    if not lines:
+        raise Skip("XLA logged nothing about command buffers")
+    return {
+        "updates_per_cycle": len(updates) / lab.size.engine_cycles,
+        "updated_nodes_per_cycle": sum(int(found[1]) for found in updates) / lab.size.engine_cycles,
+        "log": [line.strip()[:300] for line in lines[-20:]],
+    }
+
+
+@contextmanager
+def captured_errors() -> Iterator[TextIO]:
+    """What this process and its libraries write to stderr meanwhile."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield log
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
