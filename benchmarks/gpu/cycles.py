@@ -1,5 +1,6 @@
 """The programs that the engine runs, with random weights: cycles and prefill; and how long compiling one takes."""
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
 from jaxspec.planner import estimate
-from jaxspec.planner.gpus import GPUS
+from jaxspec.planner.gpus import GPUS, Gpu
 from jaxspec.planner.time_model import time_model
 from jaxspec.spec.cycle import cycle
 from jaxspec.spec.prefill import Chunk, prefill
@@ -113,11 +114,19 @@ def time_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: 
 
 def model(lab: Lab, spec: SpecConfig, batch: int, context: int) -> float | None:
     """The time model's milliseconds at the measured bandwidth; None for a GPU that it does not know."""
-    kind = lab.device.device_kind.lower().split()
-    gpu = next((gpu for name, gpu in GPUS.items() if name.split("-")[0] in kind), None)
+    gpu = known_gpu(lab.device.device_kind)
     if gpu is None:
         return None
     return sum(time_model(lab.pair, spec, batch, context, gpu, copy_speed=lab.bandwidth).values())
+
+
+def known_gpu(kind: str) -> Gpu | None:
+    """The GPU with this name, or one with the same chip: the time model takes the measured bandwidth, not the data sheet's.
+
+    In: "NVIDIA H100 80GB HBM3"  Out: GPUS["h100"]
+    """
+    chips = {name.replace("rtx-", "rtx ").split("-")[0]: gpu for name, gpu in reversed(GPUS.items())}
+    return next((gpu for chip, gpu in chips.items() if re.search(rf"\b{chip}\b", kind.lower())), None)
 
 
 def time_steps(lab: Lab, made: Batch, step: Callable[[State], Any]) -> tuple[list[float], int]:

@@ -29,7 +29,7 @@ BENCHMARKS = (
     Benchmark("acceptance", "how many drafts a head gets accepted: by depth, chains against trees"),
     Benchmark("serving", "latency, throughput and goodput of a running server (OpenAI or SGLang API)"),
     Benchmark("peers", "compare with transformers, OpenVINO, CTranslate2, llama.cpp and vLLM on a CPU"),
-    Benchmark("gpu", "check the kernels on a GPU and time an 8B model's programs"),
+    Benchmark("gpu", "the first hour on a GPU: kernels, matrix products, whole cycles, the engine, and what takes the time"),
     Benchmark("lossless", "check-lossless over several trees and many prompts, with a record"),
     Benchmark("start", "seconds from launching a server to its first token"),
     Benchmark("report", "one HTML page with tables and plots of all results"),

@@ -10,36 +10,34 @@ import pytest
 
 from benchmarks.gpu import worker as gpu_worker
 from benchmarks.gpu.lab import Skip
+from benchmarks.gpu.parts import Part, Run
 from benchmarks.gpu.supervisor import Supervisor
+from benchmarks.gpu.worker import Task
 from benchmarks.options import RESULTS
 
 
-def worker(sections: dict, deadline: float = float("inf")) -> list[dict]:
-    """What a worker says about these sections."""
+def worker(cases: list, **task) -> list[dict]:
+    """What a worker says about the cases of a part."""
     messages: list[dict] = []
-    lab = SimpleNamespace()
-    gpu_worker.run_sections(list(sections), sections, lab, deadline, lambda **message: messages.append(message))  # type: ignore
-    return [message for message in messages if message["kind"] not in ("section", "case", "finished")]
+    lab = SimpleNamespace(compiling=0.0)
+    gpu_worker.run_cases(
+        Task("a", **task), lambda lab, run: cases, lab, lambda **message: messages.append(message)  # type: ignore
+    )  # fmt: skip
+    return [message for message in messages if message["kind"] not in ("cases", "case", "all")]
 
 
-def test_a_failing_case_or_section_does_not_stop_the_others():
+def test_a_failing_case_does_not_stop_the_others():
     def breaks() -> dict:
         raise RuntimeError("no such kernel")
 
     def refuses() -> dict:
         raise Skip("too large")
 
-    def broken_section(lab):
-        raise KeyError("cases")
-
     def out_of_memory() -> dict:
         raise RuntimeError("RESOURCE_EXHAUSTED: 9 bytes")
 
-    first = [({"n": 1}, breaks), ({"n": 2}, refuses), ({"n": 3}, out_of_memory), ({"n": 4}, lambda: {"found": 5})]
-    said = worker({"a": lambda lab: first, "b": broken_section, "c": lambda lab: [({}, lambda: {"found": 6})]})
-    assert [(message["kind"], message["section"]) for message in said] == [
-        ("failed", "a"), ("skipped", "a"), ("skipped", "a"), ("row", "a"), ("failed", "b"), ("row", "c"),
-    ]  # fmt: skip
+    said = worker([({"n": 1}, breaks), ({"n": 2}, refuses), ({"n": 3}, out_of_memory), ({"n": 4}, lambda: {"found": 5})])
+    assert [message["kind"] for message in said] == ["failed", "skipped", "skipped", "row"]
     assert said[0]["error"] == "RuntimeError: no such kernel" and said[1]["reason"] == "too large"
     assert said[3]["row"] == {"n": 4, "found": 5}
 
@@ -50,58 +48,88 @@ def test_a_device_that_no_longer_works_ends_the_worker(monkeypatch):
 
     monkeypatch.setattr(gpu_worker.jnp, "arange", lambda _: breaks())
     with pytest.raises(gpu_worker.DeviceLost, match="illegal address"):
-        worker({"a": lambda lab: [({}, breaks)]})
+        worker([({}, breaks)])
 
 
-def test_cases_that_may_not_end_in_time_are_skipped():
+def test_no_case_starts_after_the_deadline_or_one_that_was_started_before():
     def slow() -> dict:
         time.sleep(0.3)
         return {}
 
-    said = worker({"a": lambda lab: [({"n": n}, slow) for n in range(3)]}, deadline=time.time() + 0.5)
-    assert [message["kind"] for message in said] == ["row", "skipped", "skipped"]
+    said = worker([({"n": n}, slow) for n in range(3)], deadline=time.time() + 0.2, done=({"n": 0},))
+    assert [(message["kind"], message.get("case")) for message in said] == [("row", None), ("skipped", {"n": 2})]
     assert said[1]["reason"].startswith("time budget: ")
+
+
+def test_compiling_does_not_count_against_a_parts_time():
+    lab = SimpleNamespace(compiling=0.0)
+    task = Task("a", until=time.time() - 5)
+    assert gpu_worker.out_of_time(task, lab) == "the part's share of the time was over"  # type: ignore
+    lab.compiling = 60.0
+    assert gpu_worker.out_of_time(task, lab) is None  # type: ignore
 
 
 def fake_worker(tmp_path: Path, text: str) -> list[str]:
     """A worker's command: Python with `task` and `say` and then this text."""
     script = tmp_path / "worker.py"
     script.write_text(
-        "import json, sys, time\ntask = json.loads(sys.argv[1])\n"
+        "import json, os, sys, time\ntask = json.loads(sys.argv[1])\n"
         "def say(**message): print(json.dumps(message), flush=True)\n"
         "say(kind='environment', environment={'platform': 'cpu', 'devices': ['cpu']})\n" + text
     )
     return [sys.executable, str(script)]
 
 
-CRASHES = """
-for section in task["sections"]:
-    say(kind="section", section=section, cases=2)
-    say(kind="case", section=section, case={"n": 1})
-    say(kind="row", section=section, row={"found": 1, "bandwidth": task["bandwidth"]})
-    say(kind="case", section=section, case={"n": 2})
-    if section == "b": sys.exit("kernel died")
-    if section == "c": time.sleep(60)
-    say(kind="finished", section=section, seconds=1.0)
+CASES = """
+say(kind="cases", part=task["part"], cases=4, left=4 - len(task["done"]))
+for n in range(4):
+    if {"n": n} in task["done"]: continue
+    say(kind="case", part=task["part"], case={"n": n})
+    if task["part"] == "dies" and n == 1: sys.exit("kernel died")
+    if task["part"] == "hangs" and n == 2: time.sleep(60)
+    if task["part"] == "compiles" and n == 0: say(kind="phase", phase="compile"); time.sleep(1.5)
+    if task["part"] == "always dies": os._exit(9)
+    say(kind="row", part=task["part"], row={"n": n, "flags": os.environ.get("XLA_FLAGS"), "run": task["run"]})
+    if task["alone"]: sys.exit()
+say(kind="all", part=task["part"])
 """
 
 
-def test_a_worker_that_dies_or_hangs_costs_only_its_section(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.gpu.supervisor.OTHER_SILENCE", 1.0)
-    supervisor = Supervisor("tiny", time.time() + 30, "", lambda _: None, fake_worker(tmp_path, CRASHES))
-    supervisor.run(["a", "b", "c", "d"])
-    assert [len(found["rows"]) for found in supervisor.results.values()] == [1, 1, 1, 1]
-    (died,), (hung,) = supervisor.results["b"]["failed"], supervisor.results["c"]["failed"]
-    assert died["case"] == {"n": 2} and "status 1; last output: kernel died" in died["error"]
-    assert hung["error"].startswith("the worker hung for 1 s") and supervisor.failures == 2
-    assert "seconds" in supervisor.results["d"]
+def supervise(tmp_path: Path, *parts: Part, seconds: float = 60, text: str = CASES) -> Supervisor:
+    supervisor = Supervisor("tiny", time.time() + seconds, "", lambda _: None, fake_worker(tmp_path, text))
+    supervisor.run(parts)
+    return supervisor
+
+
+def test_a_worker_that_dies_or_hangs_costs_only_its_case(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu.supervisor.LIMITS", {"start": 30.0, "run": 1.0, "compile": 30.0})
+    names = ("fine", "dies", "hangs", "compiles")
+    results = supervise(tmp_path, *(Part(name, "", "") for name in names)).results
+    found = {name: [row["n"] for row in results[name]["rows"]] for name in names}
+    assert found == {"fine": [0, 1, 2, 3], "dies": [0, 2, 3], "hangs": [0, 1, 3], "compiles": [0, 1, 2, 3]}
+    (died,), (hung,) = results["dies"]["failed"], results["hangs"]["failed"]
+    assert died["case"] == {"n": 1} and "status 1; last output: kernel died" in died["error"]
+    assert hung["case"] == {"n": 2} and hung["error"].startswith("the worker hung: run 1 s")
+
+
+def test_a_part_whose_workers_always_die_is_given_up_unless_each_case_is_alone(tmp_path):
+    together = supervise(tmp_path, Part("always dies", "", "")).results["always dies"]
+    assert [len(together["failed"]), together["skipped"][0]["reason"]] == [3, "3 workers ended early: the rest is left out"]
+    alone = supervise(tmp_path, Part("always dies", "", "", alone=True)).results["always dies"]
+    assert [entry["case"] for entry in alone["failed"]] == [{"n": n} for n in range(4)]
+
+
+def test_every_run_of_a_part_has_its_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--a=1")
+    part = Part("fine", "", "", runs=(Run("as it is"), Run("other", "--b=2")), alone=True)
+    rows = supervise(tmp_path, part).results["fine"]["rows"]
+    assert [(row["run"], row["flags"]) for row in rows] == [("as it is", "--a=1")] * 4 + [("other", "--a=1 --b=2")] * 4
 
 
 def test_the_budget_ends_a_worker_and_skips_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.gpu.supervisor.GRACE", 0.5)
-    supervisor = Supervisor("tiny", time.time() + 1, "", lambda _: None, fake_worker(tmp_path, "time.sleep(60)"))
     started = time.time()
-    supervisor.run(["a", "b"])
+    supervisor = supervise(tmp_path, Part("a", "", ""), Part("b", "", ""), seconds=1, text="time.sleep(60)")
     assert time.time() - started < 10
     assert [supervisor.results[name]["skipped"][0]["reason"][:11] for name in "ab"] == ["time budget"] * 2
     assert supervisor.failures == 0
