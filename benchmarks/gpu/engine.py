@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.program_table import CycleProgram, PrefillProgram, Program
 from jaxspec.engine.request import Request
 from jaxspec.llm import LLM
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -105,7 +104,9 @@ def time_engine(lab: Lab, tree: SpecConfig, requests: int, overlap: bool) -> dic
     """Milliseconds per cycle of the engine's loop, and of launches without reading results, which is the device's own time."""
     engine, running = decoding(lab, tree, requests, overlap)
     count = lab.size.engine_cycles
+    uploads = engine.stats().uploaded_arrays
     samples = [time_steps(engine, count) for _ in range(3)]
+    uploads = engine.stats().uploaded_arrays - uploads
     started = time.perf_counter()
     for _ in range(count):
         launched = engine.runner.launch_cycle(running, tree)
@@ -117,6 +118,7 @@ def time_engine(lab: Lab, tree: SpecConfig, requests: int, overlap: bool) -> dic
         "device_milliseconds": own,
         "launch_milliseconds": queued / count * 1e3,
         "host_gap_milliseconds": median(samples) - own,
+        "uploaded_arrays_per_step": uploads / (3 * count),
         "context": lab.size.goal_context,
     }
 
@@ -132,17 +134,16 @@ def time_steps(engine: Engine, count: int) -> float:
 def decoding(lab: Lab, tree: SpecConfig, count: int, overlap: bool) -> tuple[Engine, list[Request]]:
     """An engine in which `count` requests decode, behind contexts of the goal's length."""
     target, head = lab.graphs
-    models = LoadedTarget(target.config, target.graph, lab.params["target"]), None
-    if tree.num_steps:
-        models = models[0], LoadedHead(head.config, head.graph, lab.params["head"])
+    loaded = LoadedTarget(target.config, target.graph, lab.params["target"])
+    drafts = LoadedHead(head.config, head.graph, lab.params["head"]) if tree.num_steps else None
     length = lab.size.goal_context + 6 * lab.size.engine_cycles * (tree.num_steps + 1)
     length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
     config = EngineConfig(
         max_running_requests=count, context_length=length, num_pages=count * length // 16, overlap=overlap, prefix_cache=False
     )
     with lab.compile_phase():
-        engine = Engine(*models, None, tree, config)
-        engine.runner.programs.compile_all(largest(engine.runner.table.all()))
+        engine = Engine(loaded, drafts, None, tree, config)
+        engine.runner.programs.compile_all(engine.runner.table.largest_of_all())
         engine.runner.programs.seal()
     draw = np.random.default_rng(0)
     params = SamplingParams(max_tokens=length - lab.size.goal_context, temperature=0, ignore_eos=True)
@@ -152,17 +153,6 @@ def decoding(lab: Lab, tree: SpecConfig, count: int, overlap: bool) -> tuple[Eng
         engine.step()
     time_steps(engine, 3)
     return engine, running
-
-
-def largest(programs: Iterable[Program]) -> list[Program]:
-    """The largest program of each kind: they serve every request, and the others need not be compiled."""
-    order: dict[type, Callable[[Any], tuple]] = {
-        CycleProgram: lambda each: (each.batch, each.pages), PrefillProgram: lambda each: (each.chunk, each.pages)
-    }  # fmt: skip
-    kinds: dict[type, list[Program]] = {}
-    for program in programs:
-        kinds.setdefault(type(program), []).append(program)
-    return [max(same, key=order[kind]) if kind in order else same[0] for kind, same in kinds.items()]
 
 
 # Updates of CUDA graphs

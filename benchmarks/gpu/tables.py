@@ -93,6 +93,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "step, ms (min..max)": spread("milliseconds"),
         "device, ms": number("device_milliseconds", 2),
         "launch, ms": number("launch_milliseconds", 2),
+        "uploads per step": number("uploaded_arrays_per_step", 2),
         "nodes updated per cycle": number("updated_nodes_per_cycle", 1),
     },
     "check": {
