@@ -77,6 +77,12 @@ class Report:
         both = self._earlier.get("results", {}) | self.supervisor.results
         return {part: both[part] for part in ORDER if part in both}
 
+    @property
+    def has_results(self) -> bool:
+        """Whether this run has any: without a GPU there is nothing to write."""
+        assert self.supervisor
+        return any(found[kind] for found in self.supervisor.results.values() for kind in ("rows", "skipped", "failed"))
+
     def check_earlier(self) -> None:
         """Raises BenchmarkError if the file holds results of another device or of other versions."""
         assert self.supervisor
@@ -91,7 +97,7 @@ class Report:
     def write(self) -> None:
         """Writes the record in one step, so that a reader never sees half of it."""
         assert self.supervisor
-        if not self.supervisor.results:
+        if not self.has_results:
             return
         out, environment = self._options.out, self.supervisor.environment or self._earlier.get("environment", {})
         flags = {name: value for name, value in vars(self._options).items() if name not in NOT_FLAGS}
@@ -111,7 +117,7 @@ class Report:
         """Prints the summary of all runs."""
         assert self.supervisor
         self._bar.close()
-        if self.supervisor.results:
+        if self.has_results:
             environment = self.supervisor.environment or self._earlier.get("environment", {})
             print(tables.summary(self.results, environment, self._options.size))
 
