@@ -211,7 +211,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         return [outputs[request.id].token_ids for request in requests]
 
     def start() -> Engine:
-        plain, small = SpecConfig(num_steps=0), engine_target(num_layers=2)  # twenty programs are to be compiled
+        plain, small = SpecConfig(num_steps=0), engine_target(num_layers=2)  # nine programs are to be compiled
         engine = tiny_engine(
             SpecConfig(2, 2, 4),
             max_running_requests=2,
@@ -223,7 +223,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
             target=small,
             head=random_eagle(small.config),
         )
-        engine.runner.table = replace(engine.runner.table, chunks=(4, 8), pages=(16, 32))
+        engine.runner.table = replace(engine.runner.table, chunks=(4, 8), pages=(32,))
         return engine
 
     complete = start()
