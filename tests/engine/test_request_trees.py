@@ -7,7 +7,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Timing, Update
 from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from jaxspec.testing import engine_target, oracle_head, tiny_engine, tiny_target
 
 WIDE, CHAIN = SpecConfig(3, 2, 6), SpecConfig(4, 1)
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2], [9, 9, 9]]
@@ -96,7 +96,8 @@ def check_tree(tree, spec: SpecConfig, newest: int, emitted, accepted: int) -> N
 
 
 def test_statistics_add_up():
-    engine = tiny_engine(WIDE, request_trees=(PLAIN, CHAIN))
+    target = tiny_target()  # some of its random head's drafts are accepted
+    engine = tiny_engine(WIDE, target=target, request_trees=(PLAIN, CHAIN))
     _, requests, updates = run(engine, TREES)
     assert {update.verification.tree for update in updates if update.verification} == {None}, "no request asked for trees"
     stats, cycles = engine.stats(), [cycle for request in requests for cycle in request.speculation.cycles]
