@@ -10,6 +10,7 @@ import jax
 
 from jaxspec.config import SpecConfig
 from jaxspec.spec.commit import advance, commit
+from jaxspec.spec.coupling import couple
 from jaxspec.spec.draft import draft_tree
 from jaxspec.spec.extend import extend
 from jaxspec.spec.state import Models, State, gather
@@ -30,7 +31,7 @@ def time_parts(
 
     @jax.jit
     def draft_part(params, state, batch):
-        return draft_tree(merge(params), state, batch, spec)
+        return draft_tree(merge(params), state, batch, spec, coupling=couple(state, batch, spec.num_steps)).tree
 
     @jax.jit
     def verify_part(params, state, batch, tree):

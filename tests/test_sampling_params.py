@@ -16,7 +16,7 @@ from jaxspec.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
-from jaxspec.spec.sampling import MAX_STOP_TOKENS
+from jaxspec.spec.settings import MAX_STOP_TOKENS
 
 NAN, INF = math.nan, math.inf
 NOT_WHOLE, NOT_NUMBERS = ["4", 4.0, True, None, [4]], ["1", True, None, [1.0], NAN, INF, -INF]

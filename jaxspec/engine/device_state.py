@@ -21,7 +21,8 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.cycle import CycleOptions
 from jaxspec.spec.draft import DraftWindow
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.sampling import SamplingKind, Settings, Thresholds, settings_row
+from jaxspec.spec.sampling import Thresholds
+from jaxspec.spec.settings import SamplingKind, Settings, settings_row
 from jaxspec.spec.state import Admission, Caches, Models, Sizes, State, empty_state
 from jaxspec.typing import KeysValues
 

@@ -20,7 +20,7 @@ from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.sampling import MAX_STOP_TOKENS
+from jaxspec.spec.settings import MAX_STOP_TOKENS
 
 
 class Engine:

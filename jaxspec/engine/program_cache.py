@@ -22,11 +22,12 @@ import jax
 from jax import export
 
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.sampling import Logprobs, Settings
-from jaxspec.spec.state import Admission, Caches, Drafted, Sequences, State, StepOutput
+from jaxspec.spec.sampling import Logprobs
+from jaxspec.spec.settings import Settings
+from jaxspec.spec.state import Admission, Caches, Drafted, Sequences, Sharpness, State, StepOutput
 from jaxspec.typing import KeysValues
 
-for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, State, StepOutput):
+for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, Sharpness, State, StepOutput):
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 
 PACKAGES = ("jaxspec", "pallas_kernels")

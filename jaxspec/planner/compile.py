@@ -33,6 +33,9 @@ KERNEL_CALLS = {
 TOPK = "__gpu$TopK"
 """The k largest of each row: a custom call by name only, which XLA compiles to a kernel of its own."""
 
+NO_CALL = "AllocateBuffer"
+"""XLA's name for memory without content: nothing is called."""
+
 WITHOUT_GPU = {
     "JAX_PLATFORMS": "cpu",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
@@ -259,6 +262,8 @@ def read_custom_calls(dump: Path) -> tuple[dict[str, int], dict[str, int]]:
     kernels, others = Counter[str](), Counter[str]()
     for line in _only(dump, "*gpu_after_optimizations.txt").read_text().splitlines():
         if (target := _CUSTOM_CALL.search(line)) is None:
+            continue
+        if target[1] == NO_CALL:
             continue
         if target[1] == TOPK:
             kernels["topk"] += 1

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import SpecConfig
 from jaxspec.spec.commit import advance, commit
+from jaxspec.spec.coupling import couple, learn
 from jaxspec.spec.draft import DraftWindow, draft_tree
 from jaxspec.spec.extend import extend
 from jaxspec.spec.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
@@ -27,6 +28,10 @@ class CycleOptions:
     """The part of its cache that the head sees; None: all of it."""
     thresholds: Thresholds | None = None
     """Accept drafts that the target would not have chosen. None, the default, is lossless."""
+
+    def couples(self, spec: SpecConfig) -> bool:
+        """Whether drafts may look at the target's noise. A threshold's drafts must not depend on it."""
+        return spec.num_steps > 0 and self.thresholds is None
 
 
 LOSSLESS = CycleOptions()
@@ -46,12 +51,14 @@ def cycle(
     Before a cycle with a tree the head must not lag behind (extend.catch_up).
     """
     batch = gather(state, rows, page_table)
-    tree = draft_tree(models, state, batch, spec, options.window)
-    verified = verify(models, state, batch, tree, options.thresholds)
+    coupling = couple(state, batch, spec.num_steps) if options.couples(spec) else None
+    tree, root_logits = draft_tree(models, state, batch, spec, options.window, coupling)
+    verified = verify(models, state, batch, tree, coupling and coupling.noise, options.thresholds)
     accepted = accept(tree, verified.target_tokens, batch, spec.num_steps)
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)
     state = extend(models, state, batch, verified, accepted, options.window)
+    state = learn(models, state, batch, coupling, root_logits, verified.target_tokens[:, 0])
     drafted = Drafted(tree.tokens, tree.parents, accepted.path)
     return StepOutput(state, report(accepted), logprobs(verified, accepted, batch), drafted=drafted)
 

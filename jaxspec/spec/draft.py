@@ -1,5 +1,6 @@
 """Drafting: the head grows candidates level by level, keeping the best as the next beam (EAGLE-2, section 4.1)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 from jaxspec.config import SpecConfig
 from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.models.llama import Llama
+from jaxspec.spec.coupling import Coupling, coupled_scores
+from jaxspec.spec.settings import SamplingKind
 from jaxspec.spec.state import Batch, Models, State
 from jaxspec.spec.tree import Candidates, Tree, build_tree, chain, root_only
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
@@ -41,21 +43,43 @@ class Beam(NamedTuple):
     """Which earlier window keys are ancestors."""
 
 
-def draft_tree(models: Models, state: State, batch: Batch, spec: SpecConfig, window: DraftWindow | None = None) -> Tree:
+class Draft(NamedTuple):
+    """What a head proposes."""
+
+    tree: Tree
+    root_logits: Float[Array, "b v"] | None
+    """The head's logits of the tokens after the roots, in its own vocabulary. None: plain decoding drafts nothing."""
+
+
+def draft_tree(
+    models: Models,
+    state: State,
+    batch: Batch,
+    spec: SpecConfig,
+    window: DraftWindow | None = None,
+    coupling: Coupling | None = None,
+) -> Draft:
     """The best tree that the head drafts below each root, or the root alone for plain decoding."""
+    root = batch.now.root
     if spec.num_steps == 0:
-        return root_only(batch.now.root)
+        return Draft(root_only(root), None)
     if spec.topk == 1:
-        return chain(batch.now.root, draft_chain(models, state.caches.draft, batch, spec, window))
-    candidates = draft(models, state.caches.draft, batch, spec, window)
-    return build_tree(batch.now.root, candidates, spec.num_draft_tokens, spec.num_steps)
+        tokens, logits = draft_chain(models, state.caches.draft, batch, spec, window, coupling)
+        return Draft(chain(root, tokens), logits)
+    candidates, logits = draft(models, state.caches.draft, batch, spec, window, coupling)
+    return Draft(build_tree(root, candidates, spec.num_draft_tokens, spec.num_steps), logits)
 
 
 @jax.named_scope("draft")
 def draft(
-    models: Models, cache: tuple[KeysValues, ...], batch: Batch, spec: SpecConfig, window: DraftWindow | None = None
-) -> Candidates:
-    """num_steps levels of candidates below the root; the head runs num_steps - 1 times, on topk tokens.
+    models: Models,
+    cache: tuple[KeysValues, ...],
+    batch: Batch,
+    spec: SpecConfig,
+    window: DraftWindow | None = None,
+    coupling: Coupling | None = None,
+) -> tuple[Candidates, Float[Array, "b v"]]:
+    """num_steps levels of candidates below the root, and the first one's logits. The head runs num_steps - 1 times, on topk tokens.
 
     `cache` is the head's: slots 1 .. length are written, and the pair of the root is the last of them.
     """
@@ -63,7 +87,8 @@ def draft(
     assert head is not None, "the engine refuses a tree without a head"
     length, draft_hidden = batch.now.length, batch.now.draft_hidden
     batch_size, k = draft_hidden.shape[0], spec.topk
-    tokens, log_probs = best_children(head, target, draft_hidden[:, None], k)
+    root_logits = head.logits(draft_hidden[:, None], target)
+    tokens, log_probs = best_children(head, root_logits, k, 0, coupling)
     tokens, scores = tokens[:, 0], log_probs[:, 0]
     levels = [Candidates(tokens, scores, jnp.full((batch_size, k), -1))]
     beam = Beam(
@@ -83,16 +108,22 @@ def draft(
         metadata = AttentionMetadata(positions, *seen, mask)
         out = head(head.embed(beam.tokens, target), beam.hidden, metadata, cache, earlier)
         earlier = out.window
-        children, beam = grow(head, target, beam, out.hidden, mask, first_flat=k + (level - 1) * k * k)
+        tokens, log_probs = best_children(head, head.logits(out.hidden, target), k, level, coupling)
+        children, beam = grow(beam, tokens, log_probs, out.hidden, mask, first_flat=k + (level - 1) * k * k)
         levels.append(children)
-    return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True)))
+    return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True))), root_logits[:, 0]
 
 
 @jax.named_scope("draft")
 def draft_chain(
-    models: Models, cache: tuple[KeysValues, ...], batch: Batch, spec: SpecConfig, window: DraftWindow | None = None
-) -> Int[Array, "b n"]:
-    """The num_steps tokens that `draft` proposes with topk = 1.
+    models: Models,
+    cache: tuple[KeysValues, ...],
+    batch: Batch,
+    spec: SpecConfig,
+    window: DraftWindow | None = None,
+    coupling: Coupling | None = None,
+) -> tuple[Int[Array, "b n"], Float[Array, "b v"]]:
+    """The num_steps tokens that `draft` proposes with topk = 1, and the logits of the first.
 
     A chain needs no scores, its mask is constant, and a parent is always the candidate before: fewer launches on a GPU.
     """
@@ -100,40 +131,72 @@ def draft_chain(
     assert head is not None, "the engine refuses a tree without a head"
     length, hidden = batch.now.length, batch.now.draft_hidden[:, None]
     seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], window)
-    tokens = [best_child(head, target, hidden)]
+    root_logits = head.logits(hidden, target)
+    tokens = [best_child(head, root_logits, 0, coupling)]
     earlier = None
     for level in range(1, spec.num_steps):
         mask = jnp.ones((len(length), 1, level), bool)
         metadata = AttentionMetadata((length + level - 1)[:, None], *seen, mask)
         hidden, earlier = head(head.embed(tokens[-1], target), hidden, metadata, cache, earlier)
-        tokens.append(best_child(head, target, hidden))
-    return jnp.concatenate(tokens, 1)
+        tokens.append(best_child(head, head.logits(hidden, target), level, coupling))
+    return jnp.concatenate(tokens, 1), root_logits[:, 0]
 
 
-def best_child(head: DraftHead, target: Llama, hidden: Float[Array, "b w h"]) -> Int[Array, "b w"]:
-    """The likeliest token (target id) after each hidden; of equal ones that with the lowest draft id."""
-    return head.target_ids(jnp.argmax(head.logits(hidden, target), -1).astype(jnp.int32))
+def best_child(head: DraftHead, logits: Float[Array, "b w v"], depth: int, coupling: Coupling | None) -> Int[Array, "b w"]:
+    """The first of the `best_children` (target id) of each node; of equal ones that with the lowest draft id."""
+
+    def likeliest(logits: Float[Array, "b w v"]) -> Int[Array, "b w"]:
+        return jax.lax.top_k(logits, 1)[1][..., 0]  # on a GPU one launch; argmax takes two
+
+    return head.target_ids(for_sampling(likeliest, head, logits, depth, coupling))
 
 
 def best_children(
-    head: DraftHead, target: Llama, hidden: Float[Array, "b w h"], k: int
+    head: DraftHead, logits: Float[Array, "b w v"], k: int, depth: int, coupling: Coupling | None
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
-    """The k likeliest tokens (target ids) after each hidden, with the head's log probabilities at temperature 1."""
-    logits = head.logits(hidden, target)
-    best, ids = jax.lax.top_k(logits, k)
-    log_probs = best - jax.nn.logsumexp(logits, -1, keepdims=True)
+    """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: those of the head at
+    temperature 1 or, if a request is sampled, what is known of the target's choice."""
+
+    def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:
+        best, ids = jax.lax.top_k(logits, k)
+        return best, ids, jnp.sum(jnp.exp(logits - best[..., :1]), -1, keepdims=True)
+
+    best, ids, total = for_sampling(likeliest, head, logits, depth, coupling)
+    log_probs = best - best[..., :1] - jnp.log(total)
     return head.target_ids(ids), jnp.minimum(log_probs, 0.0)  # rounding must not put a child above its parent
 
 
+def for_sampling[Result](
+    likeliest: Callable[[Float[Array, "b w v"]], Result],
+    head: DraftHead,
+    logits: Float[Array, "b w v"],
+    depth: int,
+    coupling: Coupling | None,
+) -> Result:
+    """`likeliest` of the head's logits or, unless all requests are greedy, of its coupled scores."""
+    if coupling is None:
+        return likeliest(logits)
+    return jax.lax.cond(
+        coupling.needed > SamplingKind.GREEDY,
+        lambda logits: likeliest(coupled_scores(coupling, head, logits, depth)),
+        likeliest,
+        logits,
+    )
+
+
 def grow(
-    head: DraftHead, target: Llama, beam: Beam, hidden: Float[Array, "b k h"], mask: Bool[Array, "b k s"], first_flat: int
+    beam: Beam,
+    tokens: Int[Array, "b k children"],
+    log_probs: Float[Array, "b k children"],
+    hidden: Float[Array, "b k h"],
+    mask: Bool[Array, "b k s"],
+    first_flat: int,
 ) -> tuple[Candidates, Beam]:
     """All k * k children of the beam become candidates; the best k of them are the next beam.
 
     The order changes, so everything that belongs to a parent (hidden, ancestors, flat index) is gathered by parent.
     """
     batch, k = beam.tokens.shape
-    tokens, log_probs = best_children(head, target, hidden, k)
     tokens, scores = tokens.reshape(batch, k * k), (log_probs + beam.scores[:, :, None]).reshape(batch, k * k)
     children = Candidates(tokens, scores, jnp.repeat(beam.flat, k, 1, total_repeat_length=k * k))
     best, chosen = jax.lax.top_k(scores, k)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxspec.spec.sampling import Settings
+from jaxspec.spec.settings import Settings
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -34,40 +34,60 @@ def tree_context(history: Int[Array, "b t"], length: Int[Array, " b"], tree: Tre
 
 
 def adjust_logits(
-    logits: Float[Array, "b n v"], positions: Int[Array, "b n"], context: Context, settings: Settings, bias: Float[Array, "b v"]
-) -> Float[Array, "b n v"]:
-    """Applies penalties, then bias, then min_tokens to the logits of the tokens at `positions` (see SamplingParams)."""
-    occurs, generated = count_tokens(context, settings.prompt_length, logits.shape[-1])
-    repetition, frequency, presence = (
-        field[:, None, None] for field in (settings.repetition_penalty, settings.frequency_penalty, settings.presence_penalty)
-    )
-    repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
-    logits = jnp.where(occurs, repeated, logits)
-    logits = logits - frequency * generated - presence * (generated > 0)
-    logits = logits + bias[:, None]
-    return jnp.where(banned_stops(positions, settings, logits.shape[-1]), MIN_TOKENS_BAN + jnp.minimum(logits, 0), logits)
+    logits: Float[Array, "b n w"],
+    positions: Int[Array, "b n"],
+    context: Context,
+    settings: Settings,
+    bias: Float[Array, "b v"],
+    ids: Int[Array, " w"] | None = None,
+) -> Float[Array, "b n w"]:
+    """Applies penalties, then bias, then min_tokens to the logits of the tokens at `positions` (see SamplingParams).
+
+    `ids`: the token of each logit, for a head's own vocabulary, without extra tokens in the context. None: the whole vocabulary.
+    """
+    vocab_size = bias.shape[-1]
+    occurs, generated = count_tokens(context, settings.prompt_length, vocab_size)
+    banned = banned_stops(positions, settings, vocab_size)
+
+    def adjust(logits: Array, occurs: Array, generated: Array, bias: Array, banned: Array) -> Array:
+        repetition, frequency, presence = (
+            field[:, None, None] for field in (settings.repetition_penalty, settings.frequency_penalty, settings.presence_penalty)
+        )
+        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+        logits = jnp.where(occurs, repeated, logits)
+        logits = logits - frequency * generated - presence * (generated > 0) + bias
+        return jnp.where(banned, MIN_TOKENS_BAN + jnp.minimum(logits, 0), logits)
+
+    columns = slice(None) if ids is None else ids
+    of_prefix = [values[:, None] for values in (occurs, generated, bias)]
+    adjusted = adjust(logits, *(values[..., columns] for values in (*of_prefix, banned)))
+    if extra := context.extra.shape[1]:  # their counts differ from node to node, so these columns are set once more
+        tokens = context.extra[:, None, :]
+        again = jnp.sum(context.seen[:, :, :, None] & (context.extra[:, None, :, None] == tokens[:, :, None]), 2)
+        occurs, generated, bias = (jnp.take_along_axis(values, tokens, 2) for values in of_prefix)
+        everywhere = jnp.broadcast_to(tokens, (*positions.shape, extra))
+        own, stops = (jnp.take_along_axis(values, everywhere, 2) for values in (logits, banned))
+        own = adjust(own, occurs | (again > 0), generated + again, bias, stops)
+        batch, node = jnp.arange(len(logits))[:, None, None], jnp.arange(logits.shape[1])[None, :, None]
+        adjusted = adjusted.at[batch, node, tokens].set(own)
+    return adjusted
 
 
 def count_tokens(
     context: Context, prompt_length: Int[Array, " b"], vocab_size: int
-) -> tuple[Bool[Array, "b n v"], Float[Array, "b n v"]]:
-    """Per node: the tokens that occur in its text, and how often each was generated.
+) -> tuple[Bool[Array, "b v"], Float[Array, "b v"]]:
+    """The tokens that occur in the shared prefix, and how often each was generated there.
 
-    In:  history [7, 8, 8], known 3, prompt_length 1, extra [8], seen [[False], [True]]
-    Out: 7 and 8 occur at both nodes; 8 was generated 2 and 3 times, 7 never
+    In:  history [7, 8, 8], known 3, prompt_length 1
+    Out: 7 and 8 occur; 8 was generated twice, 7 never
     """
-    batch, nodes, _ = context.seen.shape
     places = jnp.arange(context.history.shape[1])
     known = places < context.known[:, None]
     generated = known & (places >= prompt_length[:, None])
-    sequence = jnp.arange(batch)[:, None]
-    zeros = jnp.zeros((batch, vocab_size), jnp.float32)
+    sequence = jnp.arange(len(known))[:, None]
+    zeros = jnp.zeros((len(known), vocab_size), jnp.float32)
     occurs = zeros.at[sequence, context.history].add(known.astype(jnp.float32))
-    counts = zeros.at[sequence, context.history].add(generated.astype(jnp.float32))
-    node = jnp.arange(nodes)[None, :, None]
-    extra = jnp.zeros((batch, nodes, vocab_size), jnp.float32)
-    extra = extra.at[sequence[:, :, None], node, context.extra[:, None, :]].add(context.seen.astype(jnp.float32))
-    return occurs[:, None] + extra > 0, counts[:, None] + extra
+    return occurs > 0, zeros.at[sequence, context.history].add(generated.astype(jnp.float32))
 
 
 def banned_stops(positions: Int[Array, "b n"], settings: Settings, vocab_size: int) -> Bool[Array, "b n v"]:

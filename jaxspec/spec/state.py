@@ -8,8 +8,12 @@ from jax.typing import DTypeLike
 
 from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
-from jaxspec.spec.sampling import Logprobs, Settings, neutral_settings
+from jaxspec.spec.sampling import Logprobs
+from jaxspec.spec.settings import Settings, neutral_settings
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+
+FIRST_INFORMATION = 30.0
+"""About that of 30 tokens. It keeps the first steps of a new engine's Sharpness small."""
 
 
 class Models(NamedTuple):
@@ -61,6 +65,14 @@ class Sizes(NamedTuple):
     """Most slots by which the head may lag behind."""
 
 
+class Sharpness(NamedTuple):
+    """How sure the head is, compared with the target: sampled drafts take the head's logits times `factor` (spec/coupling.py)."""
+
+    factor: Float[Array, ""]
+    information: Float[Array, ""]
+    """Of the observations that the factor was learnt from (Fisher's): the more, the smaller the next step."""
+
+
 class State(NamedTuple):
     """Everything on the device that programs change: they take it, update it in place and return it."""
 
@@ -74,6 +86,7 @@ class State(NamedTuple):
     """Added to the logits: logit_bias, and -inf for banned tokens. Zeros if the request has neither."""
     lag_features: Float[Array, "r steps f"]
     """The target's features of the newest Sequences.lag positions."""
+    sharpness: Sharpness
 
 
 class Batch(NamedTuple):
@@ -144,6 +157,7 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, sizes.vocab), jnp.float32),
         lag_features=jnp.zeros((rows, sizes.max_lag, sizes.feature), dtype),
+        sharpness=Sharpness(jnp.ones((), jnp.float32), jnp.full((), FIRST_INFORMATION, jnp.float32)),
     )
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.spec.penalties import adjust_logits, tree_context
-from jaxspec.spec.sampling import SamplingKind, Thresholds, choose, choose_by_threshold
+from jaxspec.spec.sampling import Thresholds, choose, choose_by_threshold
+from jaxspec.spec.settings import SamplingKind, highest_kind
 from jaxspec.spec.state import Batch, Models, Sequences, State
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Float, Int, KeysValues
@@ -44,17 +45,32 @@ class Accepted(NamedTuple):
 
 
 @jax.named_scope("verify")
-def verify(models: Models, state: State, batch: Batch, tree: Tree, thresholds: Thresholds | None = None) -> Verified:
-    """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each."""
+def verify(
+    models: Models,
+    state: State,
+    batch: Batch,
+    tree: Tree,
+    noise: Float[Array, "b depths v"] | None = None,
+    thresholds: Thresholds | None = None,
+) -> Verified:
+    """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each.
+
+    `noise` is that of the choices after nodes at depth 0, 1, ..., if it has been drawn.
+    """
     length = batch.now.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
     out = models.target(tree.tokens, metadata, state.caches.target, models.capture)
     logits = models.target.logits(out.hidden)
-    return Verified(choose_tokens(state, batch, tree, logits, thresholds), logits, out.features, out.window)
+    return Verified(choose_tokens(state, batch, tree, logits, noise, thresholds), logits, out.features, out.window)
 
 
 def choose_tokens(
-    state: State, batch: Batch, tree: Tree, logits: Float[Array, "b n v"], thresholds: Thresholds | None = None
+    state: State,
+    batch: Batch,
+    tree: Tree,
+    logits: Float[Array, "b n v"],
+    noise: Float[Array, "b depths v"] | None = None,
+    thresholds: Thresholds | None = None,
 ) -> Int[Array, "b n"]:
     """The target's own token after every node, as the settings of each sequence ask."""
     now, settings = batch.now, batch.settings
@@ -65,9 +81,11 @@ def choose_tokens(
         return adjust_logits(logits, positions, context, settings, state.bias[batch.rows])
 
     if thresholds is None:
-        return choose(logits, positions, settings, ~now.done, adjust)
-    needed = jnp.any(~now.done & (settings.kind == SamplingKind.ADJUSTED))
-    return choose_by_threshold(jax.lax.cond(needed, adjust, lambda same: same, logits), positions, settings, tree, thresholds)
+        drawn = None if noise is None else lambda: jnp.take_along_axis(noise, tree.depth[:, :, None], 1)
+        return choose(logits, positions, settings, ~now.done, adjust, drawn)
+    needed = highest_kind(settings, ~now.done)
+    adjusted = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
+    return choose_by_threshold(adjusted, positions, settings, tree, thresholds)
 
 
 @jax.named_scope("accept")

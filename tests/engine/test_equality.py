@@ -147,7 +147,7 @@ def test_lossy_thresholds_accept_more_and_change_the_text():
     assert run(exact, prompts, params) == run(tiny_engine(PLAIN), prompts, params)
     run(lossless, prompts, params)
     leaning = run(lossy, prompts, params)
-    accept_lengths = [engine.stats().verified_tokens / engine.stats().verify_count for engine in (exact, lossless, lossy)]
-    assert accept_lengths[2] > 1.2 * max(accept_lengths[:2]) and leaning != run(exact, prompts, params)
+    before, after = (engine.stats().verified_tokens / engine.stats().verify_count for engine in (lossless, lossy))
+    assert after > 1.2 * before and leaning != run(exact, prompts, params)
     greedy = [SamplingParams(max_tokens=60, temperature=0)] * 3
     assert run(lossy, prompts, greedy) == run(exact, prompts, greedy), "thresholds are about sampling"

@@ -12,7 +12,7 @@ from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.spec.draft import draft
-from jaxspec.spec.sampling import neutral_settings
+from jaxspec.spec.settings import neutral_settings
 from jaxspec.spec.state import Batch, Models, empty_sequences
 from jaxspec.testing import random_head, tiny_config, tiny_target
 from jaxspec.typing import KeysValues
@@ -49,7 +49,7 @@ def test_features_and_candidate_scores_equal_the_reference():
     (window,) = out.window
     cache = (KeysValues(*(jnp.concatenate([empty, kv[0][:, None]]) for empty, kv in zip(none, window, strict=True))),)
     now = empty_sequences(1, 1, 1, jnp.float32)._replace(length=jnp.array([width]), draft_hidden=out.hidden[:, -1])
-    candidates = draft(
+    candidates, _ = draft(
         Models(module, draft_head, ()), cache, Batch(jnp.array([0]), table, now, neutral_settings(1)), SpecConfig(3, 4, 16)
     )
     np.testing.assert_allclose(candidates.scores[0], golden["p1_s0_all_scores"], atol=2e-4)

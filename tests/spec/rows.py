@@ -13,7 +13,7 @@ from jaxspec.engine.request import Request
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.sampling import Settings
+from jaxspec.spec.settings import Settings
 from jaxspec.spec.state import Admission, Caches, Sizes, State, empty_state
 from jaxspec.testing import TinyTokenizer
 from jaxspec.typing import KeysValues

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.spec.commit import advance, commit
-from jaxspec.spec.sampling import neutral_settings
+from jaxspec.spec.settings import neutral_settings
 from jaxspec.spec.state import Batch, Caches, Sizes, State, empty_state, gather, put
 from jaxspec.spec.verify import RUNNING, STOPPED, Accepted, Verified
 from jaxspec.typing import KeysValues

@@ -6,7 +6,8 @@ import pytest
 
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.penalties import Context, adjust_logits, banned_stops, count_tokens, tree_context
-from jaxspec.spec.sampling import SamplingKind, choose
+from jaxspec.spec.sampling import choose
+from jaxspec.spec.settings import SamplingKind
 from jaxspec.spec.tree import Tree, ancestor_mask, root_only
 from tests.spec import distribution_in_numpy
 from tests.spec.rows import admission_of, settings_of
@@ -90,21 +91,32 @@ def test_the_first_token_counts_the_prompt_only_as_prompt(seed):
 
 
 def test_a_rejected_sibling_does_not_count():
-    """Root 3 with the children 7 and 8; 8 has the child 7."""
+    """Root 3 with the children 7 and 8; 8 has the child 7. The penalty takes 1 off per occurrence."""
     parents = jnp.array([[-1, 0, 0, 2]])
     mask = ancestor_mask(parents, 2)
     tree = Tree(jnp.array([[3, 7, 8, 7]]), parents, mask.sum(-1) - 1, mask)
     context = tree_context(jnp.array([[3, 3, 0, 0]]), jnp.array([1]), tree)
-    occurs, counts = count_tokens(context, jnp.array([1]), VOCAB)
-    assert [np.flatnonzero(row).tolist() for row in np.asarray(occurs)[0]] == [[3], [3, 7], [3, 8], [3, 7, 8]]
-    assert np.asarray(counts)[0][:, [3, 7, 8]].tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 1, 1]]
+    settings = settings_of([SamplingParams(frequency_penalty=1.0)], VOCAB)._replace(prompt_length=jnp.array([1]))
+    found = adjust_logits(jnp.zeros((1, 4, VOCAB)), tree.depth + 2, context, settings, jnp.zeros((1, VOCAB)))
+    assert np.asarray(-found)[0][:, [3, 7, 8]].tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 1, 1]]
 
 
 def test_the_docstrings_example_of_counting():
-    context = Context(jnp.array([[7, 8, 8]]), jnp.array([3]), jnp.array([[8]]), jnp.array([[[False], [True]]]))
+    context = Context(jnp.array([[7, 8, 8]]), jnp.array([3]), jnp.zeros((1, 0), int), jnp.zeros((1, 1, 0), bool))
     occurs, counts = count_tokens(context, jnp.array([1]), VOCAB)
-    assert [np.flatnonzero(row).tolist() for row in np.asarray(occurs)[0]] == [[7, 8], [7, 8]]
-    assert np.asarray(counts)[0, :, 8].tolist() == [2, 3] and not np.asarray(counts)[0, :, 7].any()
+    assert np.flatnonzero(occurs[0]).tolist() == [7, 8]
+    assert counts[0, 8] == 2 and counts[0].sum() == 2
+
+
+def test_a_head_with_its_own_vocabulary_gets_the_same_adjustments():
+    rng = np.random.default_rng(3)
+    params, ids = random_params(rng), jnp.asarray(rng.permutation(VOCAB)[:5])
+    admission = admission_of(params, [1, 2, 3], rows=1, max_length=LENGTH, vocab_size=VOCAB)
+    context = context_after(jnp.asarray(rng.integers(0, VOCAB, (1, LENGTH))), jnp.array([7]))
+    logits, positions = jnp.asarray(rng.normal(size=(1, 2, VOCAB)), jnp.float32), jnp.array([[7, 8]])
+    whole = adjust_logits(logits, positions, context, admission.settings, admission.bias)
+    part = adjust_logits(logits[..., ids], positions, context, admission.settings, admission.bias, ids)
+    np.testing.assert_array_equal(part, whole[..., ids])
 
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 3])

@@ -39,7 +39,7 @@ class Reference:
 
     def _cycle(self, params, state):
         models = self.models(params)
-        tree = draft_tree(models, state, gather(state, ROWS, PAGE_TABLE), self.spec)
+        tree = draft_tree(models, state, gather(state, ROWS, PAGE_TABLE), self.spec).tree
         return tree, cycle(models, state, ROWS, PAGE_TABLE, spec=self.spec)
 
 

@@ -1,4 +1,4 @@
-"""Noise knows the seed, the position and the token only; filters are what SamplingParams says; company changes nothing."""
+"""Noise knows the seed, the position and the token only; company changes nothing."""
 
 import dataclasses
 
@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.sampling import (
-    MAX_STOP_TOKENS,
-    SamplingKind,
-    Settings,
-    choose,
-    gumbel_noise,
-    logprobs_if,
-    logprobs_of,
-    neutral_settings,
-    settings_row,
-    sort_and_filter,
-)
-from tests.spec.distribution_in_numpy import kept, softmax
+from jaxspec.spec.sampling import choose, gumbel_noise, logprobs_if, logprobs_of
+from jaxspec.spec.settings import MAX_STOP_TOKENS, SamplingKind, Settings, neutral_settings, settings_row
+from tests.spec.distribution_in_numpy import softmax
 from tests.spec.rows import settings_of
 
 VOCAB = 50
@@ -123,52 +113,11 @@ def test_only_active_rows_say_what_a_batch_runs():
     assert quiet[0, 0] == logits[0, 0].argmax() and loud[0, 0] != quiet[0, 0]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_filters_keep_what_numpy_keeps(seed):
-    """Random k, p and min_p, each now and then off."""
-    rng = np.random.default_rng(seed)
-    params = [
-        SamplingParams(
-            temperature=float(rng.uniform(0.3, 2)),
-            top_k=int(rng.choice([-1, 0, 1, 2, 7, 30, VOCAB, 2 * VOCAB])),
-            top_p=float(rng.choice([1.0, rng.uniform(0.01, 1), 0.95])),
-            min_p=float(rng.choice([0.0, rng.uniform(0, 0.3), 0.01])),
-        )
-        for _ in range(6)
-    ]
-    logits = random_logits(seed, 6, 3)
-    scaled = logits / jnp.array([each.temperature for each in params])[:, None, None]
-    ordered, ids, found = map(np.asarray, sort_and_filter(scaled, settings_of(params, VOCAB)))
-    assert (np.diff(ordered, axis=-1) <= 0).all()
-    assert (np.take_along_axis(np.asarray(scaled), ids, -1) == ordered).all() and (np.sort(ids, -1) == np.arange(VOCAB)).all()
-    for row, each in enumerate(params):
-        for node in range(3):
-            expected = kept(softmax(np.asarray(scaled)[row, node]), each)
-            assert set(ids[row, node][found[row, node]]) == set(np.flatnonzero(expected))
-
-
-def test_equally_likely_tokens_come_in_order_of_their_ids():
-    _, ids, found = sort_and_filter(jnp.zeros((1, 1, VOCAB)), settings_of([SamplingParams(top_k=3)], VOCAB))
-    assert ids[0, 0][found[0, 0]].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
 def test_the_narrowest_filters_leave_the_likeliest_token(filters):
     logits, positions = random_logits(5, 20, 1), jnp.full((20, 1), 4)
     params = [SamplingParams(temperature=3.0, seed=seed, **filters) for seed in range(20)]
     assert (chosen(logits, positions, params) == np.asarray(logits.argmax(-1))).all()
-
-
-def test_the_docstrings_example_of_filters():
-    logits = jnp.log(jnp.array([[[0.15, 0.5, 0.05, 0.3]]]))
-    for filters, kept_ids in (
-        ({"top_k": 3}, [1, 3, 0]),
-        ({"top_p": 0.9}, [1, 3, 0]),
-        ({"min_p": 0.4}, [1, 3]),
-        ({"top_k": 3, "top_p": 0.9, "min_p": 0.4}, [1, 3]),
-    ):
-        _, ids, found = sort_and_filter(logits, settings_of([SamplingParams(**filters)], 4))
-        assert ids[0, 0][found[0, 0]].tolist() == kept_ids
 
 
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.TEMPERATURE, SamplingKind.FILTERED])

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.sampling import MAX_STOP_TOKENS, neutral_settings
+from jaxspec.spec.settings import MAX_STOP_TOKENS, neutral_settings
 from jaxspec.spec.state import Batch, Sequences, empty_sequences
 from jaxspec.spec.tree import Tree, ancestor_mask
 from jaxspec.spec.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncate

@@ -1,0 +1,174 @@
+"""Coupled drafts: a head that knows the target's logits drafts the target's tokens, and the sharpness finds heads that do not."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import SpecConfig
+from jaxspec.models.head import DraftHead
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.coupling import LEAST, MOST, Coupling, couple, coupled_scores, learn
+from jaxspec.spec.cycle import cycle
+from jaxspec.spec.state import Models, State, admit, gather
+from jaxspec.spec.tree import root_only
+from jaxspec.spec.verify import choose_tokens
+from jaxspec.testing import engine_target, random_eagle, random_head
+from tests.spec.rows import admission_of, poisoned_state
+
+ROWS, DEPTHS, VOCAB, TEXT = 6, 3, 64, [3, 1, 4, 1, 5, 9]
+KINDS = {
+    "greedy": SamplingParams(temperature=0),
+    "temperature": SamplingParams(temperature=0.8),
+    "hot": SamplingParams(temperature=1.7),
+    "top_k": SamplingParams(top_k=4),
+    "top_p": SamplingParams(top_p=0.6),
+    "min_p": SamplingParams(min_p=0.2),
+    "allowed": SamplingParams(allowed_token_ids=[3, 8, 20, 21, 40]),
+    "bias": SamplingParams(logit_bias={7: 5.0, 9: -5.0}),
+    "penalties": SamplingParams(repetition_penalty=1.4, frequency_penalty=0.7, presence_penalty=0.5),
+    "greedy penalties": SamplingParams(temperature=0, repetition_penalty=3.0),
+    "min_tokens": SamplingParams(stop_token_ids=list(range(10)), min_tokens=8),
+    "mixture": SamplingParams(temperature=0.9, top_p=0.8, min_p=0.02, presence_penalty=0.5, logit_bias={7: 2.0}),
+}
+
+
+@cache
+def heads() -> dict[str, tuple[Models, DraftHead]]:
+    """One with the target's vocabulary, one with its own."""
+    target = engine_target(vocab_size=VOCAB)
+    module, found = target.merge(target.params), {}
+    for name, head in {"whole": random_eagle(target.config), "own": random_head(target.config, draft_vocab_size=40)}.items():
+        merged = head.merge(head.params)
+        found[name] = Models(module, merged, head.config.captured_layers), merged
+    return found
+
+
+def running(params: SamplingParams) -> State:
+    """ROWS requests in the middle of decoding, each with a seed of its own."""
+    target = engine_target(vocab_size=VOCAB)
+    state = poisoned_state(target, random_eagle(target.config), rows=ROWS, pages=ROWS, page_size=16, max_length=16)
+    admission = admission_of(params, TEXT[:3], rows=ROWS, max_length=16, vocab_size=VOCAB)
+    seeds = jnp.stack([jnp.zeros(ROWS, jnp.uint32), jnp.arange(ROWS, dtype=jnp.uint32)], 1)
+    state = admit(state, admission._replace(settings=admission.settings._replace(seed=seeds)))
+    history = state.history.at[:, : len(TEXT)].set(jnp.array(TEXT))
+    length = jnp.full(ROWS, len(TEXT) - 1)
+    return state._replace(history=history, sequences=state.sequences._replace(length=length, done=jnp.zeros(ROWS, bool)))
+
+
+def coupled(state: State) -> tuple[Coupling, State]:
+    return couple(state, gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None]), DEPTHS), state
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("vocabulary", ["whole", "own"])
+def test_with_the_targets_logits_the_head_drafts_the_targets_token(vocabulary, name):
+    """At the root, where the head knows all of the context. (Rough cut-offs may let through a token that the target drops.)"""
+    models, head = heads()[vocabulary]
+    coupling, state = coupled(running(KINDS[name]))
+    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    logits = 2 * jax.random.normal(jax.random.key(1), (40, ROWS, 1, VOCAB))
+    ids = head.target_vocab()
+    if ids is not None:  # the target can't choose what the head does not know
+        logits = jnp.full_like(logits, -1e9).at[..., ids].set(logits[..., ids])
+
+    @jax.vmap
+    def both(logits):
+        scores = coupled_scores(coupling, head, logits if ids is None else logits[..., ids], 0)
+        drafted = head.target_ids(jnp.argmax(scores, -1))
+        return drafted, choose_tokens(state, batch, root_only(batch.now.root), logits)
+
+    drafted, chosen = jax.jit(both)(logits)
+    equal = np.mean(np.asarray(drafted == chosen))
+    assert equal > 0.95 if name in ("top_k", "top_p", "min_p", "mixture") else equal == 1
+
+
+def test_noise_of_the_cycle_is_the_noise_of_its_nodes():
+    """Given to the target, it changes no token at any depth."""
+    coupling, state = coupled(running(KINDS["hot"]))
+    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    tree = root_only(batch.now.root)
+    logits = jax.random.normal(jax.random.key(2), (ROWS, 1, VOCAB))
+    for depth in range(DEPTHS + 1):
+        there = tree._replace(depth=jnp.full((ROWS, 1), depth))
+        alone = choose_tokens(state, batch, there, logits)
+        assert (choose_tokens(state, batch, there, logits, coupling.noise) == alone).all()
+
+
+def test_greedy_requests_are_drafted_alike_in_any_company():
+    _, head = heads()["whole"]
+    coupling, state = coupled(running(KINDS["greedy"]))
+    logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
+    assert (coupled_scores(coupling, head, logits, 1) == logits).all()
+    assert (coupled_scores(coupling._replace(needed=jnp.array(3)), head, logits, 1) == logits).all()
+
+
+def test_a_head_whose_whole_vocabulary_is_banned_still_has_finite_scores():
+    _, head = heads()["own"]
+    coupling, _ = coupled(running(SamplingParams(allowed_token_ids=[VOCAB - 1])))
+    assert jnp.isfinite(coupled_scores(coupling, head, jnp.zeros((ROWS, 1, 40)), 0)).all()
+
+
+@pytest.mark.parametrize("vocabulary", ["whole", "own"])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0, 100.0])
+def test_sharpness_finds_the_factor_that_the_heads_logits_lack(vocabulary, factor):
+    """Tokens are drawn from softmax(logits / T); the head's logits are `factor` times as large, or as small as bounds allow."""
+    models, head = heads()[vocabulary]
+    coupling, state = coupled(running(KINDS["hot"]))
+    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    ids = jnp.arange(VOCAB) if head.target_vocab() is None else head.target_vocab()
+
+    def observe(state, key):
+        logits, drawn = jax.random.split(key)
+        logits = 2 * jax.random.normal(logits, (ROWS, len(ids)))
+        chosen = ids[jax.random.categorical(drawn, logits / KINDS["hot"].temperature)]
+        return learn(models, state, batch, coupling, factor * logits, chosen), state.sharpness.factor
+
+    state, steps = jax.lax.scan(observe, state, jax.random.split(jax.random.key(4), 600))
+    expected = np.clip(1 / factor, LEAST, MOST)
+    assert abs(state.sharpness.factor / expected - 1) < 0.1
+    assert (steps >= LEAST).all() and (steps <= MOST).all()
+
+
+def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
+    models, _ = heads()["whole"]
+    logits, chosen = jax.random.normal(jax.random.key(5), (ROWS, VOCAB)), jnp.arange(ROWS)
+    for name in ("greedy", "bias", "hot"):
+        coupling, state = coupled(running(KINDS[name]))
+        batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+        done = batch._replace(now=batch.now._replace(done=jnp.ones(ROWS, bool)))
+        assert learn(models, state, done, coupling, logits, chosen).sharpness.factor == 1
+        assert (learn(models, state, batch, coupling, logits, chosen).sharpness.factor == 1) == (name != "hot")
+
+
+def test_a_token_that_the_head_does_not_know_teaches_nothing():
+    models, head = heads()["own"]
+    coupling, state = coupled(running(KINDS["hot"]))
+    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    unknown = next(token for token in range(VOCAB) if token not in np.asarray(head.target_vocab()))
+    logits = jax.random.normal(jax.random.key(6), (ROWS, 40))
+    assert learn(models, state, batch, coupling, logits, jnp.full(ROWS, unknown)).sharpness.factor == 1
+
+
+def test_a_cycle_draws_one_vector_of_noise_per_position():
+    """num_steps + 1 per sequence, in the branch of its kind of sampling, however many nodes the tree has."""
+    models, _ = heads()["whole"]
+    spec, state = SpecConfig(DEPTHS, 4, 12), running(KINDS["temperature"])
+    table = jnp.arange(ROWS)[:, None]
+    program = jax.make_jaxpr(lambda state: cycle(models, state, jnp.arange(ROWS), table, spec=spec))(state)
+    drawn = sum(random_numbers(program.jaxpr))
+    assert drawn == ROWS * (DEPTHS + 1) * VOCAB
+
+
+def random_numbers(jaxpr) -> list[int]:
+    """How many numbers each random draw of a program makes, in all its branches."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "random_bits":
+            found.append(equation.outvars[0].aval.size)
+        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda value: hasattr(value, "eqns") or hasattr(value, "jaxpr")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            found += random_numbers(inner) if hasattr(inner, "eqns") else []
+    return found

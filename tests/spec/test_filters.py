@@ -1,0 +1,123 @@
+"""Filters without sorting keep the same tokens as the definition, which sorts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.spec.filters import apply_filters
+from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE
+from tests.spec.distribution_in_numpy import kept, softmax
+from tests.spec.rows import settings_of
+
+VOCAB = 50
+filtered = jax.jit(apply_filters, static_argnames="rough")
+
+
+def sort_and_filter(scaled: np.ndarray, probabilities: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The definition: which tokens are kept, from the sorted probabilities and the sums of those before each."""
+    order = np.argsort(-scaled, kind="stable")
+    shares = (probabilities[order] * np.float32(WHOLE) + np.float32(0.5)).astype(np.int64)
+    before = (np.cumsum(shares) - shares).astype(np.float32)
+    top_k = params.top_k if params.top_k > 0 else len(scaled)
+    in_top_p = (before < np.float32(params.top_p) * np.float32(WHOLE)) | (params.top_p >= 1)
+    first = np.arange(len(scaled)) == 0
+    keeps = first | ((np.arange(len(scaled)) < top_k) & in_top_p)
+    likely = probabilities >= np.float32(params.min_p) * probabilities.max()
+    result = np.zeros(len(scaled), bool)
+    result[order] = keeps
+    return result & likely
+
+
+def random_row(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    """Logits of every kind: ties, -inf, one token, all equal, coarse grids, enormous and tiny spreads."""
+    kind = rng.integers(8)
+    row = rng.normal(size=vocab) * 10 ** rng.uniform(-3, 2)
+    if kind == 1:
+        row = np.zeros(vocab)
+    if kind == 2:
+        row = np.round(row)  # many ties
+    if kind == 3:
+        row = row.astype(np.float16)
+    if kind == 4:
+        row[rng.random(vocab) < 0.9] = -np.inf
+        row[rng.integers(vocab)] = 1.0
+    if kind == 5:
+        row[:] = -np.inf
+        row[rng.integers(vocab)] = 3.0
+    if kind == 6:
+        row = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
+        row[rng.integers(vocab)] = rng.choice([0.0, 1e-30, 5.0])
+    if kind == 7:
+        row = np.log(rng.dirichlet(np.full(vocab, 0.05)) + 1e-38)
+    return row.astype(np.float32)
+
+
+def random_filters(rng: np.random.Generator) -> SamplingParams:
+    return SamplingParams(
+        top_k=int(rng.choice([-1, 0, 1, 2, 7, 30, VOCAB, 2 * VOCAB, 2**31 - 1])),
+        top_p=float(rng.choice([1e-30, 1e-6, 0.5, 0.9, 0.95, 1 - 2**-24, 1.0, rng.uniform()])),
+        min_p=float(rng.choice([0.0, 0.0, rng.uniform(0, 0.3), 0.5, 1.0])),
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 20))])
+def test_the_kept_tokens_are_those_of_the_definition(seed):
+    rng = np.random.default_rng(seed)
+    params = [random_filters(rng) for _ in range(100)]
+    rows = np.stack([[random_row(rng, VOCAB) for _ in range(5)] for _ in params])
+    found = np.asarray(filtered(jnp.asarray(rows), settings_of(params, VOCAB)))
+    probabilities = np.asarray(jax.jit(jax.nn.softmax)(jnp.asarray(rows)))
+    for row, scaled, likely, each in zip(found, rows, probabilities, params, strict=True):
+        for node in range(5):
+            expected = sort_and_filter(scaled[node], likely[node], each)
+            np.testing.assert_array_equal(row[node], np.where(expected, scaled[node], -np.inf), str(each))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_filters_keep_what_numpy_keeps(seed):
+    """Random k, p and min_p, each now and then off; sums in 64 bits."""
+    rng = np.random.default_rng(seed)
+    params = [
+        SamplingParams(
+            temperature=float(rng.uniform(0.3, 2)),
+            top_k=int(rng.choice([-1, 0, 1, 2, 7, 30, VOCAB, 2 * VOCAB])),
+            top_p=float(rng.choice([1.0, rng.uniform(0.01, 1), 0.95])),
+            min_p=float(rng.choice([0.0, rng.uniform(0, 0.3), 0.01])),
+        )
+        for _ in range(6)
+    ]
+    scaled = jnp.asarray(2 * rng.normal(size=(6, 3, VOCAB)), jnp.float32)
+    found = np.isfinite(filtered(scaled, settings_of(params, VOCAB)))
+    for row, each in enumerate(params):
+        for node in range(3):
+            assert (found[row, node] == kept(softmax(np.asarray(scaled)[row, node] / each.temperature), each)).all()
+
+
+def test_equally_likely_tokens_come_in_order_of_their_ids():
+    found = filtered(jnp.zeros((1, 1, VOCAB)), settings_of([SamplingParams(top_k=3)], VOCAB))
+    assert np.flatnonzero(np.isfinite(found[0, 0])).tolist() == [0, 1, 2]
+
+
+def test_the_docstrings_example():
+    logits = jnp.log(jnp.array([[[0.15, 0.5, 0.05, 0.3]]]))
+    for filters, kept_ids in (
+        ({"top_k": 3}, [0, 1, 3]),
+        ({"top_p": 0.9}, [0, 1, 3]),
+        ({"min_p": 0.4}, [1, 3]),
+        ({"top_k": 3, "top_p": 0.9, "min_p": 0.4}, [1, 3]),
+    ):
+        found = filtered(logits, settings_of([SamplingParams(**filters)], 4))
+        assert np.flatnonzero(np.isfinite(found[0, 0])).tolist() == kept_ids
+
+
+def test_rough_filters_keep_a_little_more():
+    rng = np.random.default_rng(0)
+    params = [SamplingParams(top_k=int(rng.integers(1, VOCAB)), top_p=float(rng.uniform(0.3, 1))) for _ in range(50)]
+    logits = jnp.asarray(5 * rng.normal(size=(50, 3, VOCAB)), jnp.float32)
+    exact, rough = (np.asarray(filtered(logits, settings_of(params, VOCAB), rough=rough)) for rough in (False, True))
+    more = np.isfinite(rough) & ~np.isfinite(exact)
+    assert (np.isfinite(rough) >= np.isfinite(exact)).all() and 0 < more.sum() < 0.01 * more.size
+    last = np.min(exact, -1, where=np.isfinite(exact), initial=np.inf, keepdims=True)
+    assert (np.asarray(logits) >= last - 1.001 / STEPS_PER_NAT)[more].all()
