@@ -4,8 +4,12 @@ Nodes are what verification costs, so trees are compared at equal node counts. A
 temperature, not on the machine: this benchmark takes no times. Use prompts like those the head will see. The last verification of a
 prompt does not count, because --max-tokens may cut it.
 
+Sampled prompts are also measured without an engine: what drafts of the likeliest tokens, rejection sampling and coupled drafts
+would reach on the same distributions (distributions.py).
+
 Examples:
     jaxspec bench acceptance
+    jaxspec bench acceptance --trees 3/1/4 5/4/8 5/4/16 --temperature 0 0.3 0.6 0.8 1 1.2 --num-prompts 50
     jaxspec bench acceptance --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --num-prompts 80 --temperature 0.8
     jaxspec bench acceptance --trees 5/4/8 3/1/4
 """
@@ -21,6 +25,7 @@ from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, depth_accept
 from jaxspec.config import PLAIN, SpecConfig
 
 from . import record
+from .distributions import compare
 from .load import Load
 from .options import (
     BenchmarkError,
@@ -76,10 +81,18 @@ def describe(spec: SpecConfig, load: Load, plain: Load) -> dict:
 
 
 def tables(results: dict) -> dict[str, str]:
-    """`nodes`: chains against trees; `depth`: how often the draft at each depth is accepted, of the best tree per node count."""
+    """`temperatures`: accept length by tree and temperature, if there are several; `rules`: coupled drafts against other rules.
+
+    Of the first temperature `nodes`: chains against trees; `depth`: how often the draft at each depth is accepted, of the best
+    tree per node count.
+    """
+    first, *others = results["temperatures"].values()
+    found = {"temperatures": by_temperature(results["temperatures"])} if others else {}
+    if results["distributions"]:
+        found["rules"] = by_rule(results["distributions"])
     rows, best = [], []
-    for count in sorted({each["nodes"] for each in results["trees"]}):
-        group = [each for each in results["trees"] if each["nodes"] == count]
+    for count in sorted({each["nodes"] for each in first}):
+        group = [each for each in first if each["nodes"] == count]
         chain = next((each for each in group if is_chain(each)), None)
         best.append(max(group, key=lambda each: each["accept_length"]))
         rows += [row(each, chain, bold=each is best[-1] and len(group) > 1) for each in group]
@@ -89,10 +102,30 @@ def tables(results: dict) -> dict[str, str]:
         [each["tree"], *(f"{rate:.0%}" for rate in each["accepted_at_depth"]), *[""] * (depth - len(each["accepted_at_depth"]))]
         for each in best
     ]
-    return {
+    return found | {
         "nodes": record.table(header, rows),
         "depth": record.table(["accepted at depth", *map(str, range(1, depth + 1))], by_depth),
     }
+
+
+def by_temperature(temperatures: dict[str, list[dict]]) -> str:
+    """Accept lengths: a row per tree, a column per temperature."""
+    trees = [each["tree"] for each in next(iter(temperatures.values()))]
+    lengths = {name: {each["tree"]: each["accept_length"] for each in found} for name, found in temperatures.items()}
+    rows = [[tree, *(f"{found[tree]:.2f}" for found in lengths.values())] for tree in trees]
+    return record.table(["accept length at temperature", *lengths], rows)
+
+
+def by_rule(distributions: dict[str, dict]) -> str:
+    """Accept lengths of five levels on the same distributions, and those of coupled drafts relative to rejection sampling."""
+    rows = [
+        [name, children, f"{each['likeliest']:.2f}", f"{each['rejection']:.2f}", f"{each['coupled']:.2f}",
+         f"{each['coupled'] / each['rejection']:.2f}", f"{found['calibration_error']:.3f}"]
+        for name, found in distributions.items()
+        for children, each in found["accept_length"].items()
+    ]  # fmt: skip
+    header = ["temperature", "children per node", "likeliest tokens", "rejection sampling", "coupled", "coupled / rejection"]
+    return record.table([*header, "calibration error"], rows)
 
 
 def row(each: dict, chain: dict | None, *, bold: bool) -> list[str]:
@@ -110,7 +143,7 @@ def is_chain(each: dict) -> bool:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("acceptance", __doc__)
     add_common_options(parser, num_prompts=20, max_tokens=128)
-    add_sampling_options(parser)
+    add_sampling_options(parser, several=True)
     group = parser.add_argument_group("trees")
     group.add_argument("--num-draft-tokens", type=whole(2), nargs="+", help="node counts (default: 4 8 16 32)")
     group.add_argument("--steps", type=whole(1), nargs="+", help="steps of the trees (default: 2 3 5 7)")
@@ -134,18 +167,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not trees:
         raise ValueError("plain decoding drafts nothing: give at least one tree that drafts in --trees")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
-    sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded)))
+    sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded), 0.0))
     sweep.compile(trees, sweep.batches)
-    plain = sweep.accept(PLAIN)
-    results = {
-        "head": bench.llm.head.config.algorithm,
-        "temperature": options.temperature,
-        "trees": [describe(spec, sweep.accept(spec), plain) for spec in tqdm(trees, desc="accept lengths", unit="tree")],
-    }
+    temperatures, distributions = {}, {}
+    for temperature in tqdm(dict.fromkeys(options.temperature), desc="accept lengths", unit="temperature"):
+        sweep.params = sampling_params(options, len(encoded), temperature)
+        plain = sweep.accept(PLAIN)
+        temperatures[f"{temperature:g}"] = [describe(spec, sweep.accept(spec), plain) for spec in trees]
+        if temperature > 0:
+            texts = [(encoded[number], tokens) for number, tokens in sorted(plain.tokens.items())]
+            distributions[f"{temperature:g}"] = compare(bench.llm, texts, temperature, sweep.sharpness)
+    results = {"head": bench.llm.head.config.algorithm, "temperatures": temperatures, "distributions": distributions}
     record.write("acceptance", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
-    if different := [each["tree"] for each in results["trees"] if each["equal_to_plain"] < each["prompts"]]:
-        print(f"texts differ from plain decoding with {', '.join(different)}: near ties, or run jaxspec check-lossless")
+    for name, found in temperatures.items():
+        if different := [each["tree"] for each in found if each["equal_to_plain"] < each["prompts"]]:
+            how = "near ties, or run jaxspec check-lossless"
+            print(f"at temperature {name} texts differ from plain decoding with {', '.join(different)}: {how}")
     return 0
 
 

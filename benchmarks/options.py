@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxspec.commands.collect_env import cores
 from jaxspec.commands.common import PromptSet, load_prompts, run_guarded
@@ -93,17 +93,23 @@ def prompts_of(options: argparse.Namespace) -> PromptSet:
     return load_prompts(options.prompts, options.num_prompts, options.default_num_prompts)
 
 
-def add_sampling_options(parser: BenchmarkParser) -> None:
-    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0 (greedy)")
+def add_sampling_options(parser: BenchmarkParser, *, several: bool = False) -> None:
+    """`several`: more than one temperature may be given."""
+    how: dict[str, Any] = {"default": [0.0], "nargs": "+", "metavar": "T"} if several else {"default": 0.0}
+    parser.add_argument("--temperature", type=float, help="default: 0 (greedy)", **how)
     parser.add_argument(
         "--seed", type=int, default=1000, metavar="N", help="seed of the first prompt, if sampled (default: %(default)s)"
     )
 
 
-def sampling_params(options: argparse.Namespace, count: int) -> list[SamplingParams]:
-    """Parameters of `count` prompts, all of the same length, with fixed seeds: speculation must not change any text."""
-    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, ignore_eos=True)
-    return [params if options.temperature == 0 else replace(params, seed=options.seed + index) for index in range(count)]
+def sampling_params(options: argparse.Namespace, count: int, temperature: float | None = None) -> list[SamplingParams]:
+    """Parameters of `count` prompts, all of the same length, with fixed seeds: speculation must not change any text.
+
+    `temperature`: in place of the options' own, where they have several.
+    """
+    temperature = options.temperature if temperature is None else temperature
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=temperature, ignore_eos=True)
+    return [params if temperature == 0 else replace(params, seed=options.seed + index) for index in range(count)]
 
 
 def shortened(argument: str) -> str:

@@ -219,12 +219,13 @@ def throughput(results: dict) -> dict[str, "Figure"]:
 
 def acceptance(results: dict) -> dict[str, "Figure"]:
     """Chains against the best trees by node count, and acceptance by depth of those trees."""
+    trees, *others = results["temperatures"].values()
     figure = new_figure(9.0, HEIGHT)
     lengths, depths = figure.subplots(1, 2)
-    counts = sorted({each["nodes"] for each in results["trees"]})
+    counts = sorted({each["nodes"] for each in trees})
     for label, chains in (("chain", True), ("best tree", False)):
         best = [
-            max((each for each in results["trees"] if each["nodes"] == count and is_chain(each) is chains),
+            max((each for each in trees if each["nodes"] == count and is_chain(each) is chains),
                 key=lambda each: each["accept_length"], default=None)
             for count in counts
         ]  # fmt: skip
@@ -242,7 +243,21 @@ def acceptance(results: dict) -> dict[str, "Figure"]:
     depths.set_ylabel("drafts accepted")
     depths.set_ylim(0, 1)
     depths.legend(frameon=False)
-    return {"acceptance": figure}
+    return {"acceptance": figure} | ({"temperatures": by_temperature(results["temperatures"])} if others else {})
+
+
+def by_temperature(temperatures: dict[str, list[dict]]) -> "Figure":
+    """Accept length of each tree against the temperature."""
+    figure = new_figure(WIDTH, HEIGHT)
+    axis = figure.subplots()
+    for number, tree in enumerate(each["tree"] for each in next(iter(temperatures.values()))):
+        lengths = [found[number]["accept_length"] for found in temperatures.values()]
+        axis.plot(list(map(float, temperatures)), lengths, marker="o", label=tree)
+    axis.set_xlabel("temperature")
+    axis.set_ylabel("accept length")
+    axis.set_ylim(bottom=1)
+    axis.legend(frameon=False)
+    return figure
 
 
 FIGURES: dict[str, Callable[[dict], dict[str, "Figure"]]] = {

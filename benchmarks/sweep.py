@@ -46,7 +46,8 @@ class Sweep:
         params: Sequence[SamplingParams],
     ):
         self.prompts, self.trees, self.batches = prompts, list(trees), sorted(set(batches))
-        self._params = list(params)
+        self.params = list(params)
+        """Of each prompt. They may be replaced by others of the same length."""
         self._max_tokens = max(each.max_tokens for each in params)
         llm, context = bench.llm, bench.context_for(prompts, self._max_tokens)
         sizes: dict[str, Any] = dict(max_running_requests=self.batches[-1], context_length=context, prefix_cache=False)
@@ -74,6 +75,11 @@ class Sweep:
             ]
             engine.runner.programs.compile_all(needed, progress=True)
 
+    @property
+    def sharpness(self) -> float:
+        """What sampled drafts have learnt about the head so far."""
+        return self._drafting.runner.sharpness
+
     def accept(self, tree: SpecConfig) -> Load:
         """Runs all prompts once at the largest batch size."""
         self._restrict(self.batches[-1:])
@@ -92,7 +98,7 @@ class Sweep:
 
     def _requests(self, count: int) -> list[tuple[Sequence[int], SamplingParams]]:
         """The first `count` of the endlessly repeated prompts, with their parameters."""
-        return list(itertools.islice(itertools.cycle(zip(self.prompts, self._params, strict=True)), count))
+        return list(itertools.islice(itertools.cycle(zip(self.prompts, self.params, strict=True)), count))
 
     def cycle_seconds(self, tree: SpecConfig, batch: int) -> float:
         """Median time of a cycle of `batch` requests in the middle of their texts."""

@@ -53,6 +53,8 @@ class Report:
     accept_length_of_prompts: list[float]
     worst_prompt: str
     """The beginning of the prompt with the lowest accept length."""
+    sharpness: float | None
+    """The factor on the head's logits that sampled drafts have learnt; 1: the head is as sure as the target. None: greedy."""
     tokens_per_second: float
     plain_tokens_per_second: float
     prompts_equal_to_plain: int
@@ -143,6 +145,7 @@ def check(options: argparse.Namespace) -> Report:
         histogram={length: lengths.count(length) for length in range(1, spec.num_steps + 2)},
         accept_length_of_prompts=[round(length, 3) for length in own],
         worst_prompt=short(prompts.prompts[own.index(min(own))]),
+        sharpness=round(engine.runner.sharpness, 3) if options.temperature else None,
         tokens_per_second=speculative.tokens_per_second,
         plain_tokens_per_second=plain.tokens_per_second,
         prompts_equal_to_plain=count_equal(plain.tokens, speculative.tokens),
@@ -185,6 +188,8 @@ def show(report: Report, verdict: Verdict) -> str:
         "same text": f"{report.prompts_equal_to_plain} of {len(own)} prompts, compared with plain decoding",
     }
     given = [*report.accepted_given_parent, *[0.0] * len(report.accepted_at_depth)]
+    if report.sharpness is not None:
+        facts["sharpness"] = f"{report.sharpness:.2f}: the learnt factor on the head's logits; 1: as sure as the target"
     depths = [
         [str(depth), f"{share:.0%}", f"{conditional:.0%}"]
         for depth, (share, conditional) in enumerate(zip(report.accepted_at_depth, given, strict=False), 1)

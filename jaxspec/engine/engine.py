@@ -160,6 +160,8 @@ class Engine:
             cached_pages=self.prefix_cache.cached_pages,
             finished=dict(self.counts.finished),
             accepted_per_position=tuple(self.counts.accepted_per_position),
+            drafts_by_sampling=dict(self.counts.drafts_by_sampling),
+            accepted_by_sampling=dict(self.counts.accepted_by_sampling),
             step_seconds=self._stepping.seconds,
             waiting_seconds=self.runner.waiting.seconds,
             launching_seconds=self.runner.launching.seconds,

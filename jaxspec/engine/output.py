@@ -10,7 +10,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import PrefillChunk, Scheduler
-from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.stats import SAMPLING, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,10 @@ class Output:
         self._updates: list[Update] = []
         self._finished: Counter[str] = Counter()
         self._accepted_per_position = [0] * max_steps
+        self._drafts: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
         counts.finished, counts.accepted_per_position = self._finished, self._accepted_per_position
+        counts.drafts_by_sampling, counts.accepted_by_sampling = self._drafts, self._accepted
 
     @property
     def has_updates(self) -> bool:
@@ -131,6 +134,9 @@ class Output:
             self._counts.draft_count += 1
             self._counts.draft_tokens += cycle.drafted
             self._counts.accepted_tokens += cycle.accepted
+            sampling = SAMPLING[request.params.temperature > 0]
+            self._drafts[sampling] += 1
+            self._accepted[sampling] += cycle.accepted
             for position in range(cycle.accepted):
                 self._accepted_per_position[position] += 1
 

@@ -145,6 +145,11 @@ class Runner:
     def state(self, state: State) -> None:
         self._state = state
 
+    @property
+    def sharpness(self) -> float:
+        """The factor on the head's logits that sampled drafts have learnt (spec/coupling.py). Waits for the device."""
+        return float(self.state.sharpness.factor)
+
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
         self._placed.clear()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxspec.config import SpecConfig
 
+SAMPLING = ("greedy", "sampled")
 FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
 
 
@@ -81,6 +82,14 @@ class EngineStats:
     accepted_per_position: Sequence[int] = metric(
         "accepted_tokens_per_position_total", "Accepted drafted tokens by depth in the tree; 0 is the first level.",
         "spec_decode_num_accepted_tokens_per_pos_total", label="position",
+    )  # fmt: skip
+    drafts_by_sampling: Mapping[str, int] = metric(
+        "drafts_by_sampling_total", "Verifications of a draft tree, of greedy and of sampled requests.",
+        label="sampling", labels=SAMPLING,
+    )  # fmt: skip
+    accepted_by_sampling: Mapping[str, int] = metric(
+        "accepted_tokens_by_sampling_total", "Drafted tokens that were accepted, of greedy and of sampled requests.",
+        label="sampling", labels=SAMPLING,
     )  # fmt: skip
 
     used_pages: int = metric("cache_used_pages", "Pages held by requests; shared pages count once.")

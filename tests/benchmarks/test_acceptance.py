@@ -23,13 +23,17 @@ def test_rates_are_counted_by_hand():
 
 
 def test_a_run_compares_chain_and_tree(tiny, tmp_path, newest, capsys):
-    flags = ["--trees", "3/1/4", "2/2/4", "--max-tokens", "8", "--batch-size", "2", "--out", str(tmp_path / "out.jsonl")]
+    flags = ["--trees", "3/1/4", "2/2/4", "--max-tokens", "12", "--temperature", "0", "1", "--batch-size", "2"]
+    flags += ["--out", str(tmp_path / "out.jsonl")]
     assert acceptance.main([*tiny, *flags]) == 0
     results = newest()["results"]
-    assert [each["tree"] for each in results["trees"]] == ["3/1/4", "2/2/4"]
-    assert all(each["equal_to_plain"] == each["prompts"] == 2 and 1 <= each["accept_length"] <= 4 for each in results["trees"])
-    tables = acceptance.tables(results)
-    assert "relative to the chain" in tables["nodes"] and tables["nodes"] in capsys.readouterr().out
+    assert list(results["temperatures"]) == ["0", "1"] and list(results["distributions"]) == ["1"]
+    for trees in results["temperatures"].values():
+        assert [each["tree"] for each in trees] == ["3/1/4", "2/2/4"]
+        assert all(each["equal_to_plain"] == each["prompts"] == 2 and 1 <= each["accept_length"] <= 4 for each in trees)
+    tables, printed = acceptance.tables(results), capsys.readouterr().out
+    assert "relative to the chain" in tables["nodes"] and all(table in printed for table in tables.values())
+    assert {"temperatures", "rules"} < set(tables)
 
 
 def test_a_model_without_a_head_is_an_error(tiny, tmp_path):

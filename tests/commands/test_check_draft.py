@@ -11,7 +11,8 @@ from tests.reference import HEAD, TARGET, trace
 GOOD = Report(
     model="m", head="EAGLE3", tree="3/1/4", temperature=0.0, prompts={"source": "file"}, tokens=30, verifications=10,
     accept_length=3.0, accepted_at_depth=[0.9, 0.7, 0.4], accepted_given_parent=[0.9, 0.778, 0.571],
-    histogram={1: 1, 2: 2, 3: 3, 4: 4}, accept_length_of_prompts=[2.5, 3.5], worst_prompt="'x'", tokens_per_second=300.0,
+    histogram={1: 1, 2: 2, 3: 3, 4: 4}, accept_length_of_prompts=[2.5, 3.5], worst_prompt="'x'",
+    sharpness=None, tokens_per_second=300.0,
     plain_tokens_per_second=100.0, prompts_equal_to_plain=2,
 )  # fmt: skip
 

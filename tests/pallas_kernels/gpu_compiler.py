@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxspec.planner.compile import read_launches
 from jaxspec.planner.worker import gpu_mesh
 from pallas_kernels.cache_write import cache_write
+from pallas_kernels.cutoff import cutoff
 from pallas_kernels.product import Product
 from pallas_kernels.rms_norm import add_norm, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
@@ -76,6 +77,10 @@ def triton_kernels() -> Iterator[Kernel]:
         for k in (HIDDEN, INTERMEDIATE):
             product = Product(shape(1, rows, k), shape(k, HIDDEN))
             yield Kernel(f"add_norm, {rows} rows, {k} wide", add, (shape(1, rows, HIDDEN), product, shape(HIDDEN)))
+    for rows, rough in ((8, False), (256, False), (4, True)):
+        cut = partial(cutoff, rough=rough, implementation="pallas_triton")
+        numbers = [shape(rows, dtype=kind) for kind in (jnp.float32,) * 3 + (jnp.int32,) + (jnp.float32,) * 2]
+        yield Kernel(f"cutoff, {rows} rows{', rough' * rough}", cut, (shape(rows, 128256, dtype=jnp.float32), *numbers))
     yield from skinny_kernels("pallas_triton")
     for eps in (None, 1e-6):
         layout = QkvLayout(HEADS, KV_HEADS, HEAD_DIM, eps)

@@ -16,7 +16,7 @@ from tests.planner.files import config_file
 
 CONTEXT, LAYERS = 4096, 8
 TREES = (SpecConfig(5, 4, 8), SpecConfig(5, 8, 32), PLAIN)
-KERNELS = {"rms_norm", "add_norm", "rotate_qkv", "tree_attention_split", "tree_attention_merge", "cache_write", "topk"}
+KERNELS = {"rms_norm", "add_norm", "rotate_qkv", "tree_attention_split", "tree_attention_merge", "cache_write", "cutoff", "topk"}
 """All of them ours but the last, which is XLA's."""
 
 
@@ -82,7 +82,7 @@ class TestCycle:
         if shape.batch == 1:
             assert temporaries - logits < 64e6
         if model == "Llama-3.1-8B":
-            assert temporaries < 5 * logits + 4e6
+            assert temporaries < (2.4 if shape.batch == 8 else 3.5) * logits + 4e6
 
     def test_launches_little_per_layer(self, compiled, name):
         assert 9 <= in_layers(compiled(name)).count(1) <= 11

@@ -78,6 +78,8 @@ DISTINCT = EngineStats(
     **{item.name: number for number, item in enumerate(fields(EngineStats), 3) if item.type in (int, float)},
     finished={"stop": 100, "error": 101, "something new": 102},
     accepted_per_position=(103, 104, 105),
+    drafts_by_sampling={"greedy": 106},
+    accepted_by_sampling={"sampled": 107},
 )  # fmt: skip
 
 
@@ -96,6 +98,8 @@ def test_every_number_of_the_stats_is_shown():
         dict.fromkeys(FINISH_REASONS, 0) | {"stop": 100, "error": 101}
     )
     assert [own[f"accepted_tokens_per_position_total{{position={position}}}"] for position in range(3)] == [103, 104, 105]
+    assert own["drafts_by_sampling_total{sampling=greedy}"] == 106 and own["drafts_by_sampling_total{sampling=sampled}"] == 0
+    assert own["accepted_tokens_by_sampling_total{sampling=sampled}"] == 107
     assert shown[f"vllm:cache_config_info{{block_size={DISTINCT.page_size},num_gpu_blocks={DISTINCT.total_pages}}}"] == 1
 
 

@@ -66,7 +66,7 @@ def coupled(state: State) -> tuple[Coupling, State]:
 @pytest.mark.parametrize("vocabulary", ["whole", "own"])
 def test_with_the_targets_logits_the_head_drafts_the_targets_token(vocabulary, name):
     """At the root, where the head knows all of the context. (Rough cut-offs may let through a token that the target drops.)"""
-    models, head = heads()[vocabulary]
+    _, head = heads()[vocabulary]
     coupling, state = coupled(running(KINDS[name]))
     batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
     logits = 2 * jax.random.normal(jax.random.key(1), (40, ROWS, 1, VOCAB))
@@ -99,7 +99,7 @@ def test_noise_of_the_cycle_is_the_noise_of_its_nodes():
 
 def test_greedy_requests_are_drafted_alike_in_any_company():
     _, head = heads()["whole"]
-    coupling, state = coupled(running(KINDS["greedy"]))
+    coupling, _ = coupled(running(KINDS["greedy"]))
     logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
     assert (coupled_scores(coupling, head, logits, 1) == logits).all()
     assert (coupled_scores(coupling._replace(needed=jnp.array(3)), head, logits, 1) == logits).all()
