@@ -1,6 +1,7 @@
-"""How much coupled drafts bring, with the built-in model on held-out prompts."""
+"""Coupled drafts of the built-in model on held-out prompts: the text stays that of plain decoding, and more drafts are accepted."""
 
 import dataclasses
+import itertools
 
 import jax
 import pytest
@@ -12,6 +13,43 @@ from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
 
 PROMPTS, TOKENS, SPEC = 16, 64, SpecConfig(5, 4, 8)
+TREES = (SPEC, SpecConfig(3, 1, 4), SpecConfig(5, 4, 16), SpecConfig(2, 2, 4), SpecConfig(4, 8, 24))
+KINDS = (
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6, top_p=0.9),
+    SamplingParams(temperature=1.2, top_k=20),
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=0.8, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.3),
+    SamplingParams(temperature=1.0, logit_bias={13: 4.0, 200: -3.0, 5: 2.0}),
+    SamplingParams(temperature=1.0, allowed_token_ids=list(range(5, 400, 3))),
+    SamplingParams(temperature=0.9, top_p=0.95, top_k=50, min_p=0.01, presence_penalty=0.5, logit_bias={30: 3.0}, min_tokens=4),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3),
+    SamplingParams(temperature=0.0),
+)
+"""The last two are the greedy neighbours of the others."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batch", [1, 8])
+def test_texts_are_those_of_plain_decoding(batch, seeds=10):
+    """500 requests of every kind of sampling with every tree, side by side."""
+    bench = Workbench(None, None, context_length=2)
+    llm, prompts = bench.llm, bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts)
+    work = [
+        (prompts[number % PROMPTS], dataclasses.replace(kind, seed=number, max_tokens=24, ignore_eos=True), tree)
+        for number, (_, tree, kind) in enumerate(itertools.product(range(seeds), TREES, KINDS))
+    ]
+    config = EngineConfig(max_running_requests=batch, context_length=256, prefix_cache=False)
+    texts = []
+    for head, spec, trees in ((None, PLAIN, ()), (llm.head, SPEC, TREES[1:])):
+        engine = Engine(llm.target, head, llm.tokenizer, spec, dataclasses.replace(config, request_trees=trees))
+        requests = [engine.add(prompt, params, tree=tree if head else None) for prompt, params, tree in work]
+        while engine.has_work:
+            engine.step()
+        texts.append([tuple(request.output) for request in requests])
+    assert all(map(len, texts[0]))
+    different = [work[number][1:] for number, (plain, drafted) in enumerate(zip(*texts, strict=True)) if plain != drafted]
+    assert different == []
 
 
 @pytest.mark.exhaustive

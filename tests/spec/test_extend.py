@@ -197,8 +197,9 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
     state = compiled(catch_up, "EAGLE3")(state, jnp.arange(2), table)
     for row, cycles in enumerate((3, 7)):
         pages = slice(row * PAGES, (row + 1) * PAGES)
-        of_row = jax.tree.map(lambda array, row=row: array[row : row + 1], state._replace(caches=None))
-        of_row = of_row._replace(caches=jax.tree.map(lambda array, pages=pages: array[pages], state.caches))
+        of_row = jax.tree.map(lambda array, row=row: array[row : row + 1], state._replace(caches=None, sharpness=None))
+        caches = jax.tree.map(lambda array, pages=pages: array[pages], state.caches)
+        of_row = of_row._replace(caches=caches, sharpness=state.sharpness)
         text = of_row.history[0, : len(PROMPT) + cycles].tolist()
         assert_same(of_row, prefilled("EAGLE3", text).state)
 
