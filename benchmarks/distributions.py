@@ -41,16 +41,19 @@ class Rules(NamedTuple):
     """1 where it was."""
 
 
-def compare(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float, sharpness: float) -> dict:
+def compare(
+    llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float, weights: tuple[float, float]
+) -> dict:
     """Accept lengths of each rule and number of children, and the calibration error of coupled drafts.
 
-    `texts` are prompts with their continuations; the comparison is about the latter.
+    `texts` are prompts with their continuations; the comparison is about the latter. `weights`: as spec/coupling.py learns them.
     """
     assert llm.head is not None
+    sharpness = weights[0] / weights[1]
     width = max(len(prompt) for prompt, _ in texts) + POSITIONS + STEPS + 1
     params = (llm.target.params, llm.head.params)
     logits_of = jax.jit(partial(logits_on_text, llm))
-    measure = {k: jax.jit(partial(rules, children=k)) for k in CHILDREN}
+    measure = {k: jax.jit(partial(rules, children=k, scale=weights[1] * temperature)) for k in CHILDREN}
     found: dict[int, list[Rules]] = {k: [] for k in CHILDREN}
     for number, (prompt, continuation) in enumerate(texts):
         text = [*prompt, *continuation][:width]
@@ -107,15 +110,17 @@ def logits_on_text(
     return jnp.stack(of_target), jnp.stack(of_head)
 
 
-def rules(log_p: Float[Array, "steps t v"], log_q: Float[Array, "steps t v"], key: Array, *, children: int) -> Rules:
-    """Of every level and position, averaged over DRAWS random draws."""
+def rules(
+    log_p: Float[Array, "steps t v"], log_q: Float[Array, "steps t v"], key: Array, *, children: int, scale: float = 1.0
+) -> Rules:
+    """Of every level and position, averaged over DRAWS random draws. `scale`: the head's chances are softmax(scale * scores)."""
 
     def one_draw(log_p, log_q, key):
         noise, other = (jax.random.gumbel(each, log_p.shape) for each in jax.random.split(key))
         scores = log_q + noise
         best, drafted = jax.lax.top_k(scores, children)
         chosen = drafted == jnp.argmax(log_p + noise)
-        expected = jnp.exp(best - jax.nn.logsumexp(scores))
+        expected = jnp.exp(scale * best - jax.nn.logsumexp(scale * scores))
         return rejection(log_p, log_q, jax.lax.top_k(log_q + other, children)[1]), expected, chosen.astype(jnp.float32)
 
     def one_position(log_p, log_q, key):

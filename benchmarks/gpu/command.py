@@ -153,7 +153,7 @@ def earlier(out: Path, size: str) -> dict[str, Any]:
             return found
     except (ValueError, KeyError, TypeError):
         pass
-    raise BenchmarkError(f"{out} is no record of this benchmark with --size {size}: choose another --out")
+    raise BenchmarkError(f"{out} was not written by this benchmark with --size {size}: choose another --out")
 
 
 def measure(options: argparse.Namespace, deadline: float) -> Supervisor:

@@ -145,7 +145,7 @@ def check(options: argparse.Namespace) -> Report:
         histogram={length: lengths.count(length) for length in range(1, spec.num_steps + 2)},
         accept_length_of_prompts=[round(length, 3) for length in own],
         worst_prompt=short(prompts.prompts[own.index(min(own))]),
-        sharpness=round(engine.runner.sharpness, 3) if options.temperature else None,
+        sharpness=round(float(engine.runner.sharpness[0] / engine.runner.sharpness[1]), 3) if options.temperature else None,
         tokens_per_second=speculative.tokens_per_second,
         plain_tokens_per_second=plain.tokens_per_second,
         prompts_equal_to_plain=count_equal(plain.tokens, speculative.tokens),

@@ -146,9 +146,9 @@ class Runner:
         self._state = state
 
     @property
-    def sharpness(self) -> float:
-        """The factor on the head's logits that sampled drafts have learnt (spec/coupling.py). Waits for the device."""
-        return float(self.state.sharpness.factor)
+    def sharpness(self) -> np.ndarray:
+        """The weights that sampled drafts have learnt (spec/coupling.py): of logits and of noise. Waits for the device."""
+        return np.asarray(self.state.sharpness.weights)
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""

@@ -5,7 +5,10 @@ noise on its own logits the head proposes what the target will most likely choos
 a greedy one: a match has at least the probability (1 - TV) / (1 + TV), where TV is the distance of the two distributions (Daliri,
 Musco and Suresh, arXiv 2408.07978). The target's choice is untouched, so the text stays what the seed says.
 
-This needs a head that is as sure as its target. A factor on its logits, the sharpness, is learnt while serving.
+This needs a head that is as sure as its target, which most are not. Let the target's logits be `sharpness` times the head's, but
+for errors with a Gumbel distribution of some scale s. Then the chance that the target chooses a token, given the noise, is the
+softmax of (sharpness * logits + T * noise) / s. Its two weights, sharpness / s and 1 / s, are learnt while serving, by maximum
+likelihood, from the tokens that the target chose. They rank the candidates, and path scores are estimated chances of acceptance.
 """
 
 from typing import NamedTuple
@@ -22,9 +25,11 @@ from jaxspec.spec.state import Batch, Models, Sharpness, State
 from jaxspec.typing import Array, Float, Int
 
 LEAST, MOST = 1 / 8, 8.0
-"""Bounds of the sharpness."""
+"""Bounds of the sharpness and of 1 / s."""
+PRIOR = 30.0
+"""Information, about that of 30 tokens, that keeps steps small."""
 MEMORY = 0.999
-"""The share of its information that a cycle keeps, so that the sharpness follows other texts within some thousand tokens."""
+"""The share of its information that a cycle keeps, so that the weights follow other texts within some thousand tokens."""
 LOWEST = -1e30
 """In place of -inf, as all tokens that a head knows may be banned."""
 
@@ -65,7 +70,7 @@ def couple(state: State, batch: Batch, num_steps: int) -> Coupling:
 
 def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
     """The head's logits after nodes at this depth, as the target's choice will see its own: adjusted, divided by the temperature,
-    filtered, and with the noise. Those of greedy requests are only adjusted.
+    filtered, and with the noise; scaled to logarithms of chances, up to a constant. Those of greedy requests are only adjusted.
 
     Penalties count the text up to the root, not the drafts after it; the filters' cut-offs are rounded. Drafts may guess.
     """
@@ -84,13 +89,15 @@ def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b 
     def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
         return logits / temperature(settings)
 
-    logits = jnp.where(is_sampled, coupling.state.sharpness.factor * logits, logits)
+    of_logits, of_noise = coupling.state.sharpness.weights
+    logits = jnp.where(is_sampled, of_logits / of_noise * logits, logits)
     logits = jax.lax.cond(coupling.needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
     scaled = jax.lax.cond(coupling.needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
     noise = coupling.noise[:, depth]
     if (ids := head.target_vocab()) is not None:
         noise = noise[:, ids]
-    return jnp.maximum(jnp.where(is_sampled, scaled + noise[:, None], logits), LOWEST)
+    predicted = of_noise * temperature(settings) * (scaled + noise[:, None])
+    return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
 
 
 @jax.named_scope("learn")
@@ -102,9 +109,10 @@ def learn(
     logits: Float[Array, "b v"] | None,
     chosen: Int[Array, " b"],
 ) -> State:
-    """Moves the sharpness towards the likeliest one, given the head's logits at the roots and the tokens that the target chose.
+    """Moves the weights towards the likeliest ones, given the head's logits at the roots and the tokens that the target chose.
 
-    A Newton step: the gradient of the log likelihood of softmax(sharpness * logits / T), divided by all information so far.
+    A Newton step: the gradient of the log likelihood, divided by all information so far. Requests with adjusted logits, and tokens
+    that the head does not know, teach nothing.
     """
     head = models.head
     if coupling is None or logits is None or head is None:
@@ -113,16 +121,22 @@ def learn(
 
     def observe(before: Sharpness) -> Sharpness:
         settings = coupling.settings
-        scaled = logits / temperature(settings)[:, :, 0]
-        likelihood = jax.nn.softmax(before.factor * scaled, -1)
-        mean = jnp.sum(likelihood * scaled, -1)
-        variance = jnp.sum(likelihood * (scaled - mean[:, None]) ** 2, -1)
+        inputs = jnp.stack([logits, temperature(settings)[:, 0] * coupling.noise[:, 0, ids]], 1)  # [b, 2, v]
+        chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))
+        mean = jnp.einsum("bv,biv->bi", chances, inputs)
+        centred = inputs - mean[:, :, None]
         is_chosen = ids == chosen[:, None]
-        counts = jnp.any(is_chosen, -1) & (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.now.done
-        surprise = jnp.sum(jnp.where(is_chosen, scaled, 0), -1) - mean
-        information = MEMORY * before.information + jnp.sum(jnp.where(counts, variance, 0))
-        step = jnp.sum(jnp.where(counts, surprise, 0)) / information
-        return Sharpness(jnp.clip(before.factor + step, LEAST, MOST), information)
+        teaches = (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.now.done
+        counts = jnp.any(is_chosen, -1) & teaches
+        surprise = jnp.sum(jnp.where((is_chosen & counts[:, None])[:, None], centred, 0), (0, 2))
+        seen = jnp.einsum("b,bv,biv,bjv->ij", counts.astype(jnp.float32), chances, centred, centred)
+        information = jnp.where(jnp.any(counts), MEMORY, 1) * before.information + seen
+        (a, b), (_, d) = information + PRIOR * jnp.eye(2)
+        step = jnp.stack([d * surprise[0] - b * surprise[1], a * surprise[1] - b * surprise[0]]) / (a * d - b * b)
+        of_logits, of_noise = before.weights + step
+        of_noise = jnp.clip(of_noise, LEAST, MOST)
+        of_logits = jnp.clip(of_logits, LEAST * of_noise, MOST * of_noise)
+        return Sharpness(jnp.stack([of_logits, of_noise]), information)
 
     return state._replace(
         sharpness=jax.lax.cond(coupling.needed > SamplingKind.GREEDY, observe, lambda same: same, state.sharpness)

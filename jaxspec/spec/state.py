@@ -12,9 +12,6 @@ from jaxspec.spec.sampling import Logprobs
 from jaxspec.spec.settings import Settings, neutral_settings
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
-FIRST_INFORMATION = 30.0
-"""About that of 30 tokens. It keeps the first steps of a new engine's Sharpness small."""
-
 
 class Models(NamedTuple):
     """The target, its draft head (None: plain decoding only), and the target's layers whose input streams the head reads."""
@@ -66,11 +63,12 @@ class Sizes(NamedTuple):
 
 
 class Sharpness(NamedTuple):
-    """How sure the head is, compared with the target: sampled drafts take the head's logits times `factor` (spec/coupling.py)."""
+    """How the head's logits tell the target's choice, as spec/coupling.py learns it while serving."""
 
-    factor: Float[Array, ""]
-    information: Float[Array, ""]
-    """Of the observations that the factor was learnt from (Fisher's): the more, the smaller the next step."""
+    weights: Float[Array, " 2"]
+    """Of the head's logits, and of the noise times the temperature. The larger both are, the surer is the prediction."""
+    information: Float[Array, "2 2"]
+    """Of the observations so far (Fisher's): the more there is, the smaller is the next step."""
 
 
 class State(NamedTuple):
@@ -157,7 +155,7 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, sizes.vocab), jnp.float32),
         lag_features=jnp.zeros((rows, sizes.max_lag, sizes.feature), dtype),
-        sharpness=Sharpness(jnp.ones((), jnp.float32), jnp.full((), FIRST_INFORMATION, jnp.float32)),
+        sharpness=Sharpness(jnp.ones(2, jnp.float32), jnp.zeros((2, 2), jnp.float32)),
     )
 
 

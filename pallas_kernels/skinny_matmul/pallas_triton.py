@@ -98,7 +98,7 @@ def _store_swiglu(gate, up, out_ref, *, tile: _Tile):
 
 def _store_total(sums, residual_ref, total_ref, squares_ref, *, tile: _Tile):
     residual = pltriton.load(residual_ref.at[tile.place], mask=tile.mask, other=0)
-    total = (residual.astype(jnp.float32) + sums).astype(total_ref.dtype)  # 0 where there is no column
+    total = (residual.astype(jnp.float32) + sums).astype(total_ref.dtype)  # 0 behind the last column
     _store(total, total_ref, tile=tile)
     tile.store_by_row(squares_ref, jnp.sum(total.astype(jnp.float32) ** 2, 1))
 

@@ -23,7 +23,7 @@ def tree(name: str, length: float) -> dict:
 
 
 def record(command: str = "python -m benchmarks.acceptance", length: float = 2.0) -> dict:
-    results = {"trees": [tree("3/1/4", length), tree("2/2/4", 2.5)]}
+    results = {"temperatures": {"0": [tree("3/1/4", length), tree("2/2/4", 2.5)]}, "distributions": {}}
     return {"benchmark": "acceptance", "command": command, "environment": WHERE, "results": results}
 
 

@@ -106,10 +106,8 @@ def test_statistics_add_up():
     assert stats.draft_tokens == sum(cycle.drafted for cycle in drafting)
     assert stats.accepted_tokens == sum(cycle.accepted for cycle in drafting) == sum(stats.accepted_per_position) > 0
     assert stats.accepted_per_position == tuple(sum(each.accepted > place for each in drafting) for place in range(CHAIN.num_steps))
-    for counts, total in ((stats.drafts_by_sampling, stats.draft_count), (stats.accepted_by_sampling, stats.accepted_tokens)):
-        assert sum(counts.values()) == total and set(counts) == {
-            "sampled" if each.params.temperature else "greedy" for each in requests
-        }
+    assert sum(stats.drafts_by_sampling.values()) == stats.draft_count
+    assert sum(stats.accepted_by_sampling.values()) == stats.accepted_tokens
     assert stats.generated_tokens == sum(len(request.output) for request in requests)
     assert stats.prompt_tokens == sum(map(len, PROMPTS)) and stats.finished == {"length": 4}
 
