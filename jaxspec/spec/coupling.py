@@ -127,9 +127,10 @@ def learn(
         centred = inputs - mean[:, :, None]
         is_chosen = ids == chosen[:, None]
         teaches = (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.now.done
-        counts = jnp.any(is_chosen, -1) & teaches
-        surprise = jnp.sum(jnp.where((is_chosen & counts[:, None])[:, None], centred, 0), (0, 2))
-        seen = jnp.einsum("b,bv,biv,bjv->ij", counts.astype(jnp.float32), chances, centred, centred)
+        counts = jnp.any(is_chosen, -1) & teaches & jnp.all(jnp.isfinite(mean), -1)  # a model's NaN must not spoil other drafts
+        centred = jnp.where(counts[:, None, None], centred, 0)
+        surprise = jnp.sum(jnp.where(is_chosen[:, None], centred, 0), (0, 2))
+        seen = jnp.einsum("bv,biv,bjv->ij", jnp.where(counts[:, None], chances, 0), centred, centred)
         information = jnp.where(jnp.any(counts), MEMORY, 1) * before.information + seen
         (a, b), (_, d) = information + PRIOR * jnp.eye(2)
         step = jnp.stack([d * surprise[0] - b * surprise[1], a * surprise[1] - b * surprise[0]]) / (a * d - b * b)

@@ -160,6 +160,20 @@ def test_a_token_that_the_head_does_not_know_teaches_nothing():
     assert (learn(models, state, batch, coupling, logits, jnp.full(ROWS, unknown)).sharpness.weights == 1).all()
 
 
+def test_logits_that_are_not_numbers_teach_nothing():
+    """One request with such a head output must not spoil the drafts of all others."""
+    models, _ = heads()["whole"]
+    coupling, state = coupled(running(KINDS["hot"]))
+    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    logits, chosen = jax.random.normal(jax.random.key(7), (ROWS, VOCAB)), jnp.arange(ROWS)
+    for bad in (jnp.nan, jnp.inf, -jnp.inf):
+        found = learn(models, state, batch, coupling, logits.at[2, 5].set(bad), chosen).sharpness
+        others = batch._replace(now=batch.now._replace(done=jnp.arange(ROWS) == 2))
+        expected = learn(models, state, others, coupling, logits, chosen).sharpness
+        np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
+        assert np.isfinite(found.information).all() and (found.weights != 1).any()
+
+
 def test_a_cycle_draws_one_vector_of_noise_per_position():
     """num_steps + 1 per sequence, in the branch of its kind of sampling, however many nodes the tree has."""
     models, _ = heads()["whole"]
