@@ -1,5 +1,6 @@
 """Coupled drafts: a head that knows the target's logits drafts the target's tokens, and the sharpness finds heads that do not."""
 
+import dataclasses
 from functools import cache
 
 import jax
@@ -41,6 +42,9 @@ def heads() -> dict[str, tuple[Models, DraftHead]]:
     target = engine_target(vocab_size=VOCAB)
     module, found = target.merge(target.params), {}
     for name, head in {"whole": random_eagle(target.config), "own": random_head(target.config, draft_vocab_size=40)}.items():
+        if name == "own":  # not the first tokens in order
+            ids = np.random.default_rng(0).permutation(VOCAB)[: len(head.params["draft_to_target"])]
+            head = dataclasses.replace(head, params=head.params | {"draft_to_target": jnp.asarray(ids, jnp.int32)})
         merged = head.merge(head.params)
         found[name] = Models(module, merged, head.config.captured_layers), merged
     return found
@@ -98,11 +102,15 @@ def test_noise_of_the_cycle_is_the_noise_of_its_nodes():
 
 
 def test_greedy_requests_are_drafted_alike_in_any_company():
+    """Rows 0 to 2 are greedy, the others are not."""
     _, head = heads()["whole"]
-    coupling, _ = coupled(running(KINDS["greedy"]))
+    state = running(KINDS["hot"])
+    temperature = jnp.where(jnp.arange(ROWS) < 3, 0, state.settings.temperature)
+    coupling, _ = coupled(state._replace(settings=state.settings._replace(temperature=temperature)))
     logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
-    assert (coupled_scores(coupling, head, logits, 1) == logits).all()
-    assert (coupled_scores(coupling._replace(needed=jnp.array(3)), head, logits, 1) == logits).all()
+    for needed in (1, 2, 3):
+        scores = coupled_scores(coupling._replace(needed=jnp.array(needed)), head, logits, 1)
+        assert (scores[:3] == logits[:3]).all() and (scores[3:] != logits[3:]).any()
 
 
 def test_a_head_whose_whole_vocabulary_is_banned_still_has_finite_scores():
