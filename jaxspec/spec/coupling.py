@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.head import DraftHead
-from jaxspec.spec.filters import apply_filters
 from jaxspec.spec.penalties import Context, adjust_logits
-from jaxspec.spec.sampling import noise_at
+from jaxspec.spec.sampling import apply_filters, noise_at
 from jaxspec.spec.settings import SamplingKind, Settings, highest_kind, temperature
 from jaxspec.spec.state import Batch, Models, Sharpness, State
 from jaxspec.typing import Array, Float, Int
@@ -125,7 +124,7 @@ def learn(
         chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))
         mean = jnp.einsum("bv,biv->bi", chances, inputs)
         centred = inputs - mean[:, :, None]
-        is_chosen = ids == chosen[:, None]
+        is_chosen = jnp.equal(ids, chosen[:, None])
         teaches = (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.now.done
         counts = jnp.any(is_chosen, -1) & teaches & jnp.all(jnp.isfinite(mean), -1)  # a model's NaN must not spoil other drafts
         centred = jnp.where(counts[:, None, None], centred, 0)

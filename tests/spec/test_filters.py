@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.filters import apply_filters
+from jaxspec.spec.sampling import apply_filters
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE
 from tests.spec.distribution_in_numpy import kept, softmax
 from tests.spec.rows import settings_of
