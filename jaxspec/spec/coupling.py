@@ -116,7 +116,8 @@ def learn(
     head = models.head
     if coupling is None or logits is None or head is None:
         return state
-    ids = jnp.arange(logits.shape[-1]) if head.target_vocab() is None else head.target_vocab()
+    known = head.target_vocab()
+    ids = jnp.arange(logits.shape[-1]) if known is None else known
 
     def observe(before: Sharpness) -> Sharpness:
         settings = coupling.settings
