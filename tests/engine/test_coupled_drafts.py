@@ -36,7 +36,7 @@ def test_texts_are_those_of_plain_decoding(batch, seeds=10):
     bench = Workbench(None, None, context_length=2)
     llm, prompts = bench.llm, bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts)
     work = [
-        (prompts[number % PROMPTS], dataclasses.replace(kind, seed=number, max_tokens=24, ignore_eos=True), tree)
+        (prompts[number % PROMPTS], dataclasses.replace(kind, seed=number, max_tokens=16, ignore_eos=True), tree)
         for number, (_, tree, kind) in enumerate(itertools.product(range(seeds), TREES, KINDS))
     ]
     config = EngineConfig(max_running_requests=batch, context_length=256, prefix_cache=False)
