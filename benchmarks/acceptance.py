@@ -25,7 +25,7 @@ from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, depth_accept
 from jaxspec.config import PLAIN, SpecConfig
 
 from . import record
-from .distributions import compare
+from .distributions import STEPS, compare
 from .load import Load
 from .options import (
     BenchmarkError,
@@ -166,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trees = [each for each in dict.fromkeys(given) if each != PLAIN]
     if not trees:
         raise ValueError("plain decoding drafts nothing: give at least one tree that drafts in --trees")
+    if max(options.temperature) > 0 and options.max_tokens <= STEPS:
+        raise ValueError(f"--max-tokens must be above {STEPS} to compare rules of acceptance, got {options.max_tokens}")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded), 0.0))
     sweep.compile(trees, sweep.batches)

@@ -61,17 +61,10 @@ def compare(
         if last <= first:
             continue
         target, head = logits_of(params, jnp.array([[*text, *[0] * (width - len(text))]]))
+        log_p = jax.nn.log_softmax(target[:, first:last] / temperature)
+        log_q = jax.nn.log_softmax(sharpness * head[:, first:last] / temperature)
         for k in CHILDREN:
-            found[k].append(
-                jax.tree.map(
-                    np.asarray,
-                    measure[k](
-                        jax.nn.log_softmax(target[:, first:last] / temperature),
-                        jax.nn.log_softmax(sharpness * head[:, first:last] / temperature),
-                        jax.random.key(number),
-                    ),
-                )
-            )
+            found[k].append(measure[k](log_p, log_q, jax.random.key(number)))
     rows = {k: Rules(*(jnp.concatenate(parts, 1) for parts in zip(*found[k], strict=True))) for k in CHILDREN}
     return {
         "positions": rows[CHILDREN[0]].coupled.shape[1],
