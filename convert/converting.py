@@ -29,6 +29,8 @@ from jaxspec.models.head import HeadConfig
 
 GROUP_BYTES = 512 << 20
 """Parameters are written in groups of about this size; two are in memory: one being written, the next being made."""
+WIDEST = 4
+"""Bytes of the widest dtype that weights usually have: a cast needs at least its share of them."""
 COPIED = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -114,6 +116,7 @@ def _write_model(
     """Parameters, copies of the small files, and last the manifest."""
     hashes: dict[str, str] = {}
     total = checkpoint.size(plan.needed())
+    _check_space(directory, total if options.dtype is None else total * jnp.dtype(options.dtype).itemsize // WIDEST)
     with (
         ParameterWriter(directory / PARAMETERS) as writer,
         tqdm(
@@ -128,6 +131,12 @@ def _write_model(
     files = {name: _copy(origin / name, directory / name) for name in COPIED if (origin / name).is_file()}
     config = plan.config if options.dtype is None else _with_dtype(plan.config, jnp.dtype(options.dtype).name)
     Manifest(config, plan.dialect, hashes, files, made_for or {}, token_map, draft).write(directory)
+
+
+def _check_space(directory: Path, needed: int) -> None:
+    """Raises OSError if the disk has not that many bytes left."""
+    if (free := shutil.disk_usage(directory).free) < needed:
+        raise OSError(f"{directory.parent} has {free / 1e6:.0f} MB left on its disk; {needed / 1e6:.0f} MB are to be written")
 
 
 def _groups(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike | None) -> Iterator[Group]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from jaxspec.checkpoints.json_files import refuse_unsupported, require_size
+from jaxspec.checkpoints.json_files import checked, refuse_unsupported, require_size
 from jaxspec.models.rope import RopeConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -48,6 +48,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for RoPE, got {self.head_dim}")
+        if unknown := [token for token in self.eos_token_ids if token >= self.vocab_size]:
+            raise ValueError(f"eos_token_id names token {unknown[0]}; the vocabulary has {self.vocab_size} tokens")
 
     @classmethod
     def from_hf(cls, config: dict, *, qkv_bias: bool = False, qk_norm: bool = False) -> "ModelConfig":
@@ -56,7 +58,7 @@ class ModelConfig:
         Raises:
             ValueError: an attribute is missing or has a value that is not supported; the message names it.
         """
-        refuse_unsupported(config)
+        refuse_unsupported(config := checked(config))
         heads, hidden_size = require_size(config, "num_attention_heads"), require_size(config, "hidden_size")
         eos = config.get("eos_token_id")
         return cls(
@@ -67,7 +69,7 @@ class ModelConfig:
             num_heads=heads,
             num_kv_heads=require_size(config, "num_key_value_heads", default=heads),
             head_dim=require_size(config, "head_dim", default=hidden_size // heads),
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rms_norm_eps=config.get("rms_norm_eps") or 1e-6,
             rope=RopeConfig.from_hf(config),
             max_position_embeddings=require_size(config, "max_position_embeddings", default=2048),
             tie_word_embeddings=config.get("tie_word_embeddings") or False,

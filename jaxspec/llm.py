@@ -164,6 +164,12 @@ class LLM:
             return [int(token) for token in prompt]
         if self.tokenizer is None:
             raise ValueError("this model directory has no tokenizer: give lists of token ids instead of text")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"a prompt must be valid Unicode, but its character {error.start} is half of a surrogate pair"
+            ) from None
         return self.tokenizer.encode(prompt)
 
     def encode_chat(self, messages: Conversation, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:

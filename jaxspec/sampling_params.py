@@ -6,11 +6,11 @@ option of `jaxspec generate`. The server's request classes and the command line 
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from typing import Any, NamedTuple
+
+from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList, Whole, short
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_LENGTH = 1024
@@ -22,115 +22,6 @@ MAX_N = 128
 MAX_LOGIT_BIAS = 1024
 
 type TokenBias = Mapping[int, float] | tuple[tuple[int, float], ...]
-
-
-class Whole(NamedTuple):
-    """A whole number from `least` to `most` (None: any)."""
-
-    least: int
-    most: int | None = None
-
-    def clean(self, name: str, value: Any) -> int:
-        """The value as an int. Raises ValueError, naming the parameter."""
-        if not is_int(value) or value < self.least or (self.most is not None and value > self.most):
-            limits = f">= {self.least}" if self.most is None else f"from {self.least} to {self.most}"
-            raise ValueError(f"{name} must be a whole number {limits}, got {short(value)}")
-        return int(value)
-
-
-class Number(NamedTuple):
-    """A number from `least` to `most`; `above`: more than `least`."""
-
-    least: float
-    most: float
-    above: bool = False
-
-    def clean(self, name: str, value: Any) -> float:
-        """The value as Python's number. Raises ValueError, naming the parameter."""
-        if not is_number(value) or not self.least <= value <= self.most:
-            raise ValueError(f"{name} must be a number between {self.least} and {self.most}, got {short(value)}")
-        if self.above and value == self.least:
-            raise ValueError(f"{name} must be above {self.least}, got {short(value)}")
-        return value if isinstance(value, int | float) else float(value)
-
-
-class Seed(NamedTuple):
-    """A whole number of 64 bits, with or without sign."""
-
-    def clean(self, name: str, value: Any) -> int:
-        """The value as an int. Raises ValueError, naming the parameter."""
-        if not is_int(value) or not -(2**63) <= value < 2**64:
-            raise ValueError(f"{name} must be a 64-bit whole number, got {short(value)}")
-        return int(value)
-
-
-class Flag(NamedTuple):
-    """True or False."""
-
-    def clean(self, name: str, value: Any) -> bool:
-        """The value. Raises ValueError, naming the parameter."""
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be true or false, got {short(value)}")
-        return value
-
-
-class StringList(NamedTuple):
-    """One string or several, none of them empty."""
-
-    most: int
-    longest: int
-    """Characters."""
-
-    def clean(self, name: str, value: Any) -> tuple[str, ...]:
-        """The strings as a tuple. Raises ValueError, naming the parameter."""
-        strings = (value,) if isinstance(value, str) else value
-        if not isinstance(strings, tuple | list) or not all(isinstance(string, str) for string in strings):
-            raise ValueError(f"{name} must be a string or a list of strings, got {short(value)}")
-        if any(not 0 < len(string) <= self.longest for string in strings) or len(strings) > self.most:
-            raise ValueError(f"{name} takes up to {self.most} strings of 1 to {self.longest} characters")
-        return tuple(strings)
-
-
-class IdList(NamedTuple):
-    """A list of token ids."""
-
-    least: int = 0
-    """The least number of ids."""
-    most: int | None = None
-
-    def clean(self, name: str, value: Any) -> tuple[int, ...]:
-        """The ids as a tuple. Raises ValueError, naming the parameter."""
-        if not isinstance(value, tuple | list) or not all(is_int(token) and token >= 0 for token in value):
-            raise ValueError(f"{name} must be a list of token ids, got {short(value)}")
-        if self.most is not None and len(value) > self.most:
-            raise ValueError(f"{name} takes up to {self.most} ids, got {len(value)}")
-        if len(value) < self.least:
-            raise ValueError(f"{name} must not be empty: no token could be drawn; leave it out to allow all")
-        return tuple(map(int, value))
-
-
-class Biases(NamedTuple):
-    """Numbers between -limit and limit by token id."""
-
-    limit: float
-    most: int
-
-    def clean(self, name: str, value: Any) -> tuple[tuple[int, float], ...]:
-        """Pairs of token id and number. Raises ValueError, naming the parameter."""
-        pairs = tuple(value.items()) if isinstance(value, Mapping) else value
-        if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-            raise ValueError(f"{name} must map token ids to numbers, got {short(value)}")
-        if len(pairs) > self.most:
-            raise ValueError(f"{name} takes up to {self.most} tokens, got {len(pairs)}")
-        for token, bias in pairs:
-            if not is_int(token) or token < 0 or not is_number(bias) or not -self.limit <= bias <= self.limit:
-                raise ValueError(
-                    f"{name} must map token ids to numbers between {-self.limit} and {self.limit}, got {short({token: bias})}"
-                )
-        return tuple((int(token), bias if isinstance(bias, int | float) else float(bias)) for token, bias in pairs)
-
-
-type Check = Whole | Number | Seed | Flag | StringList | IdList | Biases
 
 
 class Declaration(NamedTuple):
@@ -290,19 +181,3 @@ def _unknown_names(given: Mapping[str, Any]) -> str | None:
     close = difflib.get_close_matches(str(unknown), names, 1, 0.5)
     meant = theirs.get(unknown) or (close[0] if close else None)
     return f"SamplingParams has no {unknown!s:.80}: " + (f"did you mean {meant}?" if meant else f"it has {', '.join(names)}")
-
-
-def is_int(value: Any) -> bool:
-    """Whether it is a whole number, NumPy's included; bool, which Python counts as int, is not."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number, NumPy's included."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def short(value: object) -> str:
-    """A value as an error message shows it: never more than 80 characters of what a client sent."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,6 +1,7 @@
 """python -m jaxspec.serve: an HTTP server for one model. Flags and endpoints are SGLang's and OpenAI's."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _fail(error)
             finally:
                 importing.join()
+            gc.collect()
+            gc.freeze()  # what stays need not be looked at again: a full collection would stop all threads for a second
             try:
                 serve(llm, chat_template, arguments, listener)
             except SystemExit as ended:

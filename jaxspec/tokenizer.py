@@ -8,16 +8,32 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.json_files import MAX_REASON, check_regular, read_object
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
-    """The directory's tokenizer, or None if it has no tokenizer files. Never runs code from the directory, never downloads."""
+    """The directory's tokenizer, or None if it has no tokenizer files. Never runs code from the directory, never downloads.
+
+    Raises ValueError, in one line, if its files can't be read.
+    """
     directory = Path(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         return None
+    check_regular(directory)
+    try:
+        tokenizer = _load(directory)
+        tokenizer.decode(tokenizer.encode("a", add_special_tokens=True), skip_special_tokens=True)  # wrong parts show at first use
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the libraries raise what they like; a panic in Rust is not even an Exception
+        reason = " ".join(str(error).split())[:MAX_REASON] or type(error).__name__
+        raise ValueError(f"the tokenizer of {directory} can't be read: {reason}") from None
+    return tokenizer
+
+
+def _load(directory: Path) -> Tokenizer:
     if is_plain(directory):
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
 

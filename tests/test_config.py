@@ -157,9 +157,9 @@ def test_model_config_reads_both_generations_of_config_files():
             "rope type 'yarn' is not supported; supported: default, linear, llama3",
         ),
         ({"num_key_value_heads": 3}, "must be a multiple"),
-        ({"hidden_size": "64"}, "hidden_size must be a whole number >= 1, got '64'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number >= 1, got 0"),
-        ({"head_dim": 8.0}, "head_dim must be a whole number >= 1, got 8.0"),
+        ({"hidden_size": "64"}, "hidden_size must be a whole number from 1 to 2147483647, got '64'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1 to 10000, got 0"),
+        ({"head_dim": 8.0}, "head_dim must be a whole number from 1 to 2147483647, got 8.0"),
     ],
 )
 def test_what_would_change_the_computation_is_refused_by_name(change, message):

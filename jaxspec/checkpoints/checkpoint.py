@@ -7,12 +7,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.json_files import check_regular, read_object
 from jaxspec.checkpoints.tensor_files import SafetensorsFile, TensorFile, TensorInfo
 from jaxspec.checkpoints.torch_file import TorchFile
+from jaxspec.checks import short
 
 FORMATS: dict[str, Callable[[Path], TensorFile]] = {".safetensors": SafetensorsFile, ".bin": TorchFile, ".pt": TorchFile}
 PREFERRED = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+MAX_NAME = 1000
+"""Characters of a tensor's name."""
 MAX_LISTED = 8
 """The most problems that one error message lists."""
 
@@ -42,10 +45,14 @@ class Checkpoint:
         self.infos: dict[str, TensorInfo] = {}
         """Tensor name -> dtype and shape."""
         directory = path if path.is_dir() else path.parent
+        if path.is_dir():
+            check_regular(path)
         listed, index = _find_files(path)
         for file in listed:
             opened = self._files[file] = FORMATS[Path(file).suffix](directory / file)
             for name, info in opened.infos.items():
+                if len(name) > MAX_NAME:
+                    raise ValueError(f"{directory / file} has a tensor whose name has {len(name)} characters: {name[:80]!r}...")
                 if name in self.infos:
                     raise ValueError(f"{directory}: tensor {name!r} is in {self.file_of[name]} and again in {file}")
                 self.infos[name], self.file_of[name] = info, file
@@ -57,7 +64,7 @@ class Checkpoint:
         for name in sorted({*index, *self.file_of}):
             if index.get(name) != self.file_of.get(name):
                 listed, found = index.get(name, "no file"), self.file_of.get(name, "no file")
-                raise ValueError(f"{self.path}: the index lists tensor {name!r} in {listed}, but it is in {found}")
+                raise ValueError(f"{self.path}: the index lists tensor {short(name)} in {listed}, but it is in {found}")
 
     def __contains__(self, name: str) -> bool:
         return name in self.infos
@@ -123,9 +130,9 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
         if (path / name).is_file():
             return [name], None
     found = sorted(file.name for file in path.iterdir())
-    candidates = [name for name in found if Path(name).suffix in FORMATS]
+    candidates = [name for name in found if Path(name).suffix in FORMATS and (path / name).is_file()]
     if len(candidates) != 1:
-        listed = ", ".join(found) or "nothing"
+        listed = ", ".join(found)[:MAX_NAME] or "nothing"
         raise ValueError(f"{path}: expected model.safetensors, pytorch_model.bin or an index of shards; found {listed}")
     return candidates, None
 
@@ -137,7 +144,7 @@ def _read_index(path: Path) -> dict[str, str]:
         raise ValueError(f"{path} has no weight_map from tensor names to file names")
     for file in sorted(set(index.values())):
         if Path(file).name != file or Path(file).suffix not in FORMATS:
-            raise ValueError(f"{path} names {file!r}: expected a tensor file in the same directory")
+            raise ValueError(f"{path} names {short(file)}: expected a tensor file in the same directory")
         if not (path.parent / file).is_file():
             raise ValueError(f"{path} names {file}, which is missing")
     return index

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,8 +21,9 @@ from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.json_files import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, read_object
 from jaxspec.checkpoints.parameter_store import check_stored, load_parameters, parameter_name
+from jaxspec.checks import Fields, Flag, ListOf, ObjectOf, Text, Whole, short
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
@@ -32,6 +33,36 @@ from jaxspec.models.registry import LoadedModel, abstract_model
 from jaxspec.models.rope import RopeConfig
 
 FILE = "jaxspec.json"
+MAX_IDS = 2**24
+LAYER = Fields(
+    {name: check for name, check in MODEL.items() if name in ModelConfig.__dataclass_fields__}
+    | {"num_layers": MODEL["num_hidden_layers"], "num_heads": SIZE, "num_kv_heads": SIZE, "qkv_bias": Flag(), "qk_norm": Flag()}
+    | {"eos_token_ids": ListOf(TOKEN_ID)}
+    | {
+        "rope": Fields(
+            {name: check for name, check in ROPE.items() if name in RopeConfig.__dataclass_fields__}
+            | {"theta": ROPE["rope_theta"], "kind": Text(), "original_max_position": SIZE},
+            nulls=False,
+        )
+    },
+    nulls=False,
+)
+HEAD = Fields(
+    {name: check for name, check in MODEL.items() if name in Eagle3Config.__dataclass_fields__}
+    | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()},
+)
+CONTENTS = Fields(
+    {
+        "kind": Text(),
+        "dialect": Text(),
+        "hashes": ObjectOf(Text(64)),
+        "files": ObjectOf(Text(64)),
+        "made_for": ObjectOf(SIZE),
+        "token_map": ListOf(TOKEN_ID, MAX_IDS),
+        "draft": Text(64),
+    }
+)
+"""The types and ranges in jaxspec.json; `config` is a LAYER for a target, else a HEAD."""
 DRAFT = "draft"
 PARAMETERS = "parameters"
 VERSION = 1
@@ -106,10 +137,19 @@ def read_manifest(directory: Path) -> Manifest:
     if contents.get("digest") != digest(contents):
         raise ValueError(f"{path} was changed after it was written: convert the original again")
     try:
-        config = _build(KINDS[contents["kind"]], contents["config"])
-        return Manifest(config, **{name.name: contents[name.name] for name in fields(Manifest) if name.name != "config"})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {type(error).__name__} {error}") from None
+        contents = CONTENTS.clean("it", contents)
+        values = (LAYER if contents["kind"] == "target" else HEAD).clean("config", contents["config"])
+        config = _build(KINDS[contents["kind"]], values)
+        manifest = Manifest(config, **{name.name: contents[name.name] for name in fields(Manifest) if name.name != "config"})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__} {str(error)[:MAX_REASON]}") from None
+    layers = (config if isinstance(config, ModelConfig) else config.layer).num_layers
+    if layers > len(manifest.hashes):
+        raise ValueError(f"{path} is damaged: it has {layers} layers, but hashes of {len(manifest.hashes)} parameters")
+    for name in manifest.files:
+        if PurePath(name).name != name:
+            raise ValueError(f"{path} names the file {short(name)}, which is not one of its directory")
+    return manifest
 
 
 def _build(config: type, values: dict[str, Any]) -> Any:
@@ -143,12 +183,13 @@ def head_directory(path: Path) -> Path | None:
 def check_fit(manifest: Manifest, target: ModelConfig) -> None:
     """Raises ValueError if a converted head was made for another target: the layers that it reads depend on the target."""
     for name, expected in manifest.made_for.items():
-        if vars(target)[name] != expected:
-            found = vars(target)[name]
+        if (found := vars(target).get(name)) != expected:
             raise ValueError(
                 f"the draft head was converted for a target whose {name} is {expected}, this target's is {found}: "
                 "convert the original again for this target"
             )
+    if manifest.token_map is not None and max(manifest.token_map, default=0) >= target.vocab_size:
+        raise ValueError(f"the draft head's token map names token {max(manifest.token_map)}; the target has {target.vocab_size}")
 
 
 def mapped_ids(manifest: Manifest) -> np.ndarray | None:

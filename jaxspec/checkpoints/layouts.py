@@ -53,6 +53,8 @@ def is_target(names: Collection[str]) -> bool:
 def target_plan(config: dict, names: Collection[str]) -> TensorPlan[ModelConfig]:
     """The plan for a target. Raises ValueError for a family or attribute that is not supported."""
     model = target_config(config)
+    if model.num_layers > len(names):
+        raise ValueError(f"config.json: num_hidden_layers is {model.num_layers}, but the files have {len(names)} tensors")
     ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(model.num_layers)}  # old Llama 2 files
     ignored |= {name for name in names if is_mtp_tensor(name)}  # part of the draft head's plan
     if model.tie_word_embeddings:

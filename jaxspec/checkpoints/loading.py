@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
@@ -23,6 +23,7 @@ from jaxspec.checkpoints.heads import algorithm_of, attach_head, head_plan, usab
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import is_target, target_plan
+from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.checkpoints.tensor_files import errors_named, own_copy
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
@@ -34,11 +35,11 @@ def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> Load
     if is_converted(path):
         manifest = read_manifest(path)
         with errors_named(path):
-            return load_converted(path, manifest.target, dtype, progress=progress)
+            return finite(load_converted(path, manifest.target, dtype, progress=progress))
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = read_target_plan(path, checkpoint)
         plan.check(checkpoint)
-        return build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress))
+        return finite(build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress)))
 
 
 def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None, progress: bool = False) -> LoadedHead:
@@ -60,7 +61,7 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
         hot_tokens = usable_token_map(plan.config, token_map)
-        return attach_head(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, hot_tokens)
+        return finite(attach_head(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, hot_tokens))
 
 
 def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
@@ -97,7 +98,15 @@ def _load_converted_head(
         check_fit(manifest, target.config)
         chosen = usable_token_map(manifest.head, token_map)
         loaded = load_converted(head, manifest.head, dtype, progress=progress)
-        return attach_head(loaded.config, loaded.params, target, mapped_ids(manifest) if chosen is None else chosen)
+        return finite(attach_head(loaded.config, loaded.params, target, mapped_ids(manifest) if chosen is None else chosen))
+
+
+def finite[Model: LoadedTarget | LoadedHead](model: Model) -> Model:
+    """The model. Raises ValueError if a norm or bias is not a number. (Checking matrices would take too long.)"""
+    for keys, values in flatten_dict(model.params).items():
+        if values.ndim == 1 and not np.isfinite(np.asarray(values, np.float32)).all():
+            raise ValueError(f"parameter {parameter_name(keys)} has values that are not finite numbers: get the file again")
+    return model
 
 
 def target_model_config(path: Path) -> ModelConfig:

@@ -10,10 +10,14 @@ docs/experiments.md has the times). Missing and truncated files are noticed, fli
 that in the manifest.
 """
 
+import gc
 import logging
 import math
 import os
 import shutil
+import sys
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +31,11 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.json_files import read_object
 
+STORED_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
+SETTLING_SECONDS = 1.0
+"""Time for writes that began before one failed."""
 INDEX_BYTES = 20
 """Zarr's index of the one chunk follows the values: offset, length and a checksum of both."""
 
@@ -69,7 +78,7 @@ class ParameterWriter:
                 raise ValueError(f"parameter {parameter_name(path)!r} was added twice")
             self._names.add(parameter_name(path))
         tree = unflatten_dict({tuple(map(str, path)): np.asarray(array) for path, array in arrays.items()})
-        with _orbax() as ocp, _saving(ocp):
+        with _orbax() as ocp, _saving(ocp), _silent_if_it_fails():
             ocp.partial.save(self._unfinished / "parameters", tree)
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
@@ -155,7 +164,7 @@ def _place(values: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 def _stored_array(path: Path) -> StoredArray:
     """A parameter from its Zarr description (zarr.json, Zarr 3), which must be of the one form that `_saving` makes."""
     description = read_object(path / "zarr.json") if (path / "zarr.json").is_file() else {}
-    shape = description.get("shape")
+    shape, dtype = description.get("shape"), description.get("data_type")
     plain = {
         "name": "sharding_indexed",
         "configuration": {
@@ -165,9 +174,14 @@ def _stored_array(path: Path) -> StoredArray:
         },
     }
     grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
-    if shape is None or description.get("codecs") != [plain] or description.get("chunk_grid") != grid:
+    if (
+        not (isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape))
+        or dtype not in STORED_DTYPES
+        or description.get("codecs") != [plain]
+        or description.get("chunk_grid") != grid
+    ):
         raise ValueError(f"{path} is damaged: its zarr.json is missing or describes no single file of plain values")
-    return StoredArray(path.joinpath("c", *("0" for _ in shape)), jnp.dtype(description["data_type"]), tuple(shape))
+    return StoredArray(path.joinpath("c", *("0" for _ in shape)), jnp.dtype(dtype), tuple(shape))
 
 
 def check_stored(directory: str | os.PathLike[str], expected: dict) -> dict[str, StoredArray]:
@@ -205,6 +219,33 @@ def _saving(ocp: Any) -> Any:
     context.array.saving.use_ocdbt = False  # a file per parameter: faster to write, and the values can be mapped
     context.memory.deepcopy_host_arrays = False
     return context
+
+
+@contextmanager
+def _silent_if_it_fails() -> Iterator[None]:
+    """If a write fails, orbax's other writes go on, and each prints a traceback when it ends: its event loop is closed, or
+    nobody wants its error. The error that ended the block says enough."""
+    hook, said = sys.unraisablehook, logging.getLogger("asyncio")
+
+    def others(problem: Any) -> None:
+        if str(problem.exc_value) != "Event loop is closed":
+            hook(problem)
+
+    def is_ours(record: logging.LogRecord) -> bool:
+        return "type_handlers.py" not in record.getMessage()
+
+    try:
+        sys.unraisablehook = others
+        said.addFilter(is_ours)
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()  # the failed tasks speak when they are freed
+        time.sleep(SETTLING_SECONDS)
+        raise
+    finally:
+        sys.unraisablehook = hook
+        said.removeFilter(is_ours)
 
 
 @contextmanager

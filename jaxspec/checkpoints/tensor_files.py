@@ -15,6 +15,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
+MAX_REASON = 200
+"""Characters of the library's message."""
 SAFETENSORS_DTYPES = {
     "F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16),
     "I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "I16": np.dtype(np.int16), "I8": np.dtype(np.int8),
@@ -59,7 +61,7 @@ class SafetensorsFile:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
                 shapes = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
         except SafetensorError as error:
-            raise ValueError(f"{path} can't be read: {error}") from None
+            raise ValueError(f"{path} can't be read: {str(error)[:MAX_REASON]}") from None
         self.infos = {name: TensorInfo(self._dtype(name, dtype), shape) for name, (dtype, shape) in shapes.items()}
         with path.open("rb") as opened:  # 8 bytes of length, then JSON, then the values
             size = int.from_bytes(opened.read(8), "little")

@@ -10,11 +10,13 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import re
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +44,8 @@ DIGEST_BYTES = 32
 KEEP_DAYS = 30
 """Files that no process has used for this long are removed, as every change of the source gives all files new names."""
 
+UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([\w.()-]+)'")
+"""JAX's warning."""
 HIT = "/jax/compilation_cache/cache_hits"
 """JAX's event for a program found in its persistent cache."""
 
@@ -64,6 +68,30 @@ def enable_compilation_cache() -> Path | None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     logger.info("compiled programs are kept in %s", jax.config.jax_compilation_cache_dir)
     return Path(jax.config.jax_compilation_cache_dir)
+
+
+@contextlib.contextmanager
+def removing_damaged() -> Iterator[None]:
+    """Entries of the cache that JAX can't read are removed afterwards, so that the next process compiles and stores them again.
+
+    JAX itself warns, compiles, and keeps the damaged file for ever. Other threads should not change warning filters meanwhile.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    damaged: set[str] = set()
+    for warning in caught:
+        if (found := UNREADABLE.match(str(warning.message))) is not None:
+            damaged.add(found[1])
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    directory = jax.config.jax_compilation_cache_dir
+    for name in damaged:
+        with contextlib.suppress(OSError):  # we may not
+            for file in Path(directory).glob(f"{name}-*"):
+                file.unlink()
+    if damaged:
+        logger.warning("removed damaged programs from %s: %s", directory, ", ".join(sorted(damaged)))
 
 
 def trace_directory() -> Path | None:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.engine.program_cache import CacheHits, StoredTraces, stored_traces
+from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProgramCount
 from jaxspec.spec.cycle import CycleOptions, cycle
 from jaxspec.spec.extend import catch_up
@@ -125,7 +125,7 @@ class Programs:
         missing = [program for program in programs if program not in self._compiled]
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
-            with CacheHits() as hits, CompilingProgress(len(missing), shown=progress) as shown:
+            with removing_damaged(), CacheHits() as hits, CompilingProgress(len(missing), shown=progress) as shown:
                 for done in as_completed([pool.submit(self._add_named, program, hits) for program in missing]):
                     shown.add(from_cache=done.result().from_cache)
         finally:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.json_files import require
+from jaxspec.checkpoints.json_files import checked, require
+from jaxspec.checks import short
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
@@ -39,10 +40,10 @@ FAMILIES = {
 
 def target_config(config: dict) -> ModelConfig:
     """The target that a config.json describes. Raises ValueError, listing the families, for any other model_type."""
-    name = require(config, "model_type")
+    name = require(checked(config), "model_type")
     if name not in FAMILIES:
         listed = "".join(f"\n  {model_type}: {family.covers}" for model_type, family in FAMILIES.items())
-        raise ValueError(f"config.json: model_type {name!r} is not supported; supported are:{listed}")
+        raise ValueError(f"config.json: model_type {short(name)} is not supported; supported are:{listed}")
     family = FAMILIES[name]
     if config.get("attention_bias") and family.attention_bias_means_more:
         raise ValueError(f"config.json: attention_bias=True is not supported for {name} (it adds a bias to the output projection)")

@@ -20,7 +20,9 @@ class RopeConfig:
 
     def __post_init__(self):
         if self.kind not in ("default", "linear", "llama3"):
-            raise ValueError(f"rope type {self.kind!r} is not supported; supported: default, linear, llama3")
+            raise ValueError(f"rope type {self.kind[:80]!r} is not supported; supported: default, linear, llama3")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor ({self.high_freq_factor})")
 
     @classmethod
     def from_hf(cls, config: dict) -> "RopeConfig":
@@ -29,10 +31,10 @@ class RopeConfig:
         return cls(
             theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
             kind=scaling.get("rope_type") or scaling.get("type") or "default",
-            factor=float(scaling.get("factor", 1.0)),
-            low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-            original_max_position=int(scaling.get("original_max_position_embeddings", 8192)),
+            factor=float(scaling.get("factor") or 1.0),
+            low_freq_factor=float(scaling.get("low_freq_factor") or 1.0),
+            high_freq_factor=float(scaling.get("high_freq_factor") or 4.0),
+            original_max_position=scaling.get("original_max_position_embeddings") or 8192,
         )
 
 

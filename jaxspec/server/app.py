@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
 from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.server.bodies import PARSING_SHARE, BodyLimit, OneByOne, most_bytes, most_values
 from jaxspec.server.errors import add_handlers
 from jaxspec.server.info_api import info_routes
 from jaxspec.server.metrics import RequestCollector, add_metrics
-from jaxspec.server.middleware import BodyLimit, KeyCheck, RequestIds, only_json
+from jaxspec.server.middleware import KeyCheck, OriginCheck, RequestIds
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_api import openai_routes
 from jaxspec.server.playground import playground_routes
@@ -27,7 +28,7 @@ Every failure has OpenAI's shape. Every response has the header x-request-id: th
 class Application(FastAPI):
     """The ASGI application. `running.drain()` makes it refuse new requests."""
 
-    def __init__(self, running: RunningRequests, settings: ServerSettings):
+    def __init__(self, running: RunningRequests, settings: ServerSettings, context_length: int):
         super().__init__(
             title="jaxspec",
             description=DESCRIPTION,
@@ -37,20 +38,34 @@ class Application(FastAPI):
             responses=COMMON_FAILURES,
         )
         self.running, self.settings = running, settings
+        self.large_parsing, self.large_work = OneByOne(PARSING_SHARE), OneByOne()
+        self.max_values = most_values(context_length)
 
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, corrected: it lists status 422 for wrong fields, which is 400 here, and gives failures the media type
         of the success, but they are always JSON."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
         document = super().openapi()
         for operations in document["paths"].values():
             for operation in operations.values():
                 _correct(operation["responses"])
+                if "requestBody" in operation:
+                    _name_schemas(operation["requestBody"]["content"]["application/json"], document["components"]["schemas"])
         for unused in ("HTTPValidationError", "ValidationError"):
             document["components"]["schemas"].pop(unused, None)
         if self.settings.api_key is not None:
             document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"key": []}]
         return document
+
+
+def _name_schemas(content: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Moves a body's schema, which has all that it needs inside, to the named ones."""
+    schema = dict(content["schema"])
+    if "title" in schema:
+        schemas |= schema.pop("$defs", {}) | {schema["title"]: schema}
+        content["schema"] = {"$ref": f"#/components/schemas/{schema['title']}"}
 
 
 def _correct(responses: dict[str, Any]) -> None:
@@ -68,13 +83,14 @@ def create_app(
     must be one of the engine's observers."""
     settings = settings or ServerSettings()
     running = RunningRequests(engine, settings.request_timeout)
-    app = Application(running, settings)
+    app = Application(running, settings, model.context_length)
     add_handlers(app)
-    app.add_middleware(BodyLimit)  # the last one added sees a request first
+    app.add_middleware(BodyLimit, max_bytes=most_bytes(model.context_length))  # the last one added sees a request first
     app.add_middleware(KeyCheck, settings=settings)
+    app.add_middleware(OriginCheck)
     app.add_middleware(RequestIds)
     for router in (openai_routes(running, model), sglang_routes(running, model), tokenize_routes(model, settings.tokenizer_info)):
-        app.include_router(router, dependencies=[Depends(only_json)])
+        app.include_router(router)
     app.include_router(info_routes(running, model, settings))
     app.include_router(playground_routes())
     if metrics is not None:

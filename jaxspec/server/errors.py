@@ -21,6 +21,10 @@ from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.responses import ErrorDetail, ErrorResponse
 
 MAX_ECHO = 200
+MAX_NAME = 80
+"""Of the name of a field."""
+LEAST_ECHO = 8
+"""If fewer characters are left for a field, it is only counted."""
 MAX_REPORTED = 10
 """Invalid fields named in one message; further ones are counted."""
 REQUEST_ID = "x-request-id"
@@ -32,6 +36,7 @@ _SERVER_SETTINGS = ("num_pages", "max_waiting_requests")
 """Settings in the engine's messages to clients. Messages name their flags, as only the owner can change them."""
 
 logger = logging.getLogger(__name__)
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class ApiError(Exception):
@@ -61,15 +66,17 @@ class ClientDisconnected(Exception):
     """The client hung up before the response began."""
 
 
-def echo(value: Any) -> str:
-    """A client's value as messages show it: in JSON, truncated to MAX_ECHO characters."""
+def echo(value: Any, most: int = MAX_ECHO) -> str:
+    """A client's value as messages show it: in JSON, truncated to so many characters."""
+    text = ""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        for piece in _ENCODER.iterencode(value[: most + 1] if isinstance(value, str) else value):  # no more of it than is shown
+            text += piece
+            if len(text) > most:
+                break
     except (TypeError, ValueError):
         text = repr(value)
-    except RecursionError:
-        text = "a value nested too deeply to show"
-    return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
@@ -141,27 +148,32 @@ def add_handlers(app: FastAPI) -> None:
 
 def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     """One error for all that pydantic found. It names every field; `param` is the first."""
-    if errors[0]["type"] == "json_invalid":
-        position = errors[0]["loc"][-1]
-        return ApiError(400, f"the request body is not valid JSON: {errors[0]['ctx']['error']} at character {position}")
-    reports, params = [], []
+    reports: list[str] = []
+    first, left = "", MAX_ECHO  # names of fields count too, as the client may have made them up; the first is in `param` as well
     for error in errors[:MAX_REPORTED]:
-        param = ".".join(str(part) for part in error["loc"][1:])[:MAX_ECHO]  # behind "body", "query" or "path"
-        params.append(param)
-        reports.append(_report(param, error))
-    if len(errors) > MAX_REPORTED:
-        reports.append(f"and {len(errors) - MAX_REPORTED} more")
-    return ApiError(400, "; ".join(reports), param=params[0] or None)
+        param = ".".join(str(part) for part in error["loc"][1:])[:MAX_NAME]  # behind "body", "query" or "path"
+        first = param if not reports else first
+        left -= len(param) * (1 if reports else 2)
+        if left < LEAST_ECHO:
+            break
+        report, echoed = _report(param, error, left)
+        reports.append(report)
+        left -= echoed
+    if len(errors) > len(reports):
+        reports.append(f"and {len(errors) - len(reports)} more")
+    return ApiError(400, "; ".join(reports), param=first or None)
 
 
-def _report(param: str, error: dict[str, Any]) -> str:
+def _report(param: str, error: dict[str, Any], most: int) -> tuple[str, int]:
+    """What is wrong with a field, and how many characters of the client's value it shows, at most `most`."""
     if not param and error["type"] in ("missing", "model_type", "model_attributes_type"):
-        return "the request body must be a JSON object"
+        return "the request body must be a JSON object", 0
     if error["type"] == "missing":
-        return f"{param} is required"
+        return f"{param} is required", 0
     if error["type"] == "extra_forbidden":
-        return f"{param} is not a field of this endpoint"
-    return f"{param or 'the request body:'} {error['msg'].replace('Input should be', 'must be', 1)}, got {echo(error['input'])}"
+        return f"{param} is not a field of this endpoint", 0
+    shown = echo(error["input"], most)
+    return f"{param or 'the request body:'} {error['msg'].replace('Input should be', 'must be', 1)}, got {shown}", len(shown)
 
 
 def _encodable(text: str) -> str:

@@ -2,9 +2,13 @@
 
 import asyncio
 import math
+import re
+import resource
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import h11
 import uvicorn
@@ -15,12 +19,70 @@ from jaxspec.server.app import Application
 from jaxspec.server.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
+HEADER_SECONDS = 10.0
+"""Time for the headers of a request to arrive, from the first byte on or, on a new connection, from its start."""
+END_OF_HEADERS = re.compile(rb"\n\r?\n")
+MAX_UNUSED = 1000
+"""Connections without a complete request, at most; one more closes the oldest."""
 ERROR_SECONDS = 5.0
 """Seconds that clients get to read the error after the shutdown timeout has ended their requests."""
 
 
 class Connection(H11Protocol):
-    """One connection. Its headers may have 64 KiB together; malformed HTTP gets an error in the server's own shape."""
+    """One connection, with limits: headers of 64 KiB that arrive in 10 seconds, and no place for it while it asks for nothing and
+    others need the place. Malformed HTTP gets an error in the server's own shape."""
+
+    def __init__(self, *args: Any, unused: "dict[Connection, None]", most_unused: int, **kwargs: Any):
+        """`unused`: the connections without a complete request, the oldest first."""
+        super().__init__(*args, **kwargs)
+        self._unused, self._most_unused = unused, most_unused
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in H11Protocol
+        super().connection_made(transport)
+        self._expect_request()
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.states[h11.CLIENT] is h11.IDLE:
+            self._start_timer()
+            headers = self.conn.trailing_data[0] + data
+            end = END_OF_HEADERS.search(headers)
+            if (len(headers) if end is None else end.end()) > MAX_HEADER_BYTES:  # h11 itself checks only what is incomplete
+                self.send_400_response("")
+                return
+        super().data_received(data)
+        if self.conn.states[h11.CLIENT] is not h11.IDLE:
+            self._stop_timer()
+        if self.conn.states[h11.CLIENT] not in (h11.IDLE, h11.SEND_BODY):
+            self._unused.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.conn.states[h11.CLIENT] is h11.IDLE:
+            self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+        self._unused.pop(self, None)
+
+    def _expect_request(self) -> None:
+        """Counts as unused from now on. One too many closes the oldest."""
+        self._unused[self] = None
+        if len(self._unused) > self._most_unused:
+            oldest = next(iter(self._unused))
+            del self._unused[oldest]
+            oldest.transport.abort()
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def send_400_response(self, msg: str) -> None:
         message = f"malformed HTTP request, or headers larger than {MAX_HEADER_BYTES // 2**10} KiB"
@@ -30,6 +92,11 @@ class Connection(H11Protocol):
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def most_unused() -> int:
+    """MAX_UNUSED, or half of the files that this process may have open."""
+    return min(MAX_UNUSED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 class HttpServer(uvicorn.Server):
@@ -42,7 +109,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: Application, engine: AsyncEngine, on_ready: Callable[[], None]):
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http=partial(Connection, unused={}, most_unused=most_unused()),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             log_config=None,  # uvicorn logs through the root logger

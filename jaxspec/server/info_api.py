@@ -11,10 +11,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as, only
 from jaxspec.server.health import HealthProbe
-from jaxspec.server.middleware import admin_only, only_json
+from jaxspec.server.middleware import admin_only
 from jaxspec.server.model import ServedModel
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.server.running import RunningRequests
@@ -235,8 +236,8 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
         """The server's load, for routers."""
         return json_response(describe_load(engine, averages))
 
-    @control.post("/abort_request", responses=success(AbortResponse) | failures(415), dependencies=[Depends(only_json)])
-    async def abort_request(body: AbortRequest, request: Request) -> Response:
+    @control.post("/abort_request", responses=success(AbortResponse) | failures(415), openapi_extra=documented(AbortRequest))
+    async def abort_request(body: Annotated[AbortRequest, Depends(JsonBody(AbortRequest))], request: Request) -> Response:
         """Ends requests: their clients get the text so far, with finish_reason "abort". abort_all needs the admin key."""
         if body.abort_all:
             admin_only(request)

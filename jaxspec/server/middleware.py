@@ -1,7 +1,6 @@
-"""Middleware: the name, the key and the body limits of every request. From the outside in:
-RequestIds, KeyCheck, BodyLimit; `only_json` belongs to the routes that take a body."""
+"""Middleware: the name, the origin and the key of every request. From the outside in: RequestIds, OriginCheck,
+KeyCheck, BodyLimit (bodies.py)."""
 
-import asyncio
 import hmac
 import uuid
 from collections.abc import Iterable, Sequence
@@ -9,21 +8,16 @@ from contextlib import ExitStack
 from hashlib import sha256
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxspec.server.errors import REQUEST_ID, ApiError, echo
+from jaxspec.server.errors import REQUEST_ID, ApiError
 from jaxspec.server.fields import MAX_NAME
 from jaxspec.server.settings import ServerSettings
 
 PUBLIC = frozenset({"/", "/health", "/health_generate", "/ready", "/ping", "/metrics", "/version"})
 """Paths that need no key: those of probes and scrapers, and the playground, which sends the key that its user types."""
 SEND_KEY = "send the header Authorization: Bearer <key>"
-MAX_BODY_BYTES = 16 * 2**20
-MAX_TOTAL_BODY_BYTES = 16 * MAX_BODY_BYTES
-"""All requests in progress together."""
-BODY_SECONDS = 60.0
-"""Time for a body to arrive. Without a limit, slow clients could hold memory forever."""
 
 
 class RequestIds:
@@ -62,6 +56,37 @@ def is_request_id(text: str) -> bool:
     return 1 <= len(text) <= MAX_NAME and text.isascii() and text.isprintable()
 
 
+class OriginCheck:
+    """Middleware that refuses what a browser sends for a web page of another origin, except for opening public pages.
+
+    Such a page can't read responses, as there are no CORS headers, but could have effects: `GET /flush_cache` needs no permission.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        opens_public_page = scope["type"] != "http" or (scope["method"] in ("GET", "HEAD") and path_of(scope) in PUBLIC)
+        if opens_public_page or not is_from_elsewhere(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+        else:
+            message = "this request comes from a web page of another origin, which this server does not allow"
+            await ApiError(403, message).response(scope, receive, send)
+
+
+def is_from_elsewhere(headers: Headers) -> bool:
+    """Whether a browser says so. To http:// addresses other than loopback browsers don't send Sec-Fetch-Site."""
+    if (site := headers.get("sec-fetch-site")) is not None:
+        return site not in ("same-origin", "none")
+    source = headers.get("origin") or headers.get("referer")
+    return source is not None and source.partition("://")[2].partition("/")[0] != headers.get("host")
+
+
+def path_of(scope: Scope) -> str:
+    """The path as routes see it."""
+    return str(scope["path"].removeprefix(scope.get("root_path", "")))
+
+
 class KeyCheck:
     """Middleware that refuses requests without a valid key before their body is read, and sets `request.state.is_admin`.
 
@@ -81,8 +106,7 @@ class KeyCheck:
             return
         given = [_digest(key) for key in _keys_in(scope["headers"])]
         scope.setdefault("state", {})["is_admin"] = not self._keys or _any_equal(given, self._admin_keys)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if not (self._is_open or path in PUBLIC or _any_equal(given, self._keys)):
+        if not (self._is_open or path_of(scope) in PUBLIC or _any_equal(given, self._keys)):
             problem = "the API key is wrong" if given else "this server asks for an API key"
             await _invalid_key(f"{problem}: {SEND_KEY}").response(scope, receive, send)
             return
@@ -119,64 +143,3 @@ def _digest(key: bytes) -> bytes:
 def _any_equal(given: Sequence[bytes], valid: Sequence[bytes]) -> bool:
     """Takes the same time for every key, right or wrong."""
     return any([hmac.compare_digest(one, other) for one in given for other in valid])
-
-
-class BodyLimit:
-    """Middleware that refuses bodies: 413 above max_bytes, without reading more; 503 if all bodies together exceed
-    max_total_bytes; 408 if a body takes longer than `seconds`."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        max_bytes: int = MAX_BODY_BYTES,
-        max_total_bytes: int = MAX_TOTAL_BODY_BYTES,
-        seconds: float = BODY_SECONDS,
-    ):
-        self._app, self._max_bytes, self._max_total_bytes, self._seconds = app, max_bytes, max_total_bytes, seconds
-        self._held = 0
-        """Bytes of the bodies of all requests in progress."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        too_large = f"the request body is larger than {self._max_bytes} bytes"
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._max_bytes:
-            await ApiError(413, too_large).response(scope, receive, send)
-            return
-        received = 0
-        deadline: float | None = asyncio.get_running_loop().time() + self._seconds
-
-        async def receive_limited() -> Message:
-            """Raises HTTPException, the only kind that FastAPI lets through while it reads the body."""
-            nonlocal received, deadline
-            try:
-                async with asyncio.timeout_at(deadline):
-                    part = await receive()
-            except TimeoutError:
-                message = f"the request body did not arrive within {self._seconds:g} seconds"
-                raise HTTPException(408, message, {"Connection": "close"}) from None
-            if not part.get("more_body", False):
-                deadline = None  # from now on it waits for the client to hang up
-            length = len(part.get("body", b""))
-            received += length
-            self._held += length
-            if received > self._max_bytes:
-                raise HTTPException(413, too_large)
-            if self._held > self._max_total_bytes:
-                raise HTTPException(503, "the bodies of other requests use all memory for bodies: try again later")
-            return part
-
-        try:
-            await self._app(scope, receive_limited, send)
-        finally:
-            self._held -= received
-
-
-async def only_json(request: Request) -> None:
-    """Refuses a body that is not declared as JSON; curl -d without a header declares a form."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_json = kind.startswith("application/") and (kind == "application/json" or kind.endswith("+json"))
-    if request.method in ("POST", "PUT") and not is_json:
-        raise ApiError(415, f"send the header Content-Type: application/json, got {echo(kind) or 'none'}", param="content-type")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import time
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from jaxspec.engine.request import GenerationOutput, Speculation, Update
+from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.logprobs import ChatLogprobs, CompletionLogprobs, chat_logprobs, completion_logprobs, join, prompt_offsets
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_requests import (
@@ -169,13 +170,13 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
         model.check_name(name)
         return json_response(model_card(model))
 
-    @router.post("/v1/completions", responses=COMPLETION)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    @router.post("/v1/completions", responses=COMPLETION, openapi_extra=documented(CompletionRequest))
+    async def completions(body: Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest))], request: Request) -> Response:
         prepare, build = partial(completion_batch, body, model), partial(CompletionBuilder, model, body)
         return await respond(running, request, prepare, build, COMPLETION_NAMES, stream=body.stream)
 
-    @router.post("/v1/chat/completions", responses=CHAT)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    @router.post("/v1/chat/completions", responses=CHAT, openapi_extra=documented(ChatRequest))
+    async def chat_completions(body: Annotated[ChatRequest, Depends(JsonBody(ChatRequest))], request: Request) -> Response:
         prepare, build = partial(chat_batch, body, model), partial(ChatBuilder, model, body)
         return await respond(running, request, prepare, build, chat_names(body), stream=body.stream)
 

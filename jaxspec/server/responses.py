@@ -37,6 +37,7 @@ class ErrorResponse(ResponseModel):
 _MEANINGS = {
     400: "A field, parameter or header is wrong; the message says which.",
     401: "The key is missing or wrong.",
+    403: "It comes from a web page of another origin.",
     404: "The endpoint or model does not exist.",
     405: "The endpoint does not support this method.",
     408: "The body did not arrive in time.",
@@ -65,7 +66,7 @@ def success_or_stream(model: Any, event: str) -> Documented:
     return {200: {"model": model, "description": "The response, whole or as a stream.", "content": {"text/event-stream": events}}}
 
 
-COMMON_FAILURES = failures(400, 401, 405, 408, 413, 500, 503)
+COMMON_FAILURES = failures(400, 401, 403, 405, 408, 413, 500, 503)
 """Failures of any endpoint."""
 
 

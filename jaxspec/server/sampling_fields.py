@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model
 
+from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList, Whole
 from jaxspec.commands.options import docstrings
-from jaxspec.sampling_params import Biases, Check, Flag, IdList, Number, SamplingParams, Seed, StringList, Whole, declaration
+from jaxspec.sampling_params import SamplingParams, declaration
 from jaxspec.server.errors import refused
 from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, RequestModel, StringOrStrings, TokenIds, only
 

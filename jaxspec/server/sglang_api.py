@@ -6,11 +6,12 @@ from functools import partial
 from time import perf_counter
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field, SkipValidation
 
 from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
+from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
     MAX_INT,
@@ -157,8 +158,8 @@ def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     """The endpoint over one engine and its model."""
     router = APIRouter()
 
-    @router.post("/generate", responses=GENERATE)
-    async def generate(body: GenerateRequest, request: Request) -> Response:
+    @router.post("/generate", responses=GENERATE, openapi_extra=documented(GenerateRequest))
+    async def generate(body: Annotated[GenerateRequest, Depends(JsonBody(GenerateRequest))], request: Request) -> Response:
         client_names = {**CLIENT_NAMES, "prompt": "input_ids" if body.text is None else "text"}
         build = partial(GenerateBuilder, model, body, request.state.request_id, perf_counter())
         return await respond(running, request, partial(generate_batch, body, model), build, client_names, stream=body.stream)

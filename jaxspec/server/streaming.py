@@ -95,13 +95,13 @@ async def respond(
     *,
     stream: bool | None,
 ) -> Response:
-    """Serves a request that generates: prepare it (tokenize, off the event loop), start it, build the response.
+    """Serves a request that generates: prepare it (tokenize, in a thread), start it, build the response.
 
     `client_names` maps our names of fields to the client's, for errors.
     """
 
     async def work() -> Response:
-        batch = await run_in_threadpool(prepare)
+        batch = await request.state.run(prepare)
         builder = build(batch)
         generation = await start(running, request, batch, client_names)
         if stream:

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import FailFast, Field
 
+from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import MAX_INT, RequestModel, Strings, TemplateOptions, described_as, only
 from jaxspec.server.model import ServedModel, check_unicode
@@ -22,7 +23,7 @@ MAX_TEXTS = 1024
 """Texts in one request, as in vLLM."""
 MAX_CHARACTERS = 2**20
 """Of all texts in one request; longer than any context, for clients that truncate afterwards."""
-MAX_TOKENS = 2**20
+MAX_TOKENS = 2**18
 """Token ids that one request may detokenize."""
 THREADS = 2
 """For these endpoints, so that they can't delay the prompts of other requests."""
@@ -107,16 +108,19 @@ def tokenize_routes(model: ServedModel, tokenizer_info: bool) -> APIRouter:
     """The endpoints over one model. `tokenizer_info`: whether /tokenizer_info exists."""
     router = APIRouter(tags=["tokenizer"])
     limiter = CapacityLimiter(THREADS)
+    wrong = failures(404, 415)
+    tokenizing: Any = {"responses": success(TokenizeResponse) | wrong, "openapi_extra": documented(TokenizeRequest)}
+    detokenizing: Any = {"responses": success(DetokenizeResponse) | wrong, "openapi_extra": documented(DetokenizeRequest)}
 
-    @router.post("/tokenize", responses=success(TokenizeResponse) | failures(404, 415))
-    @router.post("/v1/tokenize", responses=success(TokenizeResponse) | failures(404, 415))
-    async def tokenize(body: TokenizeRequest) -> Response:
+    @router.post("/tokenize", **tokenizing)
+    @router.post("/v1/tokenize", **tokenizing)
+    async def tokenize(body: Annotated[TokenizeRequest, Depends(JsonBody(TokenizeRequest))]) -> Response:
         """Token ids of a text, of several, or of a conversation."""
         return json_response(await run_sync(tokenize_request, body, model, limiter=limiter))
 
-    @router.post("/detokenize", responses=success(DetokenizeResponse) | failures(404, 415))
-    @router.post("/v1/detokenize", responses=success(DetokenizeResponse) | failures(404, 415))
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    @router.post("/detokenize", **detokenizing)
+    @router.post("/v1/detokenize", **detokenizing)
+    async def detokenize(body: Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest))]) -> Response:
         """The text of token ids, by vLLM's name (prompt) and SGLang's (text)."""
         return json_response(await run_sync(detokenize_request, body, model, limiter=limiter))
 

@@ -22,6 +22,7 @@ def test_rates_are_counted_by_hand():
     assert found["accept_length_of_prompts"] == [2.0]
 
 
+@pytest.mark.exhaustive
 def test_a_run_compares_chain_and_tree(tiny, tmp_path, newest, capsys):
     flags = ["--trees", "3/1/4", "2/2/4", "--max-tokens", "12", "--temperature", "0", "1", "--batch-size", "2"]
     flags += ["--out", str(tmp_path / "out.jsonl")]

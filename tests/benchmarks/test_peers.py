@@ -83,6 +83,7 @@ def compare(model, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.exhaustive
 def test_everybody_is_measured_against_transformers(compare, capsys):
     status, results = compare({"transformers": GOOD, "llama.cpp": WRONG, "ctranslate2": SHORT})
     assert status == 0 and results is not None

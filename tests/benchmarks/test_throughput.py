@@ -5,6 +5,7 @@ import pytest
 from benchmarks import throughput
 
 
+@pytest.mark.exhaustive
 def test_a_run_compares_speculation_with_plain_decoding(tiny, tmp_path, newest, capsys):
     out = tmp_path / "out.jsonl"
     flags = ["--tree", "2/2/4", "--batch-size", "2", "--rounds", "2", "--max-tokens", "8"]

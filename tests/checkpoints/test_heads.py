@@ -96,7 +96,7 @@ REFUSED = {
     "parallel drafting": (speculators(parallel_drafting=True), "parallel_drafting=True is not supported"),
     "another speculator": (speculators(speculators_model_type="dflash"), "speculators_model_type='dflash'"),
     "layers by which end?": (eagle3_llama31().but(config={IDS: [2, 4, 5]}), "does not say whether it names layers by their output"),
-    "layers by name": (eagle3_llama31().but(config={"eagle_config": {IDS: ["1", "2"]}}), "must be a list of whole numbers"),
+    "layers by name": (eagle3_llama31().but(config={"eagle_config": {IDS: ["1", "2"]}}), "must be a whole number from -10000"),
     "a layer twice": (eagle3_llama31().but(config={"eagle_config": {IDS: [1, 1, 3]}}), r"ascending, distinct layers.*\[2, 2, 4\]"),
     "descending layers": (
         eagle3_llama31().but(config={"eagle_config": {IDS: [4, 1, 3]}}), r"ascending, distinct layers.*\[5, 2, 4\]",

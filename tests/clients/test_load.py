@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
+import statistics
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +68,56 @@ def test_clients_that_do_not_read_delay_no_others(server):
     beside = asyncio.run(usual_seconds_beside_slow_readers(server))
     wait_until_closed(server)
     assert beside < 3 * before + 0.2
+
+
+def test_the_largest_bodies_delay_no_others(server):
+    """Eight clients send them without pause; each is refused, or costs as much as a request may."""
+    before = seconds_of_a_short_request(server)
+    stop, sent = threading.Event(), Counter[int]()
+
+    def send(number: int) -> None:
+        with httpx.Client(base_url=server.url, timeout=300) as http:
+            for path, body in itertools.islice(itertools.cycle(large_bodies()), number, None):
+                if stop.is_set():
+                    return
+                sent[http.post(path, content=body, headers={"content-type": "application/json"}).status_code] += 1
+
+    with ThreadPoolExecutor(SENDERS) as pool:
+        senders = [pool.submit(send, number) for number in range(SENDERS)]
+        time.sleep(1)
+        beside = seconds_of_a_short_request(server)
+        stop.set()
+    for sender in senders:
+        sender.result()
+    print(f"a short request takes {before:.3f} s alone, {beside:.3f} s beside {dict(sent)}")
+    assert set(sent) <= {200, 400, 413} and sent[400] > 3 and sent[413] > 0
+    assert beside < 3 * before, (before, beside)
+
+
+def large_bodies() -> list[tuple[str, bytes]]:
+    """As much as a body may hold, of everything that takes long, and more than it may hold."""
+    message, text = b'{"role":"user","content":"a"}', b'{"type":"text","text":""}'
+    return [
+        (CHAT, b'{"messages":[' + b",".join([message] * 60_000) + b"]}"),
+        (CHAT, b'{"messages":[{"role":"user","content":[' + b",".join([text] * 70_000) + b"]}]}"),
+        (COMPLETIONS, b'{"prompt":[' + b",".join([b"1"] * 290_000) + b"]}"),
+        (COMPLETIONS, b'{"prompt":[' + b",".join([b"[]"] * 140_000) + b"]}"),
+        (COMPLETIONS, b'{"prompt":"a","max_tokens":1,"metadata":{' + b",".join(b'"%d":0' % n for n in range(140_000)) + b"}}"),
+        (COMPLETIONS, b'{"prompt":"' + b"hello " * 340_000 + b'"}'),
+        (GENERATE, b'{"text":"' + b"\\u4e2d" * 340_000 + b'"}'),
+        (CHAT, b'{"messages":[' + b",".join([message] * 500_000) + b"]}"),
+    ]
+
+
+def seconds_of_a_short_request(server: LiveServer) -> float:
+    """The median of many."""
+    body, times = {"prompt": PROMPTS[2], "max_tokens": 16, "temperature": 0, "ignore_eos": True}, []
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        for _ in range(40):
+            began = time.perf_counter()
+            assert http.post(COMPLETIONS, json=body).status_code == 200
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 async def storm(url: str, chance: random.Random) -> Counter[int]:

@@ -196,6 +196,7 @@ def test_llm_takes_either_kind(target, tmp_path):
     assert LLM(tmp_path / "both", dtype="float32").engine.spec == SpecConfig()
 
 
+@pytest.mark.exhaustive
 def test_a_mimo_brings_its_mtp_layer(tmp_path):
     model = engine_target(qkv_bias=True)
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
@@ -207,6 +208,7 @@ def test_a_mimo_brings_its_mtp_layer(tmp_path):
     assert tokens(tmp_path / "converted", spec=SpecConfig(3, 1)) == plain
 
 
+@pytest.mark.exhaustive
 def test_a_token_map_is_kept(target, tmp_path):
     head = write_head(tmp_path / "head", random_eagle(tiny_config()))
     np.save(tmp_path / "hot.npy", np.array([9, 2, 77], np.int64))

@@ -43,8 +43,9 @@ def test_texts_are_worth_comparing(expected):
     ("spec", "options"),
     [
         (PLAIN, {"overlap": False}),
-        (PLAIN, {"every_size": True}),
-        (SpecConfig(5, 4, 8), {"every_size": True}),
+        exhaustive(PLAIN, {"every_size": True}),
+        (SpecConfig(5, 4, 8), {}),
+        exhaustive(SpecConfig(5, 4, 8), {"every_size": True}),
         (SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
         (SpecConfig(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False, "matmul": "skinny"}),
         exhaustive(SpecConfig(3, 1), {"overlap": False}),
@@ -97,7 +98,7 @@ def test_requests_join_and_leave_between_cycles(expected):
     assert [outputs[request_id].token_ids for request_id in order] == expected
 
 
-@pytest.mark.parametrize(("spec", "full"), [(SpecConfig(4, 1), 5), (SpecConfig(3, 2, 7), 4)])
+@pytest.mark.parametrize(("spec", "full"), [exhaustive(SpecConfig(4, 1), 5), (SpecConfig(3, 2, 7), 4)])
 def test_a_perfect_head_is_fully_accepted(spec, full):
     prompt, length = [3, 1, 4, 1, 5], 3 + 8 * full
     target = engine_target()
@@ -121,7 +122,7 @@ def test_a_random_head_is_hardly_accepted():
     assert request.result().speculation.accept_length < 1.5
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_window_size": 16, "draft_sink_size": 4}])
+@pytest.mark.parametrize("options", [exhaustive({}), {"draft_window_size": 16, "draft_sink_size": 4}])
 def test_texts_longer_than_the_head_was_made_for(options):
     """Heads say 2048 positions where their target has 128 thousand: past that they go on, and the text is the target's."""
     head, target = random_head(TINY, layer={"max_position_embeddings": 16}), engine_target()

@@ -8,6 +8,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from tests.sets import exhaustive
 
 PLAIN = SpecConfig(num_steps=0)
 PROMPT = [7, 7, 30, 8, 30, 9, 7, 30]
@@ -62,7 +63,7 @@ def test_every_kind_has_an_effect(alone):
     assert {11, 12} & set(texts["bias, greedy"])
 
 
-@pytest.mark.parametrize("spec", [SpecConfig(3, 2, 5), SpecConfig(5, 4, 16)])
+@pytest.mark.parametrize("spec", [SpecConfig(3, 2, 5), exhaustive(SpecConfig(5, 4, 16))])
 def test_speculation_and_company_change_nothing(alone, spec):
     """All kinds in one engine, so that batches mix them."""
     outputs = run(tiny_engine(spec, max_running_requests=3), [params_of(kind) for kind in KINDS])

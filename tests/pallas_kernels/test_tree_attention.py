@@ -36,17 +36,23 @@ def supported(implementation: str, case: Case) -> bool:
     return mosaic.unsupported(q, pages, pages, window, window) is None
 
 
+def is_large(case: Case) -> bool:
+    """Whether it has so many scores or slots that an interpreter takes seconds."""
+    return case.w * case.s >= 4000 or case.b * case.table * case.page >= 1000
+
+
 def combinations():
     """Every implementation with the cases that it supports; all seeds but the first are for the exhaustive set.
 
-    Mosaic's interpreter looks for races and is slow: one seed.
+    Mosaic's interpreter looks for races and is slow: one seed, and large cases only in the exhaustive set.
     """
     for implementation in IMPLEMENTATIONS:
         seeds = 1 if implementation == "mosaic" and jax.default_backend() != "gpu" else SEEDS
         for case in CASES:
             if supported(implementation, case):
                 for seed in range(seeds):
-                    marks = [pytest.mark.exhaustive] if seed else []
+                    is_slow = implementation == "mosaic" and is_large(case)
+                    marks = [pytest.mark.exhaustive] if seed or is_slow else []
                     yield pytest.param(implementation, case, seed, id=f"{implementation}-{case}-{seed}", marks=marks)
 
 

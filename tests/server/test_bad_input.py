@@ -185,10 +185,21 @@ def test_numbers_that_are_none(client: Client):
         assert refusal(response, 400)["param"] == "temperature"
 
 
-def test_input_is_echoed_to_200_characters(client: Client):
-    for body in ({"prompt": "x", "temperature": "z" * 5000}, {"prompt": "x", "z" * 5000: 1}, {"prompt": "x", "model": "z" * 5000}):
-        message = client.post(COMPLETIONS, **body).json()["error"]["message"]
-        assert 150 < message.count("z") <= 200
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": "z" * 5000}, {"z" * 5000: 1}, {"model": "z" * 5000}, {f"{number}{'z' * 500}": 1 for number in range(20)},
+        {name: "z" * 500 for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "stream", "echo")},
+        {"prompt": ["z" * 500, 1]}, {"logit_bias": {"z" * 500: 1}}, {"speculative": {"z" * 500: "z" * 500}},
+        {"stream": True, "stream_options": {f"{number}{'z' * 50}": 1 for number in range(20)}},
+    ],
+    ids=lambda body: f"{next(iter(body))[:20]} and {len(body) - 1} more",
+)  # fmt: skip
+def test_200_characters_of_the_input_come_back(client: Client, body: dict):
+    response = client.post(COMPLETIONS, **({"prompt": "x"} | body))
+    assert refusal(response, 404 if "model" in body else 400)
+    assert response.text.count("z") <= 200
+    assert refusal(client.http.get(f"/{'z' * 5000}"), 404)["message"].count("z") <= 200
 
 
 def test_many_errors_are_counted(client: Client):
@@ -202,20 +213,20 @@ def post_timed(client: Client, body: bytes) -> tuple[httpx.Response, float]:
     return response, time.monotonic() - started
 
 
-MANY_FIELDS = b",".join(b'"%d": 0' % number for number in range(500_000))
+MANY_FIELDS = b",".join(b'"%d": 0' % number for number in range(140_000))
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"prompt": [' + b"-1.5," * 2_000_000 + b"0]}",
-        b'{"prompt": "x", "stop": [' + b"7," * 4_000_000 + b"0]}",
+        b'{"prompt": [' + b"-1.5," * 200_000 + b"0]}",
+        b'{"prompt": "x", "stop": [' + b"7," * 250_000 + b"0]}",
         b"{" + MANY_FIELDS + b"}",
     ],
     ids=["wrong token ids", "wrong stop strings", "unknown fields"],
 )
 def test_a_body_full_of_errors_is_cheap(client: Client, body: bytes):
-    """One message per item would take ten seconds and gigabytes."""
+    """One message per item would take seconds."""
     fine, seconds = post_timed(client, b'{"prompt": "x", "metadata": {' + MANY_FIELDS + b"}}")
     assert fine.status_code == 200
     refused, more_seconds = post_timed(client, body)
@@ -238,23 +249,23 @@ def test_a_body_that_is_too_large(client: Client):
         connection.sendall(b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Length: 99999999\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
-    error = refusal(client.http.post(COMPLETIONS, content=b"x" * (16 * 2**20 + 1)), 413)
-    assert "16777216" in error["message"]
+    error = refusal(client.http.post(COMPLETIONS, content=b"x" * (2**21 + 1)), 413)
+    assert "2097152" in error["message"]
 
     def chunks():  # without a content-length
         for _ in range(17):
-            yield b" " * 2**20
+            yield b" " * 2**17
 
     response = client.http.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"})
-    assert "16777216" in refusal(response, 413)["message"]
+    assert "2097152" in refusal(response, 413)["message"]
 
 
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        (COMPLETIONS, {"prompt": "hello world " * 2**20}, "prompt"),
-        (CHAT, {"messages": [{"role": "user", "content": "hello world"}] * 2**17}, "messages"),
-        (GENERATE, {"text": ["x", "hello world " * 2**20]}, "text.1"),
+        (COMPLETIONS, {"prompt": "hello world " * 2**16}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "hello world"}] * 2**14}, "messages"),
+        (GENERATE, {"text": ["x", "hello world " * 2**16]}, "text.1"),
     ],
     ids=[COMPLETIONS, CHAT, GENERATE],
 )
@@ -272,7 +283,44 @@ def test_no_such_endpoint(client: Client):
     assert COMPLETIONS in error["message"] and "GET" in error["message"]
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil"}, {"origin": "null"}, {"origin": "http://["}, {"referer": "http://evil/page"},
+        {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site", "origin": "http://{host}"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/flush_cache"), ("POST", "/flush_cache"), ("POST", COMPLETIONS), ("POST", "/")]
+)
+def test_pages_of_other_origins_have_no_effect(client: Client, method: str, path: str, headers: dict):
+    """They can send such requests without asking: images, links, forms, and text/plain."""
+    flushes = client.engine.flushes
+    given = {name: value.format(host=client.http.base_url.netloc.decode()) for name, value in headers.items()}
+    response = client.http.request(method, path, headers={"content-type": "text/plain", **given}, content=b'{"prompt": "x"}')
+    assert "another origin" in refusal(response, 403)["message"]
+    assert (client.engine.flushes, client.engine.params) == (flushes, [])
+
+
+def test_a_page_may_link_to_ours_and_ours_may_do_everything(client: Client):
+    from_elsewhere = {"sec-fetch-site": "cross-site", "referer": "http://elsewhere/"}
+    assert (
+        client.http.get("/", headers=from_elsewhere).status_code
+        == client.http.get("/health", headers=from_elsewhere).status_code
+        == 200
+    )
+    host = client.http.base_url.netloc.decode()
+    for ours in (
+        {"origin": f"http://{host}"},
+        {"sec-fetch-site": "same-origin", "origin": "https://name-of-a-proxy"},
+        {"sec-fetch-site": "none"},
+    ):
+        assert client.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1}, headers=ours).status_code == 200
+
+
 def test_other_origins_get_no_permission(client: Client):
     response = client.http.options(COMPLETIONS, headers={"origin": "http://evil", "access-control-request-method": "POST"})
-    assert refusal(response, 405)
+    assert refusal(response, 403)
     assert not [name for name in response.headers if name.startswith("access-control")]

@@ -20,10 +20,10 @@ def post(client: Client, path: str, body: bytes | str) -> httpx.Response:
 @pytest.mark.parametrize(
     "body",
     [
-        b"[" * 10**6,
-        b'{"a":' * 10**6,
-        b"[" * 10**6 + b"]" * 10**6,
-        b'{"prompt": ' + b"[" * 10**6,
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b"[" * 200_000 + b"]" * 200_000,
+        b'{"prompt": ' + b"[" * 200_000,
         b"\xff" * 10**6,
         b"1" * 10**6,
         b"-" * 10**6,
@@ -82,11 +82,11 @@ def test_values_are_shown_cut(value):
     assert 0 < len(echo(value)) <= MAX_ECHO
 
 
-def test_what_is_nested_too_deeply_is_not_shown():
+def test_what_is_nested_deeply_is_shown_in_part():
     value: list = []
     for _ in range(100_000):
         value = [value]
-    assert echo(value) == "a value nested too deeply to show"
+    assert echo(value) == "[" * (MAX_ECHO - 3) + "..."
 
 
 def test_an_error_of_ours_tells_nothing(client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

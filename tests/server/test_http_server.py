@@ -1,6 +1,8 @@
 """How connections begin and end: malformed HTTP, and what a server says while it shuts down."""
 
+import contextlib
 import json
+import math
 import signal
 import socket
 import threading
@@ -12,11 +14,12 @@ import pytest
 
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.serve import listen, url_of
+from jaxspec.server import http_server
 from jaxspec.server.app import create_app
 from jaxspec.server.http_server import HttpServer
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
-from tests.server.conftest import Client, wait_until
+from tests.server.conftest import Client, serving, wait_until
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
 GET = b"GET /health HTTP/1.1\r\nHost: test\r\n"
@@ -54,6 +57,72 @@ def test_malformed_http_gets_an_error_in_the_one_shape(client: Client, sent: byt
     assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head.lower()
     error = json.loads(body)["error"]
     assert (error["code"], error["message"]) == (400, "malformed HTTP request, or headers larger than 64 KiB")
+
+
+@pytest.mark.parametrize("rest", [b"", b"\r\n"], ids=["incomplete", "complete"])
+def test_headers_that_come_at_once_are_measured_too(client: Client, rest: bytes):
+    """h11's own limit looks only at what is incomplete."""
+    sent = GET + b"".join(b"x%d: %s\r\n" % (number, b"y" * 1000) for number in range(100)) + b"\r\n" + rest
+    assert answer_to(client, sent).startswith(b"HTTP/1.1 400 ")
+
+
+POST = b"POST %s HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def connect(client: Client) -> socket.socket:
+    url = urlparse(str(client.http.base_url))
+    return socket.create_connection((url.hostname, url.port), timeout=20)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", GET, b"GET /version HTTP/1.1\r\nHost: test\r\n\r\n" + GET], ids=["nothing", "half", "a second half"]
+)
+def test_headers_must_come_in_time(client: Client, monkeypatch, sent: bytes):
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.5)
+    started = time.monotonic()
+    with connect(client) as connection:
+        connection.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(65536):
+                pass
+    assert 0.3 < time.monotonic() - started < 8
+
+
+def test_a_body_may_take_longer_than_headers(client: Client, monkeypatch):
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.3)
+    body = b'{"prompt": "x"}'
+    head = POST % (b"/tokenize", len(body))
+    with connect(client) as connection:
+        connection.sendall(head)
+        time.sleep(0.6)
+        connection.sendall(body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_unused_connections_make_way_for_new_ones(monkeypatch):
+    """Whoever opens connections and says nothing, or never ends a request, keeps nobody out."""
+    monkeypatch.setattr(http_server, "MAX_UNUSED", 5)
+    engine, model = FakeEngine(), ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
+    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http, contextlib.ExitStack() as stack:
+        client = Client(http, engine)
+        engine.allow(0)
+        running = stack.enter_context(connect(client))
+        body = b'{"prompt": "x", "max_tokens": 3}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
+        running.sendall(head + body)
+        wait_until(lambda: engine.running == 1)
+        idle = [stack.enter_context(connect(client)) for _ in range(20)]
+        for number, connection in enumerate(idle):
+            with contextlib.suppress(OSError):
+                connection.sendall((b"", GET, head, head + body[:5])[number % 4])
+        assert http.get("/health").status_code == 200
+        engine.allow(math.inf)
+        assert running.recv(65536).startswith(b"HTTP/1.1 200 ")  # one that runs a request is never closed
+        idle[0].settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b""
 
 
 def test_headers_of_usual_size_pass(client: Client):

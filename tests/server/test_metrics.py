@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from jaxspec.engine.async_engine import Observer
 from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
 from jaxspec.engine.stats import ENGINE_METRICS, FINISH_REASONS, EngineStats
+from jaxspec.server.bodies import MAX_BODY_BYTES
 from jaxspec.server.metrics import (
     ALIAS_PREFIX,
     PREFIX,
@@ -29,7 +30,6 @@ from jaxspec.server.metrics import (
     RequestCollector,
     accepts_openmetrics,
 )
-from jaxspec.server.middleware import MAX_BODY_BYTES
 from tests.server.conftest import Client, wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"

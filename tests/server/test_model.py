@@ -144,7 +144,7 @@ def test_options_of_the_template():
     wrong: list[Any] = [
         {"enable_thinkin": False}, {"messages": 1}, {"tokenize": False}, {"bos_token": "x"}, {"__class__": 1}, {"": 1},
         {"mark": "a" * 201}, {"mark": None}, {"mark": [1]}, {"mark": {}}, [1], 5, "x",
-        {"mark": 1} | {f"x{number}": 1 for number in range(16)}, {str(number): [] for number in range(100_000)},
+        {"mark": 1} | {f"x{number}": 1 for number in range(16)}, {str(number): [] for number in range(20_000)},
     ]  # fmt: skip
     good = answers(byte_tokenizer(THINKING), SpecConfig(), *(chat(options) for options, _ in taken))
     assert [answer.json()["usage"]["prompt_tokens"] for answer in good] == [len(text) for _, text in taken]
@@ -154,7 +154,7 @@ def test_options_of_the_template():
 
 
 def test_too_many_options_are_not_checked_one_by_one():
-    adapter, options = TypeAdapter(TemplateOptions), {str(number): [] for number in range(100_000)}
+    adapter, options = TypeAdapter(TemplateOptions), {str(number): [] for number in range(20_000)}
     started = time.thread_time()
     with pytest.raises(ValidationError):
         adapter.validate_python(options)

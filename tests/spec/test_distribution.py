@@ -23,6 +23,7 @@ from jaxspec.spec.settings import SamplingKind
 from jaxspec.spec.state import Models, admit, gather
 from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.testing import random_eagle, tiny_config
+from tests.sets import exhaustive
 from tests.spec.distribution_in_numpy import distribution, threshold_distribution
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
@@ -153,7 +154,10 @@ def assert_distribution(tokens: np.ndarray, params: SamplingParams) -> None:
         assert chi_square_is_plausible(counts.ravel(), expected.ravel()), f"{depth} tokens"
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+ALONE = ("top_k", "top_p", "min_p", "filters")  # "narrower filters" has them together
+
+
+@pytest.mark.parametrize("name", [exhaustive(name) if name in ALONE else name for name in SETTINGS])
 def test_speculation_has_the_targets_distribution(name):
     got = draws(SETTINGS[name])
     assert got.mean_emitted > 1.2, "drafts are hardly ever accepted: this would test plain sampling only"
@@ -184,6 +188,7 @@ def test_the_test_can_fail():
     assert not chi_square_is_plausible(counts, probabilities)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
 def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_distribution(name):
     got = draws(SETTINGS[name], options=CycleOptions(thresholds=Thresholds(1.0, 1.0)))

@@ -8,6 +8,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.spec.draft import DraftWindow, VisibleSlots, draft, draft_tree, visible_slots
 from jaxspec.spec.state import gather
 from jaxspec.spec.tree import build_tree
+from tests.sets import exhaustive
 from tests.spec.test_extend import PROMPT, TABLE, compiled, prefilled
 
 
@@ -79,7 +80,7 @@ def test_a_window_reads_fewer_pages():
     assert seen.page_table.shape[1] == 4
 
 
-@pytest.mark.parametrize(("algorithm", "window"), [("EAGLE3", DraftWindow(6)), ("ORACLE", None)])
+@pytest.mark.parametrize(("algorithm", "window"), [exhaustive("EAGLE3", DraftWindow(6)), ("ORACLE", None)])
 def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
     """The oracle's tokens show positions."""
     spec = SpecConfig(4, 1)

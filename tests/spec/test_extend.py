@@ -20,6 +20,7 @@ from jaxspec.spec.state import Models, State, StepOutput, admit
 from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head
 from jaxspec.typing import KeysValues
+from tests.sets import exhaustive
 from tests.spec import distribution_in_numpy
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
@@ -29,7 +30,7 @@ PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 18)]
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, presence_penalty=1.5, seed=5, logprobs=3)
 PLAIN, TREE = SpecConfig(num_steps=0), SpecConfig(3, 2, 5)
-HEADS = ("EAGLE3", "EAGLE")
+HEADS = ("EAGLE3", exhaustive("EAGLE"))
 
 
 @cache
@@ -204,7 +205,7 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
         assert_same(of_row, prefilled("EAGLE3", text).state)
 
 
-@pytest.mark.parametrize(("size", "sink"), [(6, 0), (6, 2), (3, 4)])
+@pytest.mark.parametrize(("size", "sink"), [exhaustive(6, 0), (6, 2), exhaustive(3, 4)])
 def test_a_draft_window_hides_what_is_outside_it(size, sink):
     """With NaN in all hidden slots of the head's cache, trees still are what they are without."""
     options, rows = CycleOptions(window=DraftWindow(size, sink)), jnp.array([0])
@@ -279,7 +280,7 @@ def test_prompt_logprobs_are_those_of_a_whole_forward(size, width):
     np.testing.assert_allclose(top, np.take_along_axis(expected, best, -1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("algorithm", "spec"), [("EAGLE3", PLAIN), ("EAGLE3", TREE), ("ORACLE", TREE)], ids=str)
+@pytest.mark.parametrize(("algorithm", "spec"), [("EAGLE3", PLAIN), exhaustive("EAGLE3", TREE), ("ORACLE", TREE)], ids=str)
 def test_logprobs_of_the_output_are_those_of_a_whole_forward(algorithm, spec):
     """Before temperature and penalties, for every emitted token, drafts and bonus alike."""
     step = prefilled(algorithm, PROMPT, SAMPLED)

@@ -1,0 +1,198 @@
+"""Model directories whose files were changed at random: each loads or is refused in one line, soon, and without much memory."""
+
+import json
+import random
+import resource
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from convert.check import verify
+from convert.converting import Options, convert_head, convert_target
+from jaxspec.checkpoints.converted import FILE, digest
+from jaxspec.checkpoints.loading import check_head, head_kind, load_target, target_model_config
+from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.tokenizer import load_tokenizer
+from tests.sets import exhaustive
+
+SECONDS, GROWTH = 2.0, 200 * 2**20
+LONGEST = 2500
+"""Characters of a message: eight problems with tensors, whose names and shapes are shown."""
+SMALL = {"num_layers": 8, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "num_kv_heads": 1, "vocab_size": 64}
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2, 7, 63, 64, 65, 2**31, 2**63, 10**30, -(10**30), 0.5, -2.5, 1e308, -1e308, float("nan"),
+    float("inf"), "", "x", "0", "é\ud800", "a" * 5000, "../../etc/passwd", "/dev/zero", "float32", "bfloat16", [], {}, [None],
+    ["x"], [-1], [10**12], {"x": 1}, {"": None}, [[]] * 50, "x" * 10**6,
+)  # fmt: skip
+
+
+def pieces(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Paths to everything in a JSON value."""
+    yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from pieces(item, (*path, key))
+
+
+def changed_value(value: Any, chance: random.Random) -> Any:
+    """One item replaced, removed, renamed, wrapped or multiplied."""
+    value = json.loads(json.dumps(value))
+    paths = [path for path in pieces(value) if path and len(path) <= 4]
+    if not paths:
+        return chance.choice(ODD)
+    *above, key = chance.choice(paths)
+    place = value
+    for step in above:
+        place = place[step]
+    kind = chance.randrange(6)
+    if kind == 0:
+        del place[key]
+    elif kind == 1 and isinstance(place, dict):
+        place[chance.choice(("", "x" * 300, "__class__", "auto_map", "rope_scaling", "layer_types"))] = place.pop(key)
+    elif kind == 2:
+        place[key] = [place[key]] * chance.choice((1, 2, 1000))
+    else:
+        place[key] = chance.choice(ODD)
+    return value
+
+
+def changed_text(text: bytes, chance: random.Random) -> bytes:
+    """Bytes flipped, removed, repeated, or nested without end."""
+    at = chance.randrange(len(text))
+    kind = chance.randrange(5)
+    if kind == 0:
+        return text[:at]
+    if kind == 1:
+        return text[:at] + bytes([chance.randrange(256)]) + text[at + 1 :]
+    if kind == 2:
+        return text[:at] + text[at : at + 40] * chance.choice((2, 100)) + text[at:]
+    if kind == 3:
+        return text[:at] + chance.choice((b"[", b'{"a":')) * 200_000 + text[at:]
+    return b""
+
+
+def change_json(file: Path, chance: random.Random) -> None:
+    if chance.random() < 0.25:
+        file.write_bytes(changed_text(file.read_bytes(), chance))
+    else:
+        file.write_text(json.dumps(changed_value(json.loads(file.read_text()), chance), ensure_ascii=True))
+
+
+def change_manifest(file: Path, chance: random.Random) -> None:
+    """Mostly with a digest that fits: whoever changes it can compute one."""
+    contents = changed_value(json.loads(file.read_text()), chance)
+    if chance.random() < 0.9 and isinstance(contents, dict):
+        contents["digest"] = digest(contents)
+    file.write_text(json.dumps(contents))
+
+
+def change_header(file: Path, chance: random.Random) -> None:
+    """Of a safetensors file."""
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header, values = data[8 : 8 + size], data[8 + size :]
+    if chance.random() < 0.3:
+        header = changed_text(header, chance)
+    else:
+        header = json.dumps(changed_value(json.loads(header), chance)).encode()
+    length = len(header) if chance.random() < 0.9 else chance.choice((0, 1, 2**20, 2**40, 2**63, len(data)))
+    file.write_bytes(length.to_bytes(8, "little") + header + values[: chance.choice((len(values), len(values), 10))])
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> Path:
+    """A target with a tokenizer, the same in shards, a head, and both converted."""
+    folder = tmp_path_factory.mktemp("originals")
+    model = tiny_target(**SMALL)
+    target = write_target(folder / "target", model)
+    tokenizer = Tokenizer(models.BPE(vocab={chr(97 + number): number for number in range(26)}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="a", chat_template=template).save_pretrained(target)
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2], "temperature": 0.6}))
+    shutil.copytree(target, folder / "shards")
+    split(folder / "shards")
+    write_head(folder / "head", random_head(model.config, layer={"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1}))
+    convert_target(target, folder / "converted", Options())
+    convert_head(folder / "head", folder / "converted_head", target, Options())
+    return folder
+
+
+def split(directory: Path) -> None:
+    """Two shards and an index."""
+    from safetensors.numpy import load_file
+
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    index = {name: f"{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(index.values()):
+        save_file({name: tensors[name] for name in tensors if index[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def load_all(directory: Path) -> None:
+    """A target with all that belongs to it, as a server loads it."""
+    target_model_config(directory)
+    head_kind(directory)
+    load_target(directory, np.float32)
+    load_tokenizer(directory)
+
+
+def check_converted(directory: Path) -> None:
+    load_all(directory)
+    verify(directory)
+
+
+CASES: dict[str, tuple[str, str, Callable[[Path, random.Random], None], Callable[[Path], object]]] = {
+    "config": ("target", "config.json", change_json, load_all),
+    "generation config": ("target", "generation_config.json", change_json, load_all),
+    "tokenizer": ("target", "tokenizer.json", change_json, load_tokenizer),
+    "tokenizer config": ("target", "tokenizer_config.json", change_json, load_tokenizer),
+    "index": ("shards", "model.safetensors.index.json", change_json, target_model_config),
+    "tensors": ("target", "model.safetensors", change_header, load_all),
+    "head config": ("head", "config.json", change_json, partial(check_head, target=tiny_target(**SMALL).config)),
+    "manifest": ("converted", FILE, change_manifest, check_converted),
+    "head manifest": ("converted_head", FILE, change_manifest, partial(check_head, target=tiny_target(**SMALL).config)),
+    "parameters": (
+        "converted", "parameters/state/layers.1.mlp.down_proj.kernel/zarr.json", change_json, check_converted,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rounds", [60, exhaustive(600)])
+@pytest.mark.parametrize("name", CASES)
+def test_changed_files_load_or_are_refused(originals: Path, tmp_path: Path, name: str, rounds: int):
+    source, file, change, load = CASES[name]
+    chance, modules = random.Random(f"{name} {rounds}"), set(sys.modules)
+    load(originals / source)  # imports
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = 0
+    for number in range(rounds // 3 if "converted" in source else rounds):  # these have a file for every parameter
+        directory = tmp_path / str(number)
+        shutil.copytree(originals / source, directory)
+        change(directory / file, chance)
+        began = time.perf_counter()
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                load(directory)
+        except (ValueError, OSError) as error:
+            refused += 1
+            message = str(error)
+            assert "\n" not in message.strip() or "supported are:" in message, message
+            assert len(message) < LONGEST, f"{len(message)} characters: {message[:200]}"
+        assert time.perf_counter() - began < SECONDS, (directory / file).read_bytes()[:500]
+        shutil.rmtree(directory)
+    assert refused > rounds / 10, "hardly anything was changed"
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert growth < GROWTH, f"{growth >> 20} MiB"
+    assert not [name for name in set(sys.modules) - modules if str(tmp_path) in str(sys.modules[name])], "it ran code"
