@@ -47,6 +47,18 @@ def test_paths_exist(path):
     assert (ROOT / path).exists()
 
 
+def test_every_promise_of_security_names_its_code_and_its_test():
+    """The first table of SECURITY.md's section; promises of what does not exist have neither."""
+    table = (ROOT / "SECURITY.md").read_text().split("## Promised")[1].split("###")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| **")]
+    assert len(rows) > 10
+    for name, _, *rest in rows:
+        files = re.findall(r"`([\w/.]+)`", " ".join(rest))
+        assert [file for file in files if not (ROOT / file).exists()] == [], name
+        kinds = {file.startswith("tests/") for file in files}
+        assert kinds == {True, False} or name == "**No files, no URLs**", name
+
+
 def test_files_that_the_page_on_checkpoints_names_exist():
     named = (ROOT / "docs/checkpoints.md").read_text().split("## Where it is in the code")[1]
     files = re.findall(r"`(\w+\.py)`", named)

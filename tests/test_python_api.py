@@ -13,6 +13,7 @@ from jaxspec import LLM, AsyncLLM, SamplingParams, SpecConfig
 from jaxspec.engine.async_engine import EngineError
 from jaxspec.testing import engine_target, random_eagle, tiny_target, write_head, write_target
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
+from tests.sets import exhaustive
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -109,7 +110,8 @@ def test_streams_of_several_prompts_are_told_apart(llm):
     assert list(streamed.values()) == tokens(outputs)
 
 
-def test_threads_get_the_texts_that_they_would_get_alone(llm):
+@pytest.mark.parametrize("rounds", [5, exhaustive(100)])
+def test_threads_get_the_texts_that_they_would_get_alone(llm, rounds):
     """A later call joins the running batch; the guard that this replaces lost outputs and mixed texts up."""
     prompts = [f"prompt {number}" for number in range(8)]
     params = [SamplingParams(max_tokens=4, temperature=0.9, seed=number) for number in range(8)]
@@ -118,7 +120,7 @@ def test_threads_get_the_texts_that_they_would_get_alone(llm):
 
     def work(number: int) -> None:
         ready.wait()
-        for _ in range(5):
+        for _ in range(rounds):
             assert tokens(llm.generate(prompts[number], params[number])) == alone[number]
 
     with ThreadPoolExecutor(8) as pool:

@@ -1,6 +1,7 @@
 """Model directories whose files were changed at random: each loads or is refused in one line, soon, and without much memory."""
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -8,10 +9,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -138,6 +141,105 @@ def split(directory: Path) -> None:
     for file in set(index.values()):
         save_file({name: tensors[name] for name in tensors if index[name] == file}, directory / file)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+REFUSED = {
+    "rope_scaling": ({"rope_scaling": "x"}, "rope_scaling must be an object"),
+    "layer_types": ({"layer_types": 5}, "layer_types must be a list"),
+    "model_type": ({"model_type": []}, "model_type must be a string"),
+    "eps of text": ({"rms_norm_eps": "a"}, "rms_norm_eps must be a number"),
+    "eps of NaN": ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number"),
+    "negative eps": ({"rms_norm_eps": -1}, "rms_norm_eps must be a number between 0 and 1"),
+    "theta 0": ({"rope_theta": 0}, "rope_theta must be above 0"),
+    "theta NaN": ({"rope_theta": float("nan")}, "rope_theta must be a number"),
+    "negative theta": ({"rope_parameters": {"rope_theta": -5}}, "rope_theta must be a number"),
+    "eos of text": ({"eos_token_id": "a"}, "eos_token_id must be a whole number"),
+    "eos of an object": ({"eos_token_id": {}}, "eos_token_id must be a whole number"),
+    "negative eos": ({"eos_token_id": [-1]}, "eos_token_id.0 must be a whole number"),
+    "half an eos": ({"eos_token_id": 2.5}, "eos_token_id must be a whole number"),
+    "eos beyond the vocabulary": ({"eos_token_id": 64}, "eos_token_id names token 64; the vocabulary has 64"),
+    "eos of 10**12": ({"eos_token_id": 10**12}, "eos_token_id must be a whole number"),
+    "tied by text": ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
+    "layers without tensors": ({"num_hidden_layers": 5000}, "num_hidden_layers is 5000, but the files have 75 tensors"),
+    "equal frequency factors": (
+        {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 4, "high_freq_factor": 4}}, "must be below high_freq_factor",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nonsense_in_a_config_is_refused_by_name(originals: Path, tmp_path: Path, name: str):
+    changes, message = REFUSED[name]
+    directory = shutil.copytree(originals / "target", tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    (directory / "generation_config.json").unlink()  # its eos_token_id would take precedence
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=message):
+        load_target(directory, np.float32)
+    assert time.perf_counter() - began < 0.5
+
+
+def test_the_largest_config_is_refused_before_anything_is_built(originals: Path, tmp_path: Path):
+    """A manifest whose digest fits, with layers that nobody stored."""
+    directory = shutil.copytree(originals / "converted", tmp_path / "model")
+    contents = json.loads((directory / FILE).read_text())
+    contents["config"]["num_layers"] = 5000
+    (directory / FILE).write_text(json.dumps(contents | {"digest": digest(contents)}))
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match="it has 5000 layers, but hashes of"):
+        load_target(directory, np.float32)
+    assert time.perf_counter() - began < 0.5
+
+
+def test_a_manifest_names_no_files_elsewhere(originals: Path, tmp_path: Path):
+    directory = shutil.copytree(originals / "converted", tmp_path / "model")
+    (tmp_path / "secret").write_text("x")
+    contents = json.loads((directory / FILE).read_text())
+    contents["files"]["../secret"] = "0" * 64
+    (directory / FILE).write_text(json.dumps(contents | {"digest": digest(contents)}))
+    with pytest.raises(ValueError, match=r"names the file '\.\./secret', which is not one of its directory"):
+        verify(directory)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "vocab.json"])
+def test_named_pipes_are_not_read(originals: Path, tmp_path: Path, file: str):
+    """Reading one never ends."""
+    directory = shutil.copytree(originals / "target", tmp_path / "model")
+    (directory / file).unlink(missing_ok=True)
+    os.mkfifo(directory / file)
+    for load in (load_tokenizer, lambda path: load_target(path, np.float32)):
+        with pytest.raises(ValueError, match=f"{file} is not a regular file"):
+            load(directory)
+
+
+def test_names_of_tensors_are_shown_in_part(originals: Path, tmp_path: Path):
+    directory = shutil.copytree(originals / "target", tmp_path / "model")
+    save_file({"x" * 5_000_000: np.zeros(1, np.float32)}, directory / "model.safetensors")
+    with pytest.raises(ValueError, match="a tensor whose name has 5000000 characters: 'xxx") as error:
+        load_target(directory, np.float32)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_weights_that_are_not_numbers_are_refused(tmp_path: Path, converted: bool):
+    model = tiny_target(**SMALL)
+    directory = write_target(tmp_path / "model", replace(model, params=jax.tree.map(lambda array: array * np.nan, model.params)))
+    if converted:
+        convert_target(directory, tmp_path / "converted", Options())
+    with pytest.raises(ValueError, match="has values that are not finite numbers"):
+        load_target(tmp_path / "converted" if converted else directory, np.float32)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "null", '{"model": null}', '{"model": {"type": "BPE", "vocab": {}, "merges": [["a"]]}}', "[" * 200_000]
+)
+def test_tokenizers_that_are_none_are_refused_in_a_line(originals: Path, tmp_path: Path, text: str):
+    directory = shutil.copytree(originals / "target", tmp_path / "model")
+    (directory / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match=r"the tokenizer of .* can't be read: ") as error:
+        load_tokenizer(directory)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
 def load_all(directory: Path) -> None:

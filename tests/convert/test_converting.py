@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -323,6 +324,33 @@ def test_a_failed_conversion_leaves_nothing(target, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         convert_target(target, tmp_path / "converted", Options())
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+FULL = """
+import resource, signal, sys
+from convert.__main__ import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.exit(main([*sys.argv[1:], "--quiet"]))
+"""
+
+
+def test_a_disk_that_fills_up_is_one_line(target, tmp_path):
+    """Not one traceback for each of the other writes that orbax had begun."""
+    command = [sys.executable, "-c", FULL, str(target), str(tmp_path / "converted")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    [line] = [line for line in ended.stderr.splitlines() if line.strip()]
+    assert line.startswith("python -m convert: error: ") and "writing" in line and len(line) < 2000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_too_small_is_told_before(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match=r"has 0 MB left on its disk; \d+ MB are to be written"):
+        convert_target(target, tmp_path / "converted", Options())
+    assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """

@@ -161,3 +161,33 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
     function, others = programs._define(CatchUpProgram(1, 64))
     assert programs.traces.get("catch up", function, (programs._params, programs.state, *others)) is not function
     assert len(files(tmp_path)) == len(programs.compilations) + 1 and not caplog.records
+
+
+DAMAGED = """
+import jax, logging, warnings
+from jaxspec.engine.program_cache import enable_compilation_cache, removing_damaged
+
+logging.basicConfig(format="log: %(message)s")
+warnings.simplefilter("error")
+enable_compilation_cache()
+with removing_damaged():
+    print(jax.jit(lambda x: x + 1).lower(1.0).compile()(1.0))
+"""
+
+
+def test_damaged_programs_of_jaxs_cache_are_replaced(tmp_path):
+    """JAX warns of them at every start, for ever."""
+
+    def run() -> tuple[str, str]:
+        environment = {**os.environ, "JAXSPEC_COMPILATION_CACHE": str(tmp_path)}
+        ended = subprocess.run([sys.executable, "-c", DAMAGED], env=environment, capture_output=True, text=True, timeout=120)
+        return ended.stdout.strip(), "\n".join(line for line in ended.stderr.splitlines() if line.startswith("log: "))
+
+    assert run() == ("2.0", "")
+    [entry] = tmp_path.glob("jit__lambda*-cache")
+    whole = entry.read_bytes()
+    entry.write_bytes(b"damaged")
+    assert run() == ("2.0", f"log: removed damaged programs from {tmp_path}: jit__lambda")
+    assert not entry.exists()
+    assert run() == ("2.0", "")
+    assert len(entry.read_bytes()) > len(whole) // 2

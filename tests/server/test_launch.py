@@ -1,9 +1,11 @@
 """The launch commands of SGLang's page on speculative decoding, word for word but for the module's name and the paths."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from jaxspec import serve
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments
 from jaxspec.config import SpecConfig
 from jaxspec.server.loading import load
@@ -75,3 +77,24 @@ def test_the_model_and_its_head_are_loaded(name: str, models: Path, monkeypatch:
     assert llm.head.config.algorithm == ("MTP" if name == "MTP" else algorithm)
     assert llm.target.params["embed_tokens"].dtype == ("float32" if dtype == "auto" else dtype)
     assert llm.head.config.draft_vocab_size == {"FR-Spec": 1504, "EAGLE-3": 64}.get(name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [((), False), (("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False), (("--host", "::1"), False)],
+    ids=str,
+)
+def test_a_server_without_a_key_listens_on_loopback_or_warns(monkeypatch, caplog, flags, warns):
+    def no_model(_: ServerArguments) -> None:
+        raise ValueError("enough")
+
+    monkeypatch.setattr("jaxspec.server.loading.load", no_model)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("jaxspec.serve.configure_logging", lambda _: None)
+    assert serve.main(["--port", "0", *flags]) == 2
+    assert ("ANYONE WHO REACHES 0.0.0.0 CAN USE THIS SERVER" in caplog.text) == warns
+
+
+def test_the_default_address_is_loopback():
+    with serve.listen(parse_arguments([]).host, 0) as listener:
+        assert serve.is_loopback(listener)
