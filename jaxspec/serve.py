@@ -110,6 +110,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         trees=llm.engine.trees.all,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
         programs=lambda: programs.count,
+        strict_name=arguments.settings.strict_model_name,
     )
     metrics = RequestCollector(name)
     engine = AsyncEngine(llm.engine, [DecodeLog(), metrics])

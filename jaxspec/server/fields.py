@@ -30,7 +30,7 @@ MAX_INT = 2**31 - 1
 MAX_NAME = 128
 """Characters in the name of a request."""
 MAX_ALLOWED_TOKENS = 2**18
-MAX_FIELDS = 100
+MAX_FIELDS = 300
 """Fields in one object; no endpoint has as many."""
 MAX_TEMPLATE_OPTIONS = 16
 

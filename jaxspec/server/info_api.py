@@ -156,6 +156,15 @@ class AbortResponse(ResponseModel):
     """Completions that were ended."""
 
 
+class ShortLoad(ResponseModel):
+    dp_rank: int
+    num_reqs: int
+    """Waiting ones included."""
+    num_waiting_reqs: int
+    num_tokens: int
+    """Slots of the cache in use."""
+
+
 class Averages:
     """Averages since `restart`. SGLang's benchmark flushes the cache before a run, which restarts them, and reads them after it."""
 
@@ -229,6 +238,18 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
         shown = settings.shown if request.state.is_admin else {}
         visible = {name: without_directory(value) for name, value in shown.items()}
         return json_response(describe_server(engine, model, averages, visible))
+
+    @router.get("/get_load", responses=success(list[ShortLoad]))
+    async def get_load() -> Response:
+        """The same in short, as sglang-router asks for it."""
+        stats = engine.stats
+        load = ShortLoad(
+            dp_rank=0,
+            num_reqs=stats.running + stats.waiting,
+            num_waiting_reqs=stats.waiting,
+            num_tokens=stats.used_pages * stats.page_size,
+        )
+        return json_response([load])
 
     @router.get("/v1/loads", responses=success(LoadsResponse))
     @router.get("/loads", responses=success(LoadsResponse))

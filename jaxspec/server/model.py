@@ -1,9 +1,10 @@
 """The served model: its name, its context length, and how text becomes token ids."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxspec.chat_template import ChatTemplate, RenderError
 from jaxspec.config import SpecConfig
@@ -13,10 +14,14 @@ from jaxspec.tokenizer import Tokenizer
 
 MAX_COMPLETIONS = 256
 """Completions that one request may ask for: n of each prompt."""
+MAX_OTHER_NAMES = 20
+"""Names that get a warning."""
 LONG_TOKEN = 16
 """Characters per token of unusually long tokens; only indentation and the like is longer."""
 TRUNCATION_SLACK = 16
 """Tokens by which the count may change where a text is truncated."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,28 @@ class ServedModel:
     """In one request. At most the length of the queue, as a request is queued as a whole or not at all."""
     created: int = field(default_factory=lambda: int(time()))
     """Unix time, for OpenAI's model list."""
+    strict_name: bool = False
+    """Refuse requests for a model of another name."""
     _token_texts: dict[int, str] = field(default_factory=dict)
+    _other_names: set[str] = field(default_factory=set)
 
     def check_name(self, name: str | None) -> None:
-        """Refuses a request for another model. Requests may leave the name out."""
-        if name is not None and name != self.name:
-            raise ApiError(
-                404, f"model {echo(name)} does not exist; this server has: {self.name}", param="model", code="model_not_found"
-            )
+        """A request for another model is answered all the same, as SGLang does, with a warning for each name in the log; with
+        `strict_name` it is refused. Requests may leave the name out."""
+        if name is None or name == self.name:
+            return
+        if self.strict_name:
+            self.refuse_name(name)
+        if name not in self._other_names and len(self._other_names) < MAX_OTHER_NAMES:
+            self._other_names.add(name)
+            shown = echo(name).encode("ascii", "backslashreplace").decode()
+            logger.warning("requests ask for the model %s; %s answers (--strict-model-name refuses them)", shown, self.name)
+
+    def refuse_name(self, name: str) -> NoReturn:
+        """Raises ApiError 404."""
+        raise ApiError(
+            404, f"model {echo(name)} does not exist; this server has: {self.name}", param="model", code="model_not_found"
+        )
 
     def prompts(self, given: Any, param: str) -> list[tuple[str, list[int]]]:
         """The client's name and the token ids of each prompt. `given`: one prompt or a list of them, text or token ids."""

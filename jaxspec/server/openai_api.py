@@ -167,7 +167,8 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", responses=success(ModelCard) | failures(404))
     async def one_model(name: str) -> Response:
-        model.check_name(name)
+        if name != model.name:
+            model.refuse_name(name)
         return json_response(model_card(model))
 
     @router.post("/v1/completions", responses=COMPLETION, openapi_extra=documented(CompletionRequest))

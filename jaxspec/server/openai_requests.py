@@ -4,7 +4,7 @@ SGLang and vLLM."""
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
 
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
@@ -22,6 +22,7 @@ from jaxspec.server.fields import (
     only,
 )
 from jaxspec.server.model import ServedModel, is_single
+from jaxspec.server.neutral_fields import ChatNeutralFields, CompletionNeutralFields, OpenAINeutralFields
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, chosen_tree, wants_trace
@@ -44,7 +45,7 @@ class StreamOptions(RequestModel):
     """OpenAI's padding against traffic analysis. Accepted without effect: the API does not promise it."""
 
 
-class OpenAIRequest(OpenAISamplingFields):
+class OpenAIRequest(OpenAISamplingFields, OpenAINeutralFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
@@ -72,13 +73,8 @@ class OpenAIRequest(OpenAISamplingFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    # Not supported yet.
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    structured_outputs: Annotated[Any, only()] = None
-    bad_words: Annotated[Any, only([])] = None
 
-
-class CompletionRequest(OpenAIRequest):
+class CompletionRequest(OpenAIRequest, CompletionNeutralFields):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -90,9 +86,6 @@ class CompletionRequest(OpenAIRequest):
     """Log probabilities of every token and of this many likeliest tokens."""
     best_of: Copies | None = None
     """Must equal n: choosing the best of more is not supported."""
-
-    prompt_logprobs: Annotated[Any, only()] = None
-    suffix: Annotated[Any, only("")] = None
 
 
 class TextPart(RequestModel):
@@ -126,7 +119,14 @@ class Message(RequestModel):
         return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
 
 
-class ChatRequest(OpenAIRequest):
+def _unused_tools(value: Any, info: ValidationInfo) -> Any:
+    return None if info.data.get("tool_choice") == "none" else value
+
+
+type Tools = Annotated[Any, only([]), BeforeValidator(_unused_tools)]
+
+
+class ChatRequest(OpenAIRequest, ChatNeutralFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
@@ -141,20 +141,8 @@ class ChatRequest(OpenAIRequest):
 
     parallel_tool_calls: bool | None = None
     """Accepted without effect: there are no tools."""
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Annotated[Any, only()] = None
-    prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only("none")] = None
-    verbosity: Annotated[Any, only()] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    store: Annotated[Any, only(False)] = None
-    web_search_options: Annotated[Any, only()] = None
-    chat_template: Annotated[Any, only()] = None
-    """Never from a request: a template is a program."""
+    tools: Tools = None
+    """Not supported yet, but with tool_choice "none" a model would not use them anyway."""
     chat_template_kwargs: TemplateOptions | None = None
     """Variables that the model's own template reads, such as Qwen3's {"enable_thinking": false}."""
 

@@ -17,6 +17,8 @@ class ServerSettings:
     """Seconds that running requests get to finish after SIGTERM; a second signal ends them at once."""
     request_timeout: float | None = None
     """Seconds after which a request, waiting included, ends with status 504. None: never."""
+    strict_model_name: bool = False
+    """Whether requests for a model of another name are refused."""
     tokenizer_info: bool = True
     """Whether /tokenizer_info answers; lm-eval's remote tokenizer needs it."""
     shown: Mapping[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import Field, SkipValidation
+from pydantic import BeforeValidator, Field, SkipValidation
 
 from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
 from jaxspec.server.bodies import JsonBody, documented
@@ -19,7 +19,6 @@ from jaxspec.server.fields import (
     ListsOfTokenIds,
     LogprobCount,
     Priority,
-    RequestModel,
     RequestName,
     RequestNames,
     StringOrStrings,
@@ -29,6 +28,7 @@ from jaxspec.server.fields import (
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel, is_single
+from jaxspec.server.neutral_fields import GenerateNeutralFields
 from jaxspec.server.responses import ResponseModel, failures, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
@@ -65,12 +65,14 @@ class SglangSampling(SglangSamplingFields):
     spaces_between_special_tokens: Annotated[Any, only(True)] = None
 
 
-class GenerateRequest(RequestModel):
+class GenerateRequest(GenerateNeutralFields):
     """POST /generate, with either text or input_ids. A list of prompts gets a list of responses."""
 
     text: StringOrStrings = None
     input_ids: InputIds = None
-    sampling_params: SglangSampling = SglangSampling()
+    model: str | None = None
+    """Some routers add it."""
+    sampling_params: Annotated[SglangSampling, BeforeValidator(lambda value: {} if value is None else value)] = SglangSampling()
     stream: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: LogprobCount | None = None
@@ -85,15 +87,6 @@ class GenerateRequest(RequestModel):
     """Our own: speculation for this request."""
     rid: Annotated[RequestName | RequestNames | None, described_as(NAME_OR_NAMES)] = None
     """The request's name for /abort_request and meta_info.id; a list names each prompt."""
-
-    # Not supported yet.
-    token_ids_logprob: Annotated[Any, only()] = None
-    return_hidden_states: Annotated[Any, only(False)] = None
-    image_data: Annotated[Any, only()] = None
-    audio_data: Annotated[Any, only()] = None
-    video_data: Annotated[Any, only()] = None
-    lora_path: Annotated[Any, only()] = None
-    session_params: Annotated[Any, only()] = None
 
     @property
     def prompt_start(self) -> int | None:
@@ -171,6 +164,7 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     """Token ids and sampling parameters of every prompt. Raises ApiError, naming the field at fault."""
     if (body.text is None) == (body.input_ids is None):
         raise ApiError(400, "give either text or input_ids", param="text")
+    model.check_name(body.model)
     check_logprobs(body, model)
     param = "text" if body.input_ids is None else "input_ids"
     given: Any = body.text if body.input_ids is None else body.input_ids

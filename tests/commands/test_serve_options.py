@@ -37,13 +37,14 @@ def test_every_flag_arrives(tmp_path: Path):
         --max-queued-requests 7 --speculative-adaptive --speculative-draft-window-size 100 --speculative-draft-sink-size 4
         --speculative-accept-threshold-single 0.5 --speculative-accept-threshold-acc 0.25 --max-total-tokens 1003
         --chat-template {template} --api-key {SECRET} --admin-api-key other --no-tokenizer-info --shutdown-timeout 2.5
-        --request-timeout 60 --speculative-request-trees 0,3/1/4 --speculative-adaptive-trees 2/1/3,3/2/6 --tokenizer-path m"""
+        --strict-model-name --request-timeout 60 --speculative-request-trees 0,3/1/4 --speculative-adaptive-trees 2/1/3,3/2/6
+        --tokenizer-path m"""
     arguments = parse_arguments(command.split())
     assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
     assert (arguments.host, arguments.port, arguments.dtype, arguments.log_level) == ("0.0.0.0", 8000, "bfloat16", "warning")
     assert (arguments.served_model_name, arguments.chat_template) == ("name", template)
-    assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, False)
+    assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, True, False)
     assert arguments.request_trees == (PLAIN, SpecConfig(3, 1, 4))
     assert arguments.engine == {
         "context_length": 512,

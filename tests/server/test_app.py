@@ -13,7 +13,7 @@ USER = [{"role": "user", "content": "hi"}]
 ENDPOINTS = {
     "/v1/models", "/v1/models/{name}", "/v1/completions", "/v1/chat/completions", "/generate",
     "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/tokenizer_info",
-    "/health", "/health_generate", "/ready", "/ping", "/metrics", "/version", "/v1/loads", "/loads",
+    "/health", "/health_generate", "/ready", "/ping", "/metrics", "/version", "/v1/loads", "/loads", "/get_load",
     "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/flush_cache", "/abort_request",
 }  # fmt: skip
 

@@ -10,9 +10,12 @@ import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from jaxspec.server import fields
-from tests.server.conftest import Client
-from tests.server.fakes import CONTEXT
+from jaxspec.server import fields, neutral_fields
+from jaxspec.server.model import MAX_OTHER_NAMES, ServedModel
+from jaxspec.server.openai_requests import ChatRequest, CompletionRequest
+from jaxspec.server.sglang_api import GenerateRequest
+from tests.server.conftest import Client, serving
+from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 from tests.server.wrong_fields import CHAT, COMPLETIONS, GENERATE, USER, WRONG_FIELDS
 
 
@@ -108,12 +111,83 @@ def test_messages_speak_of_the_clients_fields(client: Client, path: str, body: d
     assert refusal(client.post(path, **body), 400)["message"] == message
 
 
-@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER})])
-def test_unknown_model(client: Client, path: str, body: dict):
-    error = refusal(client.post(path, model="gpt-7", **body), 404)
-    assert (error["param"], error["code"]) == ("model", "model_not_found")
-    assert "gpt-7" in error["message"] and "fake" in error["message"]
+WITH_MODEL = [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER}), (GENERATE, {"text": "x"}), ("/tokenize", {"prompt": "x"})]
+
+
+@pytest.mark.parametrize(("path", "body"), WITH_MODEL)
+def test_other_names_of_models_are_answered_with_one_warning_each(client: Client, caplog, path: str, body: dict):
+    """As SGLang does: what its pages show asks for the name of another checkpoint."""
+    for _ in range(2):
+        assert client.post(path, model=f"gpt of {path}", **body).status_code == 200
+    half = json.dumps({"model": "\ud800", **body}).encode()
+    assert client.http.post(path, content=half, headers={"content-type": "application/json"}).status_code == 200
+    assert caplog.text.count(f'requests ask for the model "gpt of {path}"; fake answers') == 1
     assert refusal(client.http.get("/v1/models/org/gpt-7"), 404)["code"] == "model_not_found"
+
+
+def test_other_names_are_refused_if_the_owner_says_so():
+    engine, tokenizer = FakeEngine(), byte_tokenizer()
+    model = ServedModel("fake", CONTEXT, TREE, tokenizer, strict_name=True)
+    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
+        for path, body in WITH_MODEL:
+            if path != CHAT:
+                error = refusal(http.post(path, json={"model": "gpt-7", **body}), 404)
+                assert (error["param"], error["code"]) == ("model", "model_not_found")
+                assert "gpt-7" in error["message"] and "fake" in error["message"]
+
+
+def test_warnings_about_names_end_some_time(caplog):
+    model = ServedModel("fake", CONTEXT, TREE, None)
+    for number in range(100):
+        model.check_name(str(number))
+    assert len(caplog.records) == MAX_OTHER_NAMES
+
+
+ROUTERS = {
+    "continue_final_message": False, "separate_reasoning": True, "stream_reasoning": True, "return_hidden_states": False,
+    "model": "x",
+}  # fmt: skip
+"""What sglang-router 0.3.2 writes into chat requests."""
+ROUTERS_GENERATE = {
+    "return_hidden_states": False, "log_metrics": True, "background": False, "no_logs": False, "return_bytes": False,
+    "return_entropy": False, "model": None, "sampling_params": None,
+}  # fmt: skip
+NEUTRAL = [
+    (COMPLETIONS, {"prompt": "x"}, neutral_fields.OPENAI | neutral_fields.COMPLETION),
+    (CHAT, {"messages": USER}, neutral_fields.OPENAI | neutral_fields.CHAT),
+    (GENERATE, {"text": "x"}, neutral_fields.GENERATE),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "table"), NEUTRAL, ids=[COMPLETIONS, CHAT, GENERATE])
+def test_defaults_of_other_servers_pass_and_nothing_else(client: Client, path: str, body: dict, table: dict):
+    """Routers write all of them into every request."""
+    assert client.post(path, **body, **dict.fromkeys(table)).status_code == 200
+    assert client.post(path, **body, **{name: values[-1] if values else None for name, values in table.items()}).status_code == 200
+    for name in table:
+        error = refusal(client.post(path, **body, **{name: "something else"}), 400)
+        assert (error["param"], error["message"].startswith(f"{name} is not supported yet (leave it out")) == (name, True)
+
+
+def test_what_routers_add_passes(client: Client):
+    assert client.post(CHAT, messages=USER, **ROUTERS).status_code == 200
+    assert client.post(GENERATE, text="x", **ROUTERS_GENERATE).status_code == 200
+
+
+def test_nulls_are_as_good_as_nothing(client: Client):
+    for path, body, model in (
+        (COMPLETIONS, {"prompt": "x"}, CompletionRequest), (CHAT, {"messages": USER}, ChatRequest),
+        (GENERATE, {"text": "x"}, GenerateRequest),
+    ):  # fmt: skip
+        nulls = dict.fromkeys(set(model.model_fields) - set(body) - {"model"})
+        assert client.post(path, **body, **nulls).status_code == 200
+
+
+def test_tools_that_are_not_to_be_used_pass(client: Client):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert client.post(CHAT, messages=USER, tools=tools, tool_choice="none").status_code == 200
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": None}):
+        assert refusal(client.post(CHAT, messages=USER, tools=tools, **choice), 400)["param"] == "tools"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +246,7 @@ def test_half_a_surrogate_pair(client: Client):
         body = f'{{"{field}": "a\\ud800"}}'
         response = client.http.post(path, content=body, headers={"content-type": "application/json"})
         assert refusal(response, 400)["param"] == field
-    for body in ('{"prompt": "x", "model": "\\ud800"}', '{"prompt": "x", "\\udfff": 1}', '{"prompt": "x", "top_p": "\\ud800"}'):
+    for body in ('{"prompt": "x", "\\udfff": 1}', '{"prompt": "x", "top_p": "\\ud800"}'):
         response = client.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
         assert 400 <= response.status_code < 500
         assert "?" in response.json()["error"]["message"]
@@ -188,7 +262,7 @@ def test_numbers_that_are_none(client: Client):
 @pytest.mark.parametrize(
     "body",
     [
-        {"temperature": "z" * 5000}, {"z" * 5000: 1}, {"model": "z" * 5000}, {f"{number}{'z' * 500}": 1 for number in range(20)},
+        {"temperature": "z" * 5000}, {"z" * 5000: 1}, {f"{number}{'z' * 500}": 1 for number in range(20)},
         {name: "z" * 500 for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "stream", "echo")},
         {"prompt": ["z" * 500, 1]}, {"logit_bias": {"z" * 500: 1}}, {"speculative": {"z" * 500: "z" * 500}},
         {"stream": True, "stream_options": {f"{number}{'z' * 50}": 1 for number in range(20)}},
@@ -197,7 +271,7 @@ def test_numbers_that_are_none(client: Client):
 )  # fmt: skip
 def test_200_characters_of_the_input_come_back(client: Client, body: dict):
     response = client.post(COMPLETIONS, **({"prompt": "x"} | body))
-    assert refusal(response, 404 if "model" in body else 400)
+    assert refusal(response, 400)
     assert response.text.count("z") <= 200
     assert refusal(client.http.get(f"/{'z' * 5000}"), 404)["message"].count("z") <= 200
 
