@@ -1,5 +1,6 @@
 """Loading models: Hugging Face directories, heads in any dialect, and converted checkpoints."""
 
+import warnings
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ from jaxspec.checkpoints.converted import (
     mapped_ids,
     read_manifest,
 )
-from jaxspec.checkpoints.heads import algorithm_of, attach_head, head_plan, usable_token_map
+from jaxspec.checkpoints.heads import PACKAGE, algorithm_of, attach_head, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import is_target, target_plan
@@ -134,7 +135,22 @@ def read_target_plan(path: Path, checkpoint: Checkpoint) -> TensorPlan:
         what = f"an {algorithm_of(names)} draft head" if algorithm_of(names) else f"{', '.join(sorted(names)[:6])}, ..."
         raise ValueError(f"this is not a target, which has model.embed_tokens and model.norm, but {what}")
     directory = path if path.is_dir() else path.parent
-    return target_plan(read_config(path) | read_end_of_sequence(directory), checkpoint.infos)
+    config = read_config(path) | read_end_of_sequence(directory)
+    if config.get("tie_word_embeddings") and is_really_untied(checkpoint):
+        warnings.warn(
+            f"{path}: tie_word_embeddings is true, but lm_head.weight differs from the embedding, so it is used",
+            skip_file_prefixes=(PACKAGE,),
+        )
+        config["tie_word_embeddings"] = False
+    return target_plan(config, checkpoint.infos)
+
+
+def is_really_untied(checkpoint: Checkpoint) -> bool:
+    """Whether the files have an output projection that is not the embedding."""
+    if "lm_head.weight" not in checkpoint:
+        return False
+    head, embedding = (checkpoint.read(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
+    return not (head.dtype == embedding.dtype and np.array_equal(head.view(np.uint8), embedding.view(np.uint8)))
 
 
 def read_parameters(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, *, progress: bool) -> dict:

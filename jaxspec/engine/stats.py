@@ -1,6 +1,7 @@
 """The engine's counters and current load. Plain Python, no JAX.
 
-A number is declared once, as a field of EngineStats: its name in Python, its name and meaning at /metrics, and vLLM's name for it.
+A number is declared once, as a field of EngineStats: its name in Python, its name and meaning at /metrics, and the names
+that vLLM and SGLang have for it.
 The engine counts in one EngineStats (`Engine.counts`) and hands out copies (`Engine.stats`).
 """
 
@@ -32,15 +33,15 @@ class AdaptiveState(NamedTuple):
     """How often a tree out of use was tried for a few cycles."""
 
 
-def metric(name: str, meaning: str, alias: str | None = None, *, label: str | None = None, labels: Sequence[str] = ()) -> Any:
+def metric(name: str, meaning: str, aliases: str = "", *, label: str | None = None, labels: Sequence[str] = ()) -> Any:
     """A field of EngineStats that /metrics shows: a number, or one number per value of `label`.
 
     Args:
         name: without the prefix. By Prometheus' rules the unit comes last, and `_total` after counters.
-        alias: vLLM's name, if it has the same number.
+        aliases: the names of the same number at other servers, with their prefixes.
         labels: values of the label that are shown from the start, as a rate needs a zero to begin at.
     """
-    shown = {"name": name, "meaning": meaning, "alias": alias, "label": label, "labels": tuple(labels)}
+    shown = {"name": name, "meaning": meaning, "aliases": aliases, "label": label, "labels": tuple(labels)}
     if label is None:
         return field(default=0, metadata=shown)
     return field(default_factory=dict if labels else tuple, metadata=shown)
@@ -50,19 +51,27 @@ def metric(name: str, meaning: str, alias: str | None = None, *, label: str | No
 class EngineStats:
     """Counters are totals since the start: take differences for rates. A field's meaning is its metric's."""
 
-    running: int = metric("running_requests", "Requests in the batch: prefilling or decoding.", "num_requests_running")
-    waiting: int = metric("waiting_requests", "Requests in the queue, preempted ones included.", "num_requests_waiting")
+    running: int = metric(
+        "running_requests", "Requests in the batch: prefilling or decoding.", "vllm:num_requests_running sglang:num_running_reqs"
+    )
+    waiting: int = metric(
+        "waiting_requests", "Requests in the queue, preempted ones included.", "vllm:num_requests_waiting sglang:num_queue_reqs"
+    )
     finished: Mapping[str, int] = metric(
-        "finished_requests_total", "Requests that ended, by finish_reason.", "request_success_total",
+        "finished_requests_total", "Requests that ended, by finish_reason.", "vllm:request_success_total",
         label="finished_reason", labels=FINISH_REASONS,
     )  # fmt: skip
     prompt_tokens: int = metric(
-        "prompt_tokens_total", "Tokens of the accepted requests' prompts, cached ones included.", "prompt_tokens_total"
+        "prompt_tokens_total",
+        "Tokens of the accepted requests' prompts, cached ones included.",
+        "vllm:prompt_tokens_total sglang:prompt_tokens_total",
     )
     prefilled_tokens: int = metric("prefilled_tokens_total", "Tokens that prefill computed, cached ones excluded.")
-    generated_tokens: int = metric("generated_tokens_total", "Tokens that were generated.", "generation_tokens_total")
+    generated_tokens: int = metric(
+        "generated_tokens_total", "Tokens that were generated.", "vllm:generation_tokens_total sglang:generation_tokens_total"
+    )
     preemptions: int = metric(
-        "preemptions_total", "Times that a request gave up its pages and waited again.", "num_preemptions_total"
+        "preemptions_total", "Times that a request gave up its pages and waited again.", "vllm:num_preemptions_total"
     )
 
     verify_count: int = metric(
@@ -70,18 +79,18 @@ class EngineStats:
     )
     verified_tokens: int = metric("verified_tokens_total", "Tokens that verifications emitted, bonus tokens included.")
     draft_count: int = metric(
-        "drafts_total", "Verifications of a draft tree; plain decoding adds none.", "spec_decode_num_drafts_total"
+        "drafts_total", "Verifications of a draft tree; plain decoding adds none.", "vllm:spec_decode_num_drafts_total"
     )
     draft_tokens: int = metric(
         "draft_tokens_total", "Drafted tokens that were verified: tree nodes without the roots.",
-        "spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_draft_tokens_total",
     )  # fmt: skip
     accepted_tokens: int = metric(
-        "accepted_tokens_total", "Drafted tokens that were accepted.", "spec_decode_num_accepted_tokens_total"
+        "accepted_tokens_total", "Drafted tokens that were accepted.", "vllm:spec_decode_num_accepted_tokens_total"
     )
     accepted_per_position: Sequence[int] = metric(
         "accepted_tokens_per_position_total", "Accepted drafted tokens by depth in the tree; 0 is the first level.",
-        "spec_decode_num_accepted_tokens_per_pos_total", label="position",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total", label="position",
     )  # fmt: skip
     drafts_by_sampling: Mapping[str, int] = metric(
         "drafts_by_sampling_total", "Verifications of a draft tree, of greedy and of sampled requests.",
@@ -97,9 +106,11 @@ class EngineStats:
     total_pages: int = metric("cache_total_pages", "Pages of the cache.")
     page_size: int = metric("cache_page_size_tokens", "Tokens per page.")
     prefix_queried_tokens: int = metric(
-        "prefix_cache_queried_tokens_total", "Tokens looked up in the prefix cache.", "prefix_cache_queries_total"
+        "prefix_cache_queried_tokens_total", "Tokens looked up in the prefix cache.", "vllm:prefix_cache_queries_total"
     )
-    prefix_hit_tokens: int = metric("prefix_cache_hit_tokens_total", "Tokens found in the prefix cache.", "prefix_cache_hits_total")
+    prefix_hit_tokens: int = metric(
+        "prefix_cache_hit_tokens_total", "Tokens found in the prefix cache.", "vllm:prefix_cache_hits_total"
+    )
 
     cycles: int = metric("cycles_total", "Draft-and-verify cycles, one per batch.")
     step_seconds: float = metric("step_seconds_total", "Time that the engine worked, the next two metrics included.")
@@ -124,6 +135,11 @@ class EngineStats:
         return self.step_seconds - self.waiting_seconds - self.launching_seconds
 
     @property
+    def cache_hit_rate(self) -> float:
+        """The share of prompt tokens that the prefix cache had."""
+        return self.prefix_hit_tokens / max(1, self.prefix_queried_tokens)
+
+    @property
     def cache_usage(self) -> float:
         """Used pages divided by all pages: 1.0 is full."""
         return self.used_pages / max(1, self.total_pages)
@@ -137,8 +153,8 @@ class EngineMetric(NamedTuple):
     meaning: str
     attribute: str
     """Of EngineStats."""
-    alias: str | None = None
-    """vLLM's name, without the prefix."""
+    aliases: str = ""
+    """The names of the same number at other servers, with their prefixes."""
     label: str | None = None
     """The label whose values are the keys that `read` returns. None: it returns one number."""
     labels: tuple[str, ...] = ()
@@ -154,8 +170,19 @@ class EngineMetric(NamedTuple):
 
 ENGINE_METRICS = (
     *(EngineMetric(attribute=item.name, **item.metadata) for item in fields(EngineStats) if item.metadata),
-    EngineMetric("cache_usage_ratio", "Used pages divided by all pages: 1 is full.", "cache_usage", "kv_cache_usage_perc"),
-)
+    EngineMetric(
+        "cache_usage_ratio",
+        "Used pages divided by all pages: 1 is full.",
+        "cache_usage",
+        "vllm:kv_cache_usage_perc sglang:token_usage",
+    ),
+    EngineMetric(
+        "prefix_cache_hit_ratio",
+        "Tokens found in the prefix cache, of all that were looked up.",
+        "cache_hit_rate",
+        "sglang:cache_hit_rate",
+    ),
+)  # fmt: skip
 """Everything about the engine that /metrics shows."""
 
 

@@ -1,15 +1,16 @@
 """/metrics: the counters of the engine, its requests and the HTTP layer, in Prometheus' text formats.
 
 The engine's metrics are declared in jaxspec/engine/stats.py, those of requests here. Names follow Prometheus' rules: a prefix, the
-unit last, `_total` after counters. Where vLLM has the same number, `alias` is its name for it, so that tools for vLLM (its
-benchmark, dashboards, Kubernetes' inference gateway) work with this server.
+unit last, `_total` after counters. Where vLLM or SGLang has the same number, it appears under that name too, so that their tools
+(benchmarks, dashboards, Kubernetes' inference gateway) work with this server.
 docs/metrics.md lists every metric; a test compares the two.
 
 A scrape reads the engine's newest EngineStats, which the engine's thread replaces as a whole: neither waits for the other.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import perf_counter
 from typing import NamedTuple
 
 from fastapi import FastAPI, Request
@@ -25,7 +26,8 @@ from jaxspec.engine.request import GenerationOutput
 from jaxspec.engine.stats import ENGINE_METRICS, EngineStats
 
 PREFIX = "jaxspec:"
-ALIAS_PREFIX = "vllm:"
+WINDOW = 10.0
+"""Seconds over which the rate of generated tokens is averaged."""
 
 
 class RequestMetric(NamedTuple):
@@ -37,13 +39,22 @@ class RequestMetric(NamedTuple):
     """None if the request has no such number."""
     buckets: tuple[float, ...]
     """Upper bounds; an unbounded one follows them."""
-    alias: str | None = None
+    aliases: str = ""
+    """The names of the same number at other servers, with their prefixes."""
 
 
 def time_per_output_token(output: GenerationOutput) -> float | None:
     """Seconds from the first token to the end, per token after the first; None if there is none."""
     first, later = output.timing.first_token_seconds, len(output.token_ids) - 1
     return None if first is None or later < 1 else (output.timing.total_seconds - first) / later
+
+
+def prefill_and_decode(output: GenerationOutput) -> tuple[float, float] | tuple[None, None]:
+    """Seconds until the first token, waiting apart, and after it; None without a token."""
+    timing = output.timing
+    if timing.first_token_seconds is None:
+        return None, None
+    return timing.first_token_seconds - timing.queue_seconds, timing.total_seconds - timing.first_token_seconds
 
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
@@ -55,17 +66,25 @@ ACCEPT_LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 
 
 REQUEST_METRICS = (
     RequestMetric("queue_seconds", "From arrival to the launch of the first prefill chunk, or to the end if there was none.",
-                  lambda output: output.timing.queue_seconds, SECONDS, "request_queue_time_seconds"),
+                  lambda output: output.timing.queue_seconds, SECONDS, "vllm:request_queue_time_seconds"),
     RequestMetric("time_to_first_token_seconds", "From arrival to the first token; requests without a token don't count.",
-                  lambda output: output.timing.first_token_seconds, SECONDS, "time_to_first_token_seconds"),
+                  lambda output: output.timing.first_token_seconds, SECONDS,
+                  "vllm:time_to_first_token_seconds sglang:time_to_first_token_seconds"),
+    RequestMetric("prefill_seconds", "From the launch of the first prefill chunk to the first token.",
+                  lambda output: prefill_and_decode(output)[0], SECONDS, "vllm:request_prefill_time_seconds"),
+    RequestMetric("decode_seconds", "From the first token to the end.",
+                  lambda output: prefill_and_decode(output)[1], SECONDS, "vllm:request_decode_time_seconds"),
     RequestMetric("time_per_output_token_seconds", "From the first token to the end, per token after the first.",
-                  time_per_output_token, SECONDS_PER_TOKEN, "request_time_per_output_token_seconds"),
+                  time_per_output_token, SECONDS_PER_TOKEN,
+                  "vllm:request_time_per_output_token_seconds vllm:inter_token_latency_seconds sglang:inter_token_latency_seconds"),
     RequestMetric("request_seconds", "From arrival to the end.",
-                  lambda output: output.timing.total_seconds, SECONDS, "e2e_request_latency_seconds"),
+                  lambda output: output.timing.total_seconds, SECONDS,
+                  "vllm:e2e_request_latency_seconds sglang:e2e_request_latency_seconds"),
     RequestMetric("request_prompt_tokens", "Tokens of the prompt.",
-                  lambda output: len(output.prompt_token_ids), TOKENS, "request_prompt_tokens"),
+                  lambda output: len(output.prompt_token_ids), TOKENS, "vllm:request_prompt_tokens"),
     RequestMetric("request_generated_tokens", "Tokens that were generated.",
-                  lambda output: len(output.token_ids), TOKENS, "request_generation_tokens"),
+                  lambda output: len(output.token_ids), TOKENS,
+                  "vllm:request_generation_tokens vllm:request_max_num_generation_tokens"),
     RequestMetric("request_accept_length_tokens", "Tokens per verification of a draft tree, bonus included.",
                   lambda output: output.speculation.tree_accept_length, ACCEPT_LENGTHS),
 )  # fmt: skip
@@ -93,11 +112,26 @@ def family(kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> Met
     return result
 
 
-def with_alias(kind: str, name: str, alias: str | None, meaning: str, samples: list[Sample]) -> Iterator[Metric]:
-    """A metric under our name and, if it has one, vLLM's."""
+def with_aliases(kind: str, name: str, aliases: str, meaning: str, samples: list[Sample]) -> Iterator[Metric]:
+    """A metric under our name and those of other servers."""
     yield family(kind, PREFIX + name, meaning, samples)
-    if alias is not None:
-        yield family(kind, ALIAS_PREFIX + alias, f"{meaning} The same as {PREFIX}{name}.", samples)
+    for alias in aliases.split():
+        yield family(kind, alias, f"{meaning} The same as {PREFIX}{name}.", samples)
+
+
+class Throughput:
+    """Tokens per second over the last WINDOW seconds, as far as scrapes have looked."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def after(self, tokens: int, now: float) -> float:
+        """`tokens`: all that were generated; `now`: in seconds. The first look knows no rate."""
+        while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW:
+            self._seen.popleft()
+        self._seen.append((now, tokens))
+        since, before = self._seen[0]
+        return (tokens - before) / (now - since) if now > since else 0.0
 
 
 class RequestCollector:
@@ -128,14 +162,14 @@ class RequestCollector:
                 for each in observed.samples
                 if (suffix := each.name.removeprefix(observed.name)) != "_created"  # a series each without information
             ]
-            yield from with_alias("histogram", metric.name, metric.alias, metric.meaning, samples)
+            yield from with_aliases("histogram", metric.name, metric.aliases, metric.meaning, samples)
 
 
 class EngineCollector:
     """The engine's own counts at the time of a scrape."""
 
     def __init__(self, engine: AsyncEngine, labels: Mapping[str, str]):
-        self._engine, self._labels = engine, dict(labels)
+        self._engine, self._labels, self._throughput = engine, dict(labels), Throughput()
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats  # once, so that all numbers are consistent
@@ -147,12 +181,15 @@ class EngineCollector:
             else:
                 samples = [Sample(value, self._labels)]
             kind = "counter" if metric.name.endswith("_total") else "gauge"
-            yield from with_alias(kind, metric.name, metric.alias, metric.meaning, samples)
+            yield from with_aliases(kind, metric.name, metric.aliases, metric.meaning, samples)
+        rate = [Sample(self._throughput.after(stats.generated_tokens, perf_counter()), self._labels)]
+        meaning = "Generated tokens per second, over about ten seconds."
+        yield from with_aliases("gauge", "generated_tokens_per_second", "sglang:gen_throughput", meaning, rate)
         healthy = [Sample(self._engine.is_healthy, self._labels)]
         yield family("gauge", f"{PREFIX}engine_healthy", "1 while the engine works, 0 after it has failed or ended.", healthy)
         config = self._labels | {"block_size": str(stats.page_size), "num_gpu_blocks": str(stats.total_pages)}
         meaning = f"{PREFIX}cache_page_size_tokens and {PREFIX}cache_total_pages as labels."
-        yield family("gauge", f"{ALIAS_PREFIX}cache_config_info", meaning, [Sample(1, config)])
+        yield family("gauge", "vllm:cache_config_info", meaning, [Sample(1, config)])
 
 
 class HttpCounts:

@@ -30,6 +30,32 @@ def test_target_round_trip(tmp_path, changes):
     assert same(loaded.params, model.params)
 
 
+def test_an_output_projection_that_is_not_the_embedding_is_used(tmp_path):
+    """Transformers keeps the two apart and warns, whatever the config says."""
+    model = tiny_target(tie_word_embeddings=True)
+    directory = write_target(tmp_path / "target", model)
+    embedding = load_file(directory / "model.safetensors")["model.embed_tokens.weight"]
+    changed(directory, lambda tensors: tensors.update({"lm_head.weight": embedding.copy()}))
+    assert load_target(directory, FLOAT32).config.tie_word_embeddings
+    changed(directory, lambda tensors: tensors.update({"lm_head.weight": embedding + 1}))
+    with pytest.warns(UserWarning, match="lm_head.weight differs from the embedding and is used"):
+        loaded = load_target(directory, FLOAT32)
+    assert not loaded.config.tie_word_embeddings
+    np.testing.assert_array_equal(loaded.params["lm_head"]["kernel"], embedding.T + 1)
+
+
+def test_mistral_is_llama_without_a_window(tmp_path):
+    model = tiny_target()
+    directory = write_target(tmp_path / "target", model)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": None}))
+    loaded = load_target(directory, FLOAT32)
+    assert loaded.config == model.config and same(loaded.params, model.params)
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": 4096}))
+    with pytest.raises(ValueError, match="sliding_window=4096 is not supported"):
+        load_target(directory, FLOAT32)
+
+
 def test_one_file_and_shards_hold_the_same(tmp_path):
     model = load_target(TARGET, FLOAT32)
     whole = load_target(write_target(tmp_path / "one", model), FLOAT32)

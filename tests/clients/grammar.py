@@ -1,8 +1,16 @@
-"""Requests made from /openapi.json at random, and then changed: wrong types, odd numbers, missing, strange and repeated fields."""
+"""Requests made from /openapi.json at random, and then changed: wrong types, odd numbers, missing, strange and repeated fields.
+
+`python -m tests.clients.grammar http://127.0.0.1:30000 20000` sends them to any server.
+"""
 
 import json
 import random
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
+
+import httpx
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 17, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e-320, 1e308, "", " ", "x", "0", "é", "\ud800",
@@ -11,6 +19,7 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 STRINGS = ("a", "def f(x):\n", "日本 😀", "hello " * 20, "user", "text")
 DEEPEST = 4
+SENDERS = 4
 
 
 class Request(NamedTuple):
@@ -132,3 +141,32 @@ def least(body: dict, name: str) -> dict[str, int]:
     """A smaller value for a field that is there and a number."""
     value = body.get(name)
     return {name: min(value, 8 if name != "n" else 2)} if type(value) is int else {}
+
+
+def send(url: str, requests: int, seed: int) -> Counter[int]:
+    """Sends so many requests over a few connections; returns the statuses that came back.
+
+    Raises AssertionError for a 5xx, and for a refusal that is long or not in OpenAI's shape.
+    """
+    document = httpx.get(f"{url}/openapi.json", timeout=60).json()
+    statuses: Counter[int] = Counter()
+
+    def send_some(number: int) -> None:
+        grammar = Grammar(document, random.Random(seed + number))
+        with httpx.Client(base_url=url, timeout=120) as http:
+            for _ in range(requests // SENDERS):
+                method, path, headers, content = grammar.request()
+                response = http.request(method, path, headers=headers, content=content)
+                status, text = response.status_code, response.text
+                statuses[status] += 1
+                assert status == 200 or (status < 500 and len(text) < 3000), (method, path, content[:1000], text)
+                if status != 200 and method != "HEAD":
+                    assert set(response.json()["error"]) == {"message", "type", "param", "code"}, text
+
+    with ThreadPoolExecutor(SENDERS) as pool:
+        list(pool.map(send_some, range(SENDERS)))
+    return statuses
+
+
+if __name__ == "__main__":
+    print(dict(send(sys.argv[1], int(sys.argv[2]), seed=0)))

@@ -27,6 +27,15 @@ def test_without_flags_the_built_in_model_is_served():
     assert replace(arguments.settings, shown={}) == ServerSettings()
 
 
+def test_options_may_be_written_with_underscores():
+    arguments = parse_arguments(["--speculative_algorithm=EAGLE3", "--speculative_draft_model_path", "a_b", "--model_path", "m_n"])
+    assert (arguments.algorithm, arguments.draft, arguments.model) == ("EAGLE3", "a_b", "m_n")
+
+
+def test_the_dtype_half_is_float16():
+    assert parse_arguments(["--dtype", "half"]).dtype == "float16"
+
+
 def test_every_flag_arrives(tmp_path: Path):
     template = tmp_path / "template.jinja"
     template.touch()
@@ -63,7 +72,7 @@ def test_every_flag_arrives(tmp_path: Path):
         "accept_threshold_acc": 0.25,
         "num_pages": 125,  # of 8 tokens
     }
-    assert len(arguments.given) == 35
+    assert len(arguments.given) == 36
     assert EngineConfig(**arguments.engine).is_lossy
 
 

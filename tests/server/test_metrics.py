@@ -21,13 +21,13 @@ from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, T
 from jaxspec.engine.stats import ENGINE_METRICS, FINISH_REASONS, EngineStats
 from jaxspec.server.bodies import MAX_BODY_BYTES
 from jaxspec.server.metrics import (
-    ALIAS_PREFIX,
     PREFIX,
     REQUEST_METRICS,
     CountRequests,
     EngineCollector,
     HttpCounts,
     RequestCollector,
+    Throughput,
     accepts_openmetrics,
 )
 from tests.server.conftest import Client, wait_until
@@ -108,45 +108,49 @@ def test_health_is_shown():
         assert Scrape(list(EngineCollector(EngineOf(DISTINCT, healthy), {}).collect()))["jaxspec:engine_healthy"] == healthy
 
 
-VLLM = [
-    "num_requests_running",
-    "num_requests_waiting",
-    "kv_cache_usage_perc",
-    "cache_config_info",
-    "spec_decode_num_drafts_total",
-    "spec_decode_num_draft_tokens_total",
-    "spec_decode_num_accepted_tokens_total",
-    "spec_decode_num_accepted_tokens_per_pos_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "num_preemptions_total",
-    "request_success_total",
-    "time_to_first_token_seconds",
-    "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
-    "request_time_per_output_token_seconds",
-]
+VLLM = """
+    num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info spec_decode_num_drafts_total
+    spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total
+    prompt_tokens_total generation_tokens_total prefix_cache_queries_total prefix_cache_hits_total num_preemptions_total
+    request_success_total time_to_first_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+    request_time_per_output_token_seconds inter_token_latency_seconds request_prefill_time_seconds request_decode_time_seconds
+    request_prompt_tokens request_generation_tokens request_max_num_generation_tokens
+"""
+"""What its benchmark, its dashboard and Kubernetes' gateway read."""
+SGLANG = """
+    e2e_request_latency_seconds time_to_first_token_seconds num_running_reqs gen_throughput cache_hit_rate num_queue_reqs
+    token_usage
+"""
+"""What its dashboard reads."""
+OTHERS = [f"vllm:{name}" for name in VLLM.split()] + [f"sglang:{name}" for name in SGLANG.split()]
 
 
-def test_the_names_that_readers_of_vllm_look_for_are_there(client: Client):
+def test_the_names_that_tools_of_other_servers_look_for_are_there(client: Client):
     names = set(exposed(scrape(client)))
-    assert not {ALIAS_PREFIX + name for name in VLLM} - names
+    assert not set(OTHERS) - names
     for family in scrape(client).families:
         for sample in family.samples:
             assert sample.labels["model_name"] == "fake", sample.name
-            assert sample.labels.get("engine") == "0" or not sample.name.startswith(ALIAS_PREFIX), sample.name
+            assert sample.labels.get("engine") == "0" or not sample.name.startswith(("vllm:", "sglang:")), sample.name
 
 
 def test_aliases_agree(client: Client):
     client.post("/v1/completions", prompt="agree", max_tokens=7)
     samples = scrape(client).samples
-    aliased = [metric for metric in (*ENGINE_METRICS, *REQUEST_METRICS) if metric.alias is not None]
-    assert len(aliased) >= len(VLLM) - 1
-    for metric in aliased:
-        ours, theirs = samples_of(PREFIX + metric.name, samples), samples_of(f"{ALIAS_PREFIX}{metric.alias}", samples)
-        assert ours and ours == theirs, metric.name
+    pairs = [(metric.name, alias) for metric in (*ENGINE_METRICS, *REQUEST_METRICS) for alias in metric.aliases.split()]
+    assert {alias for _, alias in pairs} >= set(OTHERS) - {"vllm:cache_config_info", "sglang:gen_throughput"}
+    for name, alias in pairs:
+        ours, theirs = samples_of(PREFIX + name, samples), samples_of(alias, samples)
+        assert ours and ours == theirs, name
+
+
+def test_throughput_is_that_of_the_last_seconds():
+    throughput = Throughput()
+    assert throughput.after(0, 100.0) == 0
+    assert throughput.after(50, 105.0) == 10
+    assert throughput.after(50, 105.0) == 10
+    assert throughput.after(250, 115.0) == 20  # since 105
+    assert throughput.after(250, 200.0) == 0
 
 
 def samples_of(name: str, samples: Mapping[str, float]) -> dict[str, float]:
@@ -179,7 +183,10 @@ def test_histograms_count_every_value_once(outputs: list[GenerationOutput]):
         metrics.finished(output)
     shown = Scrape(list(metrics.collect())).samples
     with_tree = [output.speculation.with_tree for output in outputs]
+    began = [output.timing for output in outputs if output.timing.first_token_seconds is not None]
     expected: Mapping[str, Sequence[float]] = {
+        "prefill_seconds": [timing.first_token_seconds - timing.queue_seconds for timing in began],
+        "decode_seconds": [timing.total_seconds - timing.first_token_seconds for timing in began],
         "queue_seconds": [output.timing.queue_seconds for output in outputs],
         "time_to_first_token_seconds": [at for output in outputs if (at := output.timing.first_token_seconds) is not None],
         "time_per_output_token_seconds": [
@@ -209,7 +216,8 @@ def exposed(shown: Scrape) -> Iterator[str]:
         yield family.name + ("_total" if family.type == "counter" else "")
 
 
-def test_both_formats_are_valid_and_agree(client: Client):
+def test_both_formats_are_valid_and_agree(client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Throughput, "after", lambda *_: 1.5)  # it depends on the time
     client.post("/v1/completions", prompt="valid", max_tokens=7)
     plain = scrape(client)
     response = client.http.get("/metrics", headers={"Accept": OPENMETRICS})
@@ -332,11 +340,11 @@ def test_requests_that_end_with_an_exception_are_counted(status: int | None):
 
 
 def test_the_page_lists_every_metric(client: Client):
-    row = re.compile(r"^\| `((?:jaxspec|vllm):\w+)` \| (\w+) \| (?:`(vllm:\w+)`)? ?\| (.+) \|$", re.MULTILINE)
+    row = re.compile(r"^\| `((?:jaxspec|vllm):\w+)` \| (\w+) \| ((?:`\w+:\w+` ?)*) ?\| (.+) \|$", re.MULTILINE)
     listed = {}
-    for name, kind, alias, meaning in row.findall(PAGE):
+    for name, kind, aliases, meaning in row.findall(PAGE):
         listed[name] = (kind, meaning)
-        if alias:
+        for alias in re.findall(r"[\w:]+", aliases):
             listed[alias] = (kind, f"{meaning} The same as {name}.")
     shown = scrape(client)
     assert listed == {
