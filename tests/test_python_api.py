@@ -110,6 +110,11 @@ def test_streams_of_several_prompts_are_told_apart(llm):
     assert list(streamed.values()) == tokens(outputs)
 
 
+def test_half_a_surrogate_pair_is_refused_in_words(llm):
+    with pytest.raises(ValueError, match="valid Unicode, but its character 1 is half of a surrogate pair"):
+        llm.generate("a\ud800")
+
+
 @pytest.mark.parametrize("rounds", [5, exhaustive(100)])
 def test_threads_get_the_texts_that_they_would_get_alone(llm, rounds):
     """A later call joins the running batch; the guard that this replaces lost outputs and mixed texts up."""

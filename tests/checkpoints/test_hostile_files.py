@@ -30,6 +30,7 @@ from jaxspec.tokenizer import load_tokenizer
 from tests.sets import exhaustive
 
 SECONDS, GROWTH = 2.0, 200 * 2**20
+"""Of the processor: other work on the machine does not count."""
 LONGEST = 2500
 """Characters of a message: eight problems with tensors, whose names and shapes are shown."""
 SMALL = {"num_layers": 8, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "num_kv_heads": 1, "vocab_size": 64}
@@ -174,10 +175,10 @@ def test_nonsense_in_a_config_is_refused_by_name(originals: Path, tmp_path: Path
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | changes))
     (directory / "generation_config.json").unlink()  # its eos_token_id would take precedence
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ValueError, match=message):
         load_target(directory, np.float32)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 def test_the_largest_config_is_refused_before_anything_is_built(originals: Path, tmp_path: Path):
@@ -186,10 +187,10 @@ def test_the_largest_config_is_refused_before_anything_is_built(originals: Path,
     contents = json.loads((directory / FILE).read_text())
     contents["config"]["num_layers"] = 5000
     (directory / FILE).write_text(json.dumps(contents | {"digest": digest(contents)}))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ValueError, match="it has 5000 layers, but hashes of"):
         load_target(directory, np.float32)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 def test_a_manifest_names_no_files_elsewhere(originals: Path, tmp_path: Path):
@@ -283,7 +284,7 @@ def test_changed_files_load_or_are_refused(originals: Path, tmp_path: Path, name
         directory = tmp_path / str(number)
         shutil.copytree(originals / source, directory)
         change(directory / file, chance)
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             with warnings.catch_warnings(action="ignore"):
                 load(directory)
@@ -292,7 +293,7 @@ def test_changed_files_load_or_are_refused(originals: Path, tmp_path: Path, name
             message = str(error)
             assert "\n" not in message.strip() or "supported are:" in message, message
             assert len(message) < LONGEST, f"{len(message)} characters: {message[:200]}"
-        assert time.perf_counter() - began < SECONDS, (directory / file).read_bytes()[:500]
+        assert time.process_time() - began < SECONDS, (directory / file).read_bytes()[:500]
         shutil.rmtree(directory)
     assert refused > rounds / 10, "hardly anything was changed"
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
