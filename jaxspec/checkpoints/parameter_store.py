@@ -10,14 +10,11 @@ docs/experiments.md has the times). Missing and truncated files are noticed, fli
 that in the manifest.
 """
 
-import gc
 import logging
 import math
 import os
 import shutil
 import sys
-import time
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,8 +31,6 @@ from jaxspec.checkpoints.json_files import read_object
 STORED_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
 )  # fmt: skip
-SETTLING_SECONDS = 1.0
-"""Time for writes that began before one failed."""
 INDEX_BYTES = 20
 """Zarr's index of the one chunk follows the values: offset, length and a checksum of both."""
 
@@ -224,7 +219,7 @@ def _saving(ocp: Any) -> Any:
 @contextmanager
 def _silent_if_it_fails() -> Iterator[None]:
     """If a write fails, orbax's other writes go on, and each prints a traceback when it ends: its event loop is closed, or
-    nobody wants its error. The error that ended the block says enough."""
+    nobody wants its error. The error that ended the block says enough. They end at any later time, so they stay silenced."""
     hook, said = sys.unraisablehook, logging.getLogger("asyncio")
 
     def others(problem: Any) -> None:
@@ -234,18 +229,11 @@ def _silent_if_it_fails() -> Iterator[None]:
     def is_ours(record: logging.LogRecord) -> bool:
         return "type_handlers.py" not in record.getMessage()
 
-    try:
-        sys.unraisablehook = others
-        said.addFilter(is_ours)
-        yield
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
-        gc.collect()  # the failed tasks speak when they are freed
-        time.sleep(SETTLING_SECONDS)
-        raise
-    finally:
-        sys.unraisablehook = hook
-        said.removeFilter(is_ours)
+    sys.unraisablehook = others
+    said.addFilter(is_ours)
+    yield
+    sys.unraisablehook = hook
+    said.removeFilter(is_ours)
 
 
 @contextmanager

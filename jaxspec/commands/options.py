@@ -137,7 +137,7 @@ class Option(NamedTuple):
 TABLE: dict[str, tuple[Option, ...]] = {
     "model": (
         Option("model_dir MODEL_DIR", "the same as --model-path"),
-        Option("--model-path --model DIR", "model directory, Hugging Face's or a converted one (default: the built-in model)"),
+        Option("--model-path --model DIR", "model directory, GGUF file, or smollm2 (default: the built-in model)"),
         Option("--tokenizer-path --tokenizer DIR", "accepted if it is the model's directory, whose tokenizer is used"),
         Option("--served-model-name NAME", "name of the model in the API (default: the directory's)"),
         Option(

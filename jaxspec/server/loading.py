@@ -13,7 +13,7 @@ from jaxspec.checkpoints.loading import head_kind
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN, SpecConfig
-from jaxspec.defaults import BUILT_IN_TARGET, own_head
+from jaxspec.defaults import model_directory, own_head
 from jaxspec.engine.device_state import nbytes
 from jaxspec.engine.memory import readable
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
@@ -67,7 +67,7 @@ def find_head(arguments: ServerArguments) -> Path | None:
     """
     head = None
     if arguments.spec is None or arguments.spec.num_steps:
-        model = BUILT_IN_TARGET if arguments.model is None else Path(arguments.model)
+        model = model_directory(arguments.model)
         head = own_head(model) if arguments.draft is None else Path(arguments.draft)
         if arguments.algorithm is not None:
             found = None if head is None else head_kind(head)

