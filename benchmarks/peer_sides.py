@@ -295,7 +295,7 @@ def write_gguf(model: Path, file: Path) -> None:
             if count := heads.get(name.split(".")[-2]):  # llama.cpp rotates pairs of neighbouring rows
                 rows, columns = tensor.shape
                 tensor = tensor.reshape(count, 2, rows // count // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-            writer.add_tensor(gguf_names.get_name(name, try_suffixes=(".weight",)), tensor.copy())
+            writer.add_tensor(gguf_names.get_name(name, try_suffixes=(".weight",)) or name, tensor.copy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Field, SkipValidation
+from pydantic import Field, SkipValidation
 
 from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
 from jaxspec.server.bodies import JsonBody, documented
@@ -72,7 +72,7 @@ class GenerateRequest(GenerateNeutralFields):
     input_ids: InputIds = None
     model: str | None = None
     """Some routers add it."""
-    sampling_params: Annotated[SglangSampling, BeforeValidator(lambda value: {} if value is None else value)] = SglangSampling()
+    sampling_params: SglangSampling | None = None
     stream: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: LogprobCount | None = None
@@ -168,7 +168,7 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     check_logprobs(body, model)
     param = "text" if body.input_ids is None else "input_ids"
     given: Any = body.text if body.input_ids is None else body.input_ids
-    fields, budget_param = body.sampling_params, CLIENT_NAMES["max_tokens"]
+    fields, budget_param = body.sampling_params or SglangSampling(), CLIENT_NAMES["max_tokens"]
     model.check_count(given, fields.n, param=param, n_param=CLIENT_NAMES["n"])
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     prompts = []

@@ -133,8 +133,9 @@ def bounded(body: Any) -> Any:
     if isinstance(params := body.get("sampling_params"), dict):
         return body | {"sampling_params": {"max_new_tokens": 8} | params | least(params, "max_new_tokens") | least(params, "n")}
     names = ("max_tokens", "max_completion_tokens")
-    limits = {"max_tokens": 8} if "prompt" in body or "messages" in body else {}
-    return limits | body | {key: item for name in (*names, "n") for key, item in least(body, name).items()}
+    body = body | {key: item for name in (*names, "n") for key, item in least(body, name).items()}
+    endless = ("prompt" in body or "messages" in body) and all(body.get(name) is None for name in names)
+    return body | {"max_tokens": 8} if endless else body
 
 
 def least(body: dict, name: str) -> dict[str, int]:

@@ -38,6 +38,13 @@ def models(client: Client) -> None:
 
 
 @check
+def another_models_name_is_answered(client: Client) -> None:
+    """The answer names the model that wrote it."""
+    answer = client.blocking.completions.create(model="gpt-7", prompt=PROMPT, **GREEDY)
+    assert answer.model == client.model and answer.choices[0].text, answer
+
+
+@check
 def all_ways_agree(client: Client) -> None:
     """Greedy, sampled with a seed, and ended by a stop string: text, ids, usage and acceptance, whole or as a stream."""
     for kind in KINDS:
@@ -154,7 +161,6 @@ def refusals_have_their_classes(client: Client) -> None:
         (openai.BadRequestError, "max_tokens", "context_length_exceeded", {"max_tokens": 1024}),
         (openai.BadRequestError, "guided_regex", "400", {"extra_body": {"guided_regex": "a*"}}),
         (openai.BadRequestError, "speculative", "400", {"extra_body": {"speculative": {"num_steps": 99}}}),
-        (openai.NotFoundError, "model", "model_not_found", {"model": "gpt-7"}),
     ]
     for kind, param, code, wrong in cases:
         for stream in (False, True):

@@ -1,0 +1,285 @@
+"""`jaxspec train data`: conversations whose answers the target writes itself, in its own words and its own tokens.
+
+With prompts, their user turns are answered again. Without any, the target writes the users' turns too: behind the beginning of its
+chat template it invents what a user might ask (Magpie, arXiv 2406.08464).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from jaxspec.chat_template import ChatTemplate
+from jaxspec.config import PLAIN
+from jaxspec.engine.request import GenerationOutput
+from jaxspec.llm import LLM
+from jaxspec.sampling_params import SamplingParams
+
+SETTINGS = "settings.json"
+HERE = "<<<the user's turn>>>"
+"""Stands for a user's text, to find where the template puts it."""
+LEAST_USER_TOKENS = 3
+REPETITIVE = 0.3
+"""Of the size that zlib leaves of a text. English prose is near 0.5; a sentence said over and over is below 0.2."""
+ASSISTANT, USER = "assistant", "user"
+
+
+class Conversation(NamedTuple):
+    """A rendered conversation. In: tokens [9, 8, 7, 6, 5], answers [(3, 5)]. The target wrote tokens 6 and 5."""
+
+    tokens: list[int]
+    answers: list[tuple[int, int]]
+    """Where each answer begins and ends in tokens; its end-of-turn token is the last of it."""
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What decides which conversations are written. The same settings write the same ones."""
+
+    model: str
+    prompts: str | None = None
+    """SHA-256 of the file with prompts; None: the target writes them."""
+    per_shard: int = 128
+    seed: int = 0
+    max_user_tokens: int = 160
+    max_answer_tokens: int = 384
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """One of them for each answer, by chance."""
+    more_turns: float = 0.35
+    """The chance of another turn of an invented user, up to max_turns."""
+    max_turns: int = 3
+
+
+type Message = dict[str, Any]
+
+
+@dataclass
+class Draft:
+    """A conversation that is being written."""
+
+    script: list[Message] = field(default_factory=list)
+    """What users still say, from the file of prompts."""
+    messages: list[Message] = field(default_factory=list)
+    finished: Conversation | None = None
+    """The messages up to the last good answer, in tokens."""
+
+
+class Writer:
+    """Lets the target write conversations, shard after shard.
+
+    Raises ValueError if the target has no chat template.
+    """
+
+    def __init__(self, llm: LLM, settings: DataSettings, prompts: Sequence[Sequence[Message]] | None):
+        template = ChatTemplate.of_model(llm.tokenizer)
+        if template is None or llm.tokenizer is None:
+            raise ValueError(f"{settings.model} has no chat template, so it can't write conversations")
+        self._llm, self._tokenizer, self._template = llm, llm.tokenizer, template
+        self._settings, self._prompts = settings, prompts
+
+    def shard(self, number: int) -> list[Conversation]:
+        """The conversations of one shard. Turns that repeat themselves or break off end theirs early."""
+        settings, chance = self._settings, random.Random(f"{self._settings.seed} {number}")
+        first = number * settings.per_shard
+        if self._prompts is None:
+            drafts = [Draft() for _ in range(settings.per_shard)]
+        else:
+            given = self._prompts[first : first + settings.per_shard]
+            drafts = [Draft([message for message in each if message["role"] != ASSISTANT]) for each in given]
+        active = drafts
+        for turn in range(settings.max_turns if self._prompts is None else max(len(draft.script) for draft in drafts)):
+            if self._prompts is None:
+                active = self._invent([draft for draft in active if turn == 0 or chance.random() < settings.more_turns], chance)
+            else:
+                active = [draft for draft in active if spoken(draft)]
+            active = self._answer(active, chance)
+        return [draft.finished for draft in drafts if draft.finished is not None]
+
+    def _invent(self, drafts: list[Draft], chance: random.Random) -> list[Draft]:
+        """Adds a user's turn as the target imagines it. Out: the drafts that got a proper one."""
+        asked = [{"role": USER, "content": HERE}]
+        beginnings = [self._encode(self._template.render([*draft.messages, *asked]).split(HERE)[0]) for draft in drafts]
+        outputs = self._generate(beginnings, self._settings.max_user_tokens, [1.0] * len(drafts), chance)
+        invented = []
+        for draft, output in zip(drafts, outputs, strict=True):
+            text = output.text.strip()
+            if output.finish_reason == "stop" and len(output.token_ids) > LEAST_USER_TOKENS and not is_repetitive(text):
+                draft.messages.append({"role": USER, "content": text})
+                invented.append(draft)
+        return invented
+
+    def _answer(self, drafts: list[Draft], chance: random.Random) -> list[Draft]:
+        """Adds the target's answer. Out: the drafts that got a whole one that is worth learning from."""
+        prompts = [self._encode(self._template.render(draft.messages)) for draft in drafts]
+        temperatures = [chance.choice(self._settings.temperatures) for _ in drafts]
+        outputs = self._generate(prompts, self._settings.max_answer_tokens, temperatures, chance)
+        answered = []
+        for draft, prompt, output in zip(drafts, prompts, outputs, strict=True):
+            before = draft.finished or Conversation([], [])
+            if is_repetitive(output.text) or prompt[: len(before.tokens)] != before.tokens:
+                continue  # or its text has other tokens when read again
+            end = len(prompt) + len(output.token_ids)
+            draft.finished = Conversation([*prompt, *output.token_ids], [*before.answers, (len(prompt), end)])
+            draft.messages.append({"role": ASSISTANT, "content": output.text})
+            if output.finish_reason == "stop":
+                answered.append(draft)
+        return answered
+
+    def _generate(
+        self, prompts: list[list[int]], max_tokens: int, temperatures: list[float], chance: random.Random
+    ) -> list[GenerationOutput]:
+        params = [
+            SamplingParams(
+                temperature=temperature, top_p=0.95 if temperature else 1.0, seed=chance.getrandbits(31), max_tokens=max_tokens
+            )
+            for temperature in temperatures
+        ]
+        return self._llm.generate(prompts, params)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def spoken(draft: Draft) -> bool:
+    """Moves messages of the script into the conversation, up to the next user's turn; False if there is none."""
+    while draft.script:
+        draft.messages.append(draft.script.pop(0))
+        if draft.messages[-1]["role"] == USER:
+            return True
+    return False
+
+
+def is_repetitive(text: str) -> bool:
+    """Whether a text of some length says the same over and over."""
+    raw = text.encode()
+    return len(raw) >= 200 and len(zlib.compress(raw)) < REPETITIVE * len(raw)
+
+
+def read_prompts(file: Path) -> list[list[Message]]:
+    """Conversations of a JSONL file: {"messages": [...]} (OpenAI), {"conversations": [{"from", "value"}]} (ShareGPT) or
+    {"prompt": "..."}; or of a text file, one prompt per line.
+
+    Raises ValueError that names the line.
+    """
+    conversations = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                conversations.append(_messages(json.loads(line)) if file.suffix in (".jsonl", ".json") else [user_says(line)])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{file}, line {number}: expected messages, conversations or prompt in a JSON object: {error}"
+                ) from None
+    if not conversations:
+        raise ValueError(f"{file} holds no prompts")
+    return conversations
+
+
+ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": "system"}
+"""ShareGPT's names for those who speak."""
+
+
+def _messages(entry: dict[str, Any]) -> list[Message]:
+    if "prompt" in entry:
+        return [user_says(entry["prompt"])]
+    turns = entry.get("messages") or [{"role": each["from"], "content": each["value"]} for each in entry["conversations"]]
+    messages = [{"role": ROLES[turn["role"]], "content": str(turn["content"])} for turn in turns]
+    if not any(message["role"] == USER for message in messages):
+        raise ValueError("no message of a user")
+    return messages
+
+
+def user_says(text: str) -> Message:
+    """One message."""
+    return {"role": USER, "content": str(text)}
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The shards of a folder, in order."""
+    return sorted(folder.glob("shard-*.jsonl"))
+
+
+def read_shards(folder: Path) -> Iterator[Conversation]:
+    """Every conversation of a folder. Raises ValueError that names a damaged line."""
+    if not shard_files(folder):
+        raise ValueError(f"{folder} holds no shards: write them with jaxspec train data --out {folder}")
+    for file in shard_files(folder):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                tokens, answers = [int(token) for token in entry["tokens"]], [(int(a), int(b)) for a, b in entry["answers"]]
+                if not all(0 <= a < b <= len(tokens) for a, b in answers):
+                    raise ValueError("an answer lies outside its conversation")
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{file}, line {number} is damaged ({error}): delete the file, it will be written again") from None
+            yield Conversation(tokens, answers)
+
+
+def write_shards(llm: LLM, settings: DataSettings, prompts: list[list[Message]] | None, out: Path, shards: int) -> None:
+    """Writes the shards that a folder lacks; a shard is there whole or not at all.
+
+    Raises ValueError if the folder holds shards of other settings.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    described = json.loads(json.dumps(asdict(settings)))
+    file = out / SETTINGS
+    if file.exists() and json.loads(file.read_text()) != described:
+        raise ValueError(f"{out} holds conversations of other settings, see {file}: give another folder")
+    _write(file, json.dumps(described, indent=2) + "\n")
+    writer = Writer(llm, settings, prompts)
+    missing = [number for number in range(shards) if not (out / f"shard-{number:05}.jsonl").exists()]
+    with tqdm(missing, desc="shards", unit="shard") as bar:
+        for number in bar:
+            conversations = writer.shard(number)
+            lines = [json.dumps(conversation._asdict()) for conversation in conversations]
+            _write(out / f"shard-{number:05}.jsonl", "".join(line + "\n" for line in lines))
+            bar.set_postfix(answer_tokens=sum(end - start for each in conversations for start, end in each.answers))
+
+
+def _write(file: Path, text: str) -> None:
+    """Replaces a file in one step."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    os.replace(unfinished, file)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes conversations until the folder has as many shards as were asked for."""
+    parser = argparse.ArgumentParser(
+        prog="jaxspec train data", description="Let a model write the conversations that a head learns from."
+    )
+    parser.add_argument("--model-path", required=True, help="the target")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the shards; a second call goes on where the first ended"
+    )
+    parser.add_argument("--prompts", type=Path, help="JSONL or text with prompts (default: the target invents them)")
+    parser.add_argument("--shards", type=int, default=8, help="of 128 conversations each (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=32, help="conversations at once (default: %(default)s)")
+    parser.add_argument("--context-length", type=int, default=2048, help="longest conversation in tokens (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed writes other conversations")
+    arguments = parser.parse_args(argv)
+    prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
+    digest = None if arguments.prompts is None else hashlib.sha256(arguments.prompts.read_bytes()).hexdigest()
+    settings = DataSettings(arguments.model_path, digest, seed=arguments.seed)
+    shards = arguments.shards if prompts is None else -(-len(prompts) // settings.per_shard)
+    with LLM(
+        arguments.model_path,
+        spec=PLAIN,
+        progress=False,
+        max_running_requests=arguments.batch_size,
+        context_length=arguments.context_length,
+    ) as llm:
+        write_shards(llm, settings, prompts, arguments.out, shards)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
