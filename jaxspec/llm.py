@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.chat_template import ChatTemplate
+from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig, TreeLike
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
@@ -41,15 +42,18 @@ class LLM:
     the end, as does `close()`.
 
     Args:
-        model: a model directory, Hugging Face's or a converted one; None: the built-in model.
-        draft: a directory or file with a draft head for it (EAGLE, EAGLE-3 or MTP: docs/checkpoints.md); None: the head that
-            comes with the model (MiMo's MTP layer, the built-in model's head), if there is one.
+        model: a model directory, Hugging Face's or a converted one; a GGUF file; "smollm2"; or a name on the Hub, such as
+            "meta-llama/Llama-3.1-8B-Instruct", which is downloaded once. None: the built-in model.
+        draft: a draft head for it (EAGLE, EAGLE-3 or MTP: docs/checkpoints.md), a directory, a file or a name on the Hub; None:
+            the head that comes with the model (MiMo's MTP layer, the built-in model's head), if there is one.
         spec: the draft tree: a SpecConfig, "5/4/8" or (5, 4, 8) for steps/topk/nodes. None: 5/4/8 with an EAGLE head, 1/1/2
             with MTP. SpecConfig(num_steps=0) is plain decoding.
         token_map: FR-Spec's list of the tokens worth drafting (.pt, .json, .npy or .safetensors), for heads that use the
             target's lm_head.
         dtype: "float32", "bfloat16", "float16", a NumPy or JAX dtype, or "auto": float32 on a CPU, 16 bits on a GPU.
         progress: show progress bars. None: if stderr is a terminal.
+        revision: branch, tag or commit of a model on the Hub.
+        download_dir: where downloads go. None: the Hub's cache (HF_HOME).
         options: the fields of EngineConfig, by name.
 
     Raises:
@@ -67,6 +71,8 @@ class LLM:
         token_map: str | Path | None = None,
         dtype: DTypeLike = "auto",
         progress: bool | None = None,
+        revision: str | None = None,
+        download_dir: str | Path | None = None,
         **options,
     ):
         unknown = sorted(options.keys() - {field.name for field in fields(EngineConfig)})
@@ -74,9 +80,11 @@ class LLM:
             known = ", ".join(field.name for field in fields(EngineConfig))
             raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
         config = EngineConfig(**options)
-        files = find_files(model, draft, None if spec is None else SpecConfig.of(spec), token_map, config)
+        hub = HubOptions(revision, None if download_dir is None else str(download_dir))
+        files = find_files(model, draft, None if spec is None else SpecConfig.of(spec), token_map, config, hub)
         enable_compilation_cache()
-        self.model_name = BUILT_IN_NAME if model is None else Path(model).resolve().name
+        self.model_name = BUILT_IN_NAME if model is None else str(model)
+        self.directory = files.target
         self.progress = sys.stderr.isatty() if progress is None else progress
         if files.head is not None:
             check_head(files.head, target_model_config(files.target), files.token_map)
@@ -257,23 +265,28 @@ class ModelFiles(NamedTuple):
 
 
 def find_files(
-    model: str | Path | None, draft: str | Path | None, spec: SpecConfig | None, token_map: str | Path | None, config: EngineConfig
+    model: str | Path | None,
+    draft: str | Path | None,
+    spec: SpecConfig | None,
+    token_map: str | Path | None,
+    config: EngineConfig,
+    hub: HubOptions = DEFAULTS,
 ) -> ModelFiles:
     """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
-    target = model_directory(model)
+    target = model_directory(model, hub)
     if spec == PLAIN:
         for name, given in (("token_map", token_map), ("draft", draft)):
             if given is not None:
                 raise ValueError(f"SpecConfig(num_steps=0) drafts nothing: leave out {name}")
-    head = None if spec == PLAIN else Path(draft) if draft is not None else own_head(target)
+    head = None if spec == PLAIN else local_path(draft, hub.newest) if draft is not None else own_head(target)
     if head is None:
         if spec is not None and spec != PLAIN:
-            raise ValueError(f"the draft tree {spec} needs a draft head, and {target.name} comes with none: give draft")
+            raise ValueError(f"the draft tree {spec} needs a draft head, and {model} comes with none: give draft")
         if token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
         if config.head_options:
             raise ValueError(f"{config.head_options[0]} needs a draft head, and there is none: give draft")
-    return ModelFiles(target, head, None if token_map is None else Path(token_map), spec)
+    return ModelFiles(target, head, None if token_map is None else local_path(token_map, hub.newest), spec)
 
 
 def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:

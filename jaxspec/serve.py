@@ -99,7 +99,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
     from jaxspec.server.metrics import RequestCollector
     from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
-    name = arguments.served_model_name or llm.model_name
+    name, *other_names = arguments.served_model_names or (llm.model_name,)
     config, stats, programs = llm.engine.config, llm.engine.stats(), llm.engine.runner.programs
     model = ServedModel(
         name,
@@ -110,6 +110,9 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         trees=llm.engine.trees.all,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
         programs=lambda: programs.count,
+        other_names=tuple(other_names),
+        path=llm.model_name,
+        tokenizer_path=None if llm.tokenizer is None else str(llm.directory.resolve()),
         strict_name=arguments.settings.strict_model_name,
     )
     metrics = RequestCollector(name)

@@ -53,7 +53,7 @@ IGNORED = (
     Ignored("--quantization= -q=", "weights are used as they are", ("none", "None")),
     Ignored("--speculative-draft-model-quantization=", "weights are used as they are", ("unquant",)),
     Ignored("--kv-cache-dtype= --speculative-draft-kv-cache-dtype=", "the cache has the dtype of the weights", ("auto",)),
-    Ignored("--download-dir= --disable-fast-image-processor", "nothing is downloaded, and models take text only"),
+    Ignored("--disable-fast-image-processor", "models take text only"),
     Ignored("--tokenizer-mode=", TOKENIZER, ("auto",)),
     Ignored("--tokenizer-backend=", TOKENIZER, ("auto", "huggingface")),
     Ignored("--schedule-policy= --schedule-conservativeness= --scheduling-policy= --swap-space=", SCHEDULING),

@@ -83,6 +83,8 @@ class Option(NamedTuple):
     """For options without a value: the value that they set."""
     needs_head: bool = False
     """It has no effect without a draft head."""
+    several: bool = False
+    """It takes several values, a space between them."""
     secret: str = ""
     """The variable that may hold the value instead. The value is never shown."""
 
@@ -129,6 +131,8 @@ class Option(NamedTuple):
             settings |= {"type": self.type or number, "metavar": metavar, "choices": self.choices, "default": self.default}
             if self.sets.startswith("server."):
                 settings["default"] = self.field.default
+        if self.several:
+            settings["nargs"] = "+"
         if not self.flag.startswith("-"):
             settings["nargs"] = "?"
         return group.add_argument(*self.spellings, **(settings | changes))
@@ -137,9 +141,11 @@ class Option(NamedTuple):
 TABLE: dict[str, tuple[Option, ...]] = {
     "model": (
         Option("model_dir MODEL_DIR", "the same as --model-path"),
-        Option("--model-path --model DIR", "model directory, GGUF file, or smollm2 (default: the built-in model)"),
+        Option("--model-path --model DIR", "a name on the Hub, a directory, a GGUF file, or smollm2 (default: the built-in model)"),
         Option("--tokenizer-path --tokenizer DIR", "accepted if it is the model's directory, whose tokenizer is used"),
-        Option("--served-model-name NAME", "name of the model in the API (default: the directory's)"),
+        Option("--revision NAME", "branch, tag or commit of the model on the Hub (default: the newest)"),
+        Option("--download-dir DIR", "where downloads go (default: the Hub's cache, see HF_HOME)"),
+        Option("--served-model-name NAME", "names of the model in the API (default: as given to --model-path)", several=True),
         Option(
             "--dtype",
             "dtype of weights and cache; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
@@ -157,7 +163,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
-            "the draft head's directory (default: the head that comes with the model, such as MiMo's)",
+            "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",
         ),
         Option("--tree S/K/D", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree),
         Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1)", type=whole(0)),

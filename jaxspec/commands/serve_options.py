@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
+from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
@@ -62,7 +63,8 @@ class ServerArguments:
     """Fields of EngineConfig that were given, or whose default is another one in a server."""
     host: str
     port: int
-    served_model_name: str | None
+    hub: HubOptions
+    served_model_names: tuple[str, ...]
     chat_template: Path | None
     """A file that existed when the command line was read. None: the model's own."""
     settings: ServerSettings = field(repr=False)
@@ -163,7 +165,8 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         engine=engine,
         host=options.host,
         port=options.port,
-        served_model_name=options.served_model_name,
+        hub=HubOptions(options.revision, options.download_dir),
+        served_model_names=tuple(options.served_model_name or ()),
         chat_template=None if options.chat_template is None else Path(options.chat_template),
         settings=settings,
         compile_ahead=options.compile_ahead,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxspec.checkpoints.hub import local_path
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, tree, whole
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig
@@ -100,7 +101,8 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     from jaxspec.planner.models import read_head, read_target
     from jaxspec.planner.report import Plan
 
-    path, where = options.model_path or BUILT_IN_TARGET, options.speculative_draft_model_path
+    path = local_path(options.model_path or BUILT_IN_TARGET, weights=False)
+    where = options.speculative_draft_model_path and local_path(options.speculative_draft_model_path, weights=False)
     if options.tree == PLAIN and (where or options.speculative_token_map):
         raise ValueError("--tree plain drafts nothing: leave out --draft and --speculative-token-map")
     if where is None and options.tree != PLAIN:
@@ -115,7 +117,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     gpu = chosen_gpu(options)
     shares = (share("--jax-memory-share", options.jax_memory_share), share("--mem-fraction-static", options.mem_fraction_static))
     return Plan(
-        model=(path.parent if path.is_file() else path).resolve().name if options.model_path else BUILT_IN_NAME,
+        model=str(options.model_path or BUILT_IN_NAME),
         models=models,
         gpu=gpu,
         spec=spec,

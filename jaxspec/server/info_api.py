@@ -285,9 +285,9 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
 
 def describe_model(model: ServedModel) -> ModelInfo:
     return ModelInfo(
-        model_path=model.name,
+        model_path=model.path or model.name,
         served_model_name=model.name,
-        tokenizer_path=None if model.tokenizer is None else model.name,
+        tokenizer_path=model.tokenizer_path,
         is_generation=True,
         has_image_understanding=False,
         has_audio_understanding=False,
@@ -313,8 +313,8 @@ def describe_server(engine: AsyncEngine, model: ServedModel, averages: Averages,
             switches=adaptive.switches,
         )
     known: dict[str, Any] = {
-        "model_path": model.name,
-        "tokenizer_path": None if model.tokenizer is None else model.name,
+        "model_path": model.path or model.name,
+        "tokenizer_path": model.tokenizer_path,
         "served_model_name": model.name,
         "version": own_version(),
         "status": "ready" if engine.is_healthy else "unhealthy",

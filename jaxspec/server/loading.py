@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from jaxspec.chat_template import ChatTemplate
+from jaxspec.checkpoints.hub import local_path
 from jaxspec.checkpoints.loading import head_kind
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
@@ -34,6 +35,7 @@ def load(arguments: ServerArguments) -> LLM:
     if trees is None:
         trees = (PLAIN,) if head else ()
     options = {**arguments.engine, "request_trees": trees, "token_map": arguments.token_map, "dtype": arguments.dtype}
+    options |= arguments.hub._asdict()
     logger.info("loading %s", arguments.model or "the built-in model")
     bars = arguments.shows_progress and sys.stderr.isatty()
     with warnings.catch_warnings(record=True) as caught:
@@ -67,8 +69,8 @@ def find_head(arguments: ServerArguments) -> Path | None:
     """
     head = None
     if arguments.spec is None or arguments.spec.num_steps:
-        model = model_directory(arguments.model)
-        head = own_head(model) if arguments.draft is None else Path(arguments.draft)
+        model = model_directory(arguments.model, arguments.hub)
+        head = own_head(model) if arguments.draft is None else local_path(arguments.draft, arguments.hub.newest)
         if arguments.algorithm is not None:
             found = None if head is None else head_kind(head)
             if found not in ALGORITHMS[arguments.algorithm]:

@@ -42,15 +42,26 @@ class ServedModel:
     """In one request. At most the length of the queue, as a request is queued as a whole or not at all."""
     created: int = field(default_factory=lambda: int(time()))
     """Unix time, for OpenAI's model list."""
+    other_names: tuple[str, ...] = ()
+    """What else clients may call it. Answers have its name."""
+    path: str | None = None
+    """As it was given at the start."""
+    tokenizer_path: str | None = None
+    """A directory that a client on this machine can load."""
     strict_name: bool = False
     """Refuse requests for a model of another name."""
     _token_texts: dict[int, str] = field(default_factory=dict)
     _other_names: set[str] = field(default_factory=set)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names."""
+        return (self.name, *self.other_names)
+
     def check_name(self, name: str | None) -> None:
         """A request for another model is answered all the same, as SGLang does, with a warning for each name in the log; with
         `strict_name` it is refused. Requests may leave the name out."""
-        if name is None or name == self.name:
+        if name is None or name in self.names:
             return
         if self.strict_name:
             self.refuse_name(name)
@@ -62,7 +73,10 @@ class ServedModel:
     def refuse_name(self, name: str) -> NoReturn:
         """Raises ApiError 404."""
         raise ApiError(
-            404, f"model {echo(name)} does not exist; this server has: {self.name}", param="model", code="model_not_found"
+            404,
+            f"model {echo(name)} does not exist; this server has: {', '.join(self.names)}",
+            param="model",
+            code="model_not_found",
         )
 
     def prompts(self, given: Any, param: str) -> list[tuple[str, list[int]]]:

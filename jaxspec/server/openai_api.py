@@ -163,13 +163,13 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
 
     @router.get("/v1/models", responses=success(ModelList))
     async def models() -> Response:
-        return json_response(ModelList(object="list", data=[model_card(model)]))
+        return json_response(ModelList(object="list", data=[model_card(model, name) for name in model.names]))
 
     @router.get("/v1/models/{name:path}", responses=success(ModelCard) | failures(404))
     async def one_model(name: str) -> Response:
-        if name != model.name:
+        if name not in model.names:
             model.refuse_name(name)
-        return json_response(model_card(model))
+        return json_response(model_card(model, name))
 
     @router.post("/v1/completions", responses=COMPLETION, openapi_extra=documented(CompletionRequest))
     async def completions(body: Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest))], request: Request) -> Response:
@@ -184,13 +184,13 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     return router
 
 
-def model_card(model: ServedModel) -> ModelCard:
+def model_card(model: ServedModel, name: str) -> ModelCard:
     return ModelCard(
-        id=model.name,
+        id=name,
         object="model",
         created=model.created,
         owned_by="jaxspec",
-        root=model.name,
+        root=model.path or model.name,
         max_model_len=model.context_length,
     )
 

@@ -52,7 +52,7 @@ def test_every_flag_arrives(tmp_path: Path):
     assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
     assert (arguments.host, arguments.port, arguments.dtype, arguments.log_level) == ("0.0.0.0", 8000, "bfloat16", "warning")
-    assert (arguments.served_model_name, arguments.chat_template) == ("name", template)
+    assert (arguments.served_model_names, arguments.chat_template) == (("name",), template)
     assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, True, False)
     assert arguments.request_trees == (PLAIN, SpecConfig(3, 1, 4))
     assert arguments.engine == {
@@ -302,7 +302,7 @@ def from_file(tmp_path: Path, content: str | bytes, *argv: str) -> ServerArgumen
 
 def test_a_config_file_may_hold_every_kind_of_value(tmp_path: Path):
     arguments = from_file(tmp_path, EVERYTHING)
-    assert (arguments.model, arguments.served_model_name) == ("some/model", "yes")
+    assert (arguments.model, arguments.served_model_names) == ("some/model", ("yes",))
     assert arguments.engine == {
         "max_running_requests": 4, "mem_fraction": 0.5, "prefix_cache": False, "max_waiting_requests": 1024,
     }  # fmt: skip

@@ -47,7 +47,7 @@ def test_version(client: Client):
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
 def test_model_info_names_no_path(client: Client, path: str):
     info = client.http.get(path).json()
-    assert (info["model_path"], info["tokenizer_path"], info["served_model_name"]) == ("fake", "fake", "fake")
+    assert (info["model_path"], info["tokenizer_path"], info["served_model_name"]) == ("fake", None, "fake")
     assert info["is_generation"] is True and info["context_length"] == CONTEXT
 
 

@@ -1,33 +1,57 @@
-"""The launch commands of SGLang's page on speculative decoding, word for word but for the module's name and the paths."""
+"""The launch commands of SGLang's page on speculative decoding, word for word but for the module's name, and its requests.
 
+The models are tiny ones on a Hub of this machine.
+"""
+
+import shutil
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
+from huggingface_hub import constants
 
 from jaxspec import serve
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments
 from jaxspec.config import SpecConfig
+from jaxspec.defaults import BUILT_IN_TARGET
 from jaxspec.server.loading import load
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
+from tests.hub import Hub, running_hub
+from tests.live_server import running_server
+from tests.sets import exhaustive
 
 FREQUENT = Path(__file__).parents[1] / "fixtures/torch_files/freq.pt"
 """FR-Spec's list, as torch saves it: 1504 of 128001 tokens."""
 LAUNCHES = {
-    "EAGLE-2": """--model llama2 --speculative-algorithm EAGLE --speculative-draft-model-path eagle --speculative-num-steps 3
+    "EAGLE-2": """--model meta-llama/Llama-2-7b-chat-hf --speculative-algorithm EAGLE
+        --speculative-draft-model-path lmsys/sglang-EAGLE-llama2-chat-7B --speculative-num-steps 3
         --speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --cuda-graph-max-bs 8 --log-level warning""",
-    "torch.compile": """--model llama2 --speculative-algorithm EAGLE --speculative-draft-model-path eagle --speculative-num-steps 5
+    "torch.compile": """--model meta-llama/Llama-2-7b-chat-hf --speculative-algorithm EAGLE
+        --speculative-draft-model-path lmsys/sglang-EAGLE-llama2-chat-7B --speculative-num-steps 5
         --speculative-eagle-topk 8 --speculative-num-draft-tokens 64 --mem-fraction 0.6 --enable-torch-compile
         --torch-compile-max-bs 2 --log-level warning""",
-    "FR-Spec": f"""--model llama3 --speculative-algorithm EAGLE --speculative-draft-model-path eagle-llama3
-        --speculative-num-steps 5 --speculative-eagle-topk 8 --speculative-num-draft-tokens 64
-        --speculative-token-map {FREQUENT} --mem-fraction 0.7 --cuda-graph-max-bs 2 --dtype float16 --log-level warning""",
-    "EAGLE-3": """--model llama2 --speculative-algorithm EAGLE3 --speculative-draft-model-path eagle3 --speculative-num-steps 5
+    "FR-Spec": """--model meta-llama/Meta-Llama-3-8B-Instruct --speculative-algorithm EAGLE
+        --speculative-draft-model-path lmsys/sglang-EAGLE-LLaMA3-Instruct-8B --speculative-num-steps 5
+        --speculative-eagle-topk 8 --speculative-num-draft-tokens 64
+        --speculative-token-map thunlp/LLaMA3-Instruct-8B-FR-Spec/freq_32768.pt --mem-fraction 0.7 --cuda-graph-max-bs 2
+        --dtype float16 --log-level warning""",
+    "EAGLE-3": """--model meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3
+        --speculative-draft-model-path jamesliu1/sglang-EAGLE3-Llama-3.1-Instruct-8B --speculative-num-steps 5
         --speculative-eagle-topk 8 --speculative-num-draft-tokens 32 --mem-fraction 0.6 --cuda-graph-max-bs 2 --dtype float16
         --log-level warning""",
-    "MTP": """--model mimo --host 0.0.0.0 --trust-remote-code --speculative-algorithm EAGLE --speculative-num-steps 1
-        --speculative-eagle-topk 1 --speculative-num-draft-tokens 2 --mem-fraction 0.5 --log-level warning""",
+    "MTP": """--model-path XiaomiMiMo/MiMo-7B-RL --host 0.0.0.0 --trust-remote-code --speculative-algorithm EAGLE
+        --speculative-num-steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 2 --mem-fraction 0.5
+        --log-level warning""",
 }
+ASKED = {
+    "EAGLE-2": "meta-llama/Meta-Llama-3.1-8B-Instruct",
+    "torch.compile": "meta-llama/Llama-2-7b-chat-hf",
+    "FR-Spec": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "EAGLE-3": "meta-llama/Meta-Llama-3.1-8B-Instruct",
+    "MTP": "XiaomiMiMo/MiMo-7B-RL",
+}
+"""The model that the page's request names; not always the one that was launched."""
 EXPECTED = {
     "EAGLE-2": ("EAGLE", SpecConfig(3, 4, 16), None, "auto", ["--cuda-graph-max-bs"]),
     "torch.compile": ("EAGLE", SpecConfig(5, 8, 64), 0.6, "auto", ["--enable-torch-compile", "--torch-compile-max-bs"]),
@@ -54,29 +78,58 @@ def test_what_the_command_says_arrives(name: str):
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny models and heads, under the names that the commands use."""
-    root = tmp_path_factory.mktemp("models")
-    llama2, llama3 = tiny_target(), tiny_target(vocab_size=128_001, num_layers=2)
-    mimo = tiny_target(qkv_bias=True)
-    write_target(root / "llama2", llama2)
-    write_target(root / "llama3", llama3)
-    write_target(root / "mimo", mimo, head=random_mtp(mimo.config))
-    write_head(root / "eagle", random_eagle(llama2.config))
-    write_head(root / "eagle-llama3", random_eagle(llama3.config))
-    write_head(root / "eagle3", random_head(llama2.config))
-    return root
+def hub(tmp_path_factory: pytest.TempPathFactory):
+    """Tiny models and heads, under the names that the commands use. Their tokenizer is the built-in model's."""
+    root = tmp_path_factory.mktemp("uploads")
+    llama2, llama3 = tiny_target(vocab_size=4096), tiny_target(vocab_size=128_001)
+    mimo = tiny_target(vocab_size=4096, qkv_bias=True)
+    targets = {
+        "meta-llama/Llama-2-7b-chat-hf": write_target(root / "llama2", llama2),
+        "meta-llama/Llama-3.1-8B-Instruct": write_target(root / "llama3.1", llama2),
+        "meta-llama/Meta-Llama-3-8B-Instruct": write_target(root / "llama3", llama3),
+        "XiaomiMiMo/MiMo-7B-RL": write_target(root / "mimo", mimo, head=random_mtp(mimo.config)),
+    }
+    for folder in targets.values():
+        for file in BUILT_IN_TARGET.glob("tokenizer*.json"):
+            shutil.copy(file, folder)
+    heads = {
+        "lmsys/sglang-EAGLE-llama2-chat-7B": write_head(root / "eagle", random_eagle(llama2.config)),
+        "lmsys/sglang-EAGLE-LLaMA3-Instruct-8B": write_head(root / "eagle-llama3", random_eagle(llama3.config)),
+        "jamesliu1/sglang-EAGLE3-Llama-3.1-Instruct-8B": write_head(root / "eagle3", random_head(llama2.config)),
+    }
+    with running_hub() as hub:
+        for name, folder in (targets | heads).items():
+            hub.add(name, folder)
+        hub.repositories["thunlp/LLaMA3-Instruct-8B-FR-Spec"] = {"freq_32768.pt": FREQUENT.read_bytes()}
+        yield hub
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_the_model_and_its_head_are_loaded(name: str, models: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(models)
+def test_the_model_and_its_head_are_loaded(name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     llm = load(launch(name))
     algorithm, spec, _, dtype, _ = EXPECTED[name]
     assert llm.head is not None and llm.engine.spec == spec
     assert llm.head.config.algorithm == ("MTP" if name == "MTP" else algorithm)
     assert llm.target.params["embed_tokens"].dtype == ("float32" if dtype == "auto" else dtype)
     assert llm.head.config.draft_vocab_size == {"FR-Spec": 1504, "EAGLE-3": 64}.get(name)
+
+
+@pytest.mark.parametrize("name", map(exhaustive, LAUNCHES))
+def test_the_pages_request_is_answered(name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From the command to the answer: the model is downloaded, served by the name as given, and asked by the name of the page."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    flags = LAUNCHES[name].replace("--log-level warning", "").replace("--host 0.0.0.0", "").split()
+    with running_server(tmp_path, *flags, "--compile-ahead", "first", "--speculative-request-trees", "none") as server:
+        body = {"model": ASKED[name], "messages": [{"role": "user", "content": "List 3 countries."}], "temperature": 0}
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=body | {"max_tokens": 8}, timeout=300)
+        answer = response.json()
+        assert response.status_code == 200 and answer["usage"]["completion_tokens"] == 8, answer
+        assert answer["model"] == flags[1] == httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+        tokenizer = Path(httpx.get(f"{server.url}/get_model_info").json()["tokenizer_path"])
+        assert (tokenizer / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize(
