@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-START_SECONDS = 900
+START_SECONDS = 1800
 """Compiling every program of the built-in model on a busy machine."""
 END_SECONDS = 90
 """Running requests have 30 s to finish after SIGTERM."""

@@ -153,8 +153,8 @@ def test_model_config_reads_both_generations_of_config_files():
         ({"sliding_window": 4096}, "sliding_window=4096"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
-            "rope type 'yarn' is not supported; supported: default, linear, llama3",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
+            "rope type 'dynamic' is not supported; supported: default, linear, llama3, yarn",
         ),
         ({"num_key_value_heads": 3}, "must be a multiple"),
         ({"hidden_size": "64"}, "hidden_size must be a whole number from 1 to 2147483647, got '64'"),

@@ -22,6 +22,9 @@ ROPE: dict[str, Check] = {
     "low_freq_factor": Number(0, 1e6, above=True),
     "high_freq_factor": Number(0, 1e6, above=True),
     "original_max_position_embeddings": SIZE,
+    "beta_fast": Number(0, 1e6, above=True),
+    "beta_slow": Number(0, 1e6, above=True),
+    "attention_factor": Number(0, 1e3, above=True),
 }
 MODEL: dict[str, Check] = {
     "model_type": Text(),

@@ -1,9 +1,11 @@
-"""Rotary position embedding: plain, linear and Llama 3.1's scaling, in the rotate-half layout of Hugging Face checkpoints."""
+"""Rotary position embedding: plain, linear, Llama 3.1's scaling and YaRN, in the rotate-half layout of Hugging Face checkpoints."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
+
+KINDS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -12,30 +14,58 @@ class RopeConfig:
 
     theta: float = 10000.0
     kind: str = "default"
-    """"default", "linear" (angles divided by factor) or "llama3" (low frequencies divided by factor, smoothly)."""
+    """"default", "linear" (angles divided by factor), "llama3" (low frequencies divided by factor, smoothly) or "yarn" (the same
+    with another ramp, and longer queries and keys; arXiv 2309.00071)."""
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    beta_fast: float = 32.0
+    """YaRN: pairs that turn more often than this within original_max_position keep their frequency."""
+    beta_slow: float = 1.0
+    """YaRN: pairs that turn less often than this have their frequency divided by factor."""
+    attention_factor: float | None = None
+    """YaRN: what queries and keys are multiplied by. None: 0.1 ln(factor) + 1."""
 
     def __post_init__(self):
-        if self.kind not in ("default", "linear", "llama3"):
-            raise ValueError(f"rope type {self.kind[:80]!r} is not supported; supported: default, linear, llama3")
+        if self.kind not in KINDS:
+            raise ValueError(f"rope type {self.kind[:80]!r} is not supported; supported: {', '.join(KINDS)}")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor ({self.high_freq_factor})")
+        if self.beta_slow >= self.beta_fast:
+            raise ValueError(f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
+        if self.kind == "yarn" and self.theta <= 1:
+            raise ValueError(f"rope_theta must be above 1 for YaRN, got {self.theta}")
 
     @classmethod
     def from_hf(cls, config: dict) -> "RopeConfig":
         """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5)."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        trained = config.get("max_position_embeddings") if kind == "yarn" else None
         return cls(
             theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
-            kind=scaling.get("rope_type") or scaling.get("type") or "default",
+            kind=kind,
             factor=float(scaling.get("factor") or 1.0),
             low_freq_factor=float(scaling.get("low_freq_factor") or 1.0),
             high_freq_factor=float(scaling.get("high_freq_factor") or 4.0),
-            original_max_position=scaling.get("original_max_position_embeddings") or 8192,
+            original_max_position=scaling.get("original_max_position_embeddings") or trained or 8192,
+            beta_fast=float(scaling.get("beta_fast") or 32.0),
+            beta_slow=float(scaling.get("beta_slow") or 1.0),
+            attention_factor=scaling.get("attention_factor"),
         )
+
+    @property
+    def length(self) -> float:
+        """What rotated queries and keys are multiplied by."""
+        if self.kind != "yarn":
+            return 1.0
+        return (0.1 * math.log(max(self.factor, 1.0)) + 1.0) if self.attention_factor is None else float(self.attention_factor)
+
+    @property
+    def max_position(self) -> int:
+        """Tokens that the scaling reaches; 0: it does not say."""
+        return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
@@ -48,5 +78,13 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
         wavelength = 2 * math.pi / inverse
         ramp = (rope.original_max_position / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
         keep = np.clip(ramp, 0.0, 1.0)
+        inverse = keep * inverse + (1 - keep) * inverse / rope.factor
+    elif rope.kind == "yarn":
+        # The pair that turns so many times within the original length; between the two the ramp is linear in the pair's number.
+        def pair(turns: float) -> float:
+            return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+        first, last = max(math.floor(pair(rope.beta_fast)), 0), min(math.ceil(pair(rope.beta_slow)), head_dim - 1)
+        keep = 1 - np.clip((np.arange(head_dim // 2) - first) / max(last - first, 0.001), 0.0, 1.0)
         inverse = keep * inverse + (1 - keep) * inverse / rope.factor
     return inverse.astype(np.float32)

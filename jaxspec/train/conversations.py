@@ -62,7 +62,7 @@ type Message = dict[str, Any]
 
 
 @dataclass
-class Draft:
+class Unfinished:
     """A conversation that is being written."""
 
     script: list[Message] = field(default_factory=list)
@@ -90,47 +90,47 @@ class Writer:
         settings, chance = self._settings, random.Random(f"{self._settings.seed} {number}")
         first = number * settings.per_shard
         if self._prompts is None:
-            drafts = [Draft() for _ in range(settings.per_shard)]
+            unfinished = [Unfinished() for _ in range(settings.per_shard)]
         else:
             given = self._prompts[first : first + settings.per_shard]
-            drafts = [Draft([message for message in each if message["role"] != ASSISTANT]) for each in given]
-        active = drafts
-        for turn in range(settings.max_turns if self._prompts is None else max(len(draft.script) for draft in drafts)):
+            unfinished = [Unfinished([message for message in each if message["role"] != ASSISTANT]) for each in given]
+        active = unfinished
+        for turn in range(settings.max_turns if self._prompts is None else max(len(each.script) for each in unfinished)):
             if self._prompts is None:
-                active = self._invent([draft for draft in active if turn == 0 or chance.random() < settings.more_turns], chance)
+                active = self._invent([each for each in active if turn == 0 or chance.random() < settings.more_turns], chance)
             else:
-                active = [draft for draft in active if spoken(draft)]
+                active = [each for each in active if spoken(each)]
             active = self._answer(active, chance)
-        return [draft.finished for draft in drafts if draft.finished is not None]
+        return [each.finished for each in unfinished if each.finished is not None]
 
-    def _invent(self, drafts: list[Draft], chance: random.Random) -> list[Draft]:
-        """Adds a user's turn as the target imagines it. Out: the drafts that got a proper one."""
+    def _invent(self, unfinished: list[Unfinished], chance: random.Random) -> list[Unfinished]:
+        """Adds a user's turn as the target imagines it. Out: the unfinished that got a proper one."""
         asked = [{"role": USER, "content": HERE}]
-        beginnings = [self._encode(self._template.render([*draft.messages, *asked]).split(HERE)[0]) for draft in drafts]
-        outputs = self._generate(beginnings, self._settings.max_user_tokens, [1.0] * len(drafts), chance)
+        beginnings = [self._encode(self._template.render([*each.messages, *asked]).split(HERE)[0]) for each in unfinished]
+        outputs = self._generate(beginnings, self._settings.max_user_tokens, [1.0] * len(unfinished), chance)
         invented = []
-        for draft, output in zip(drafts, outputs, strict=True):
+        for each, output in zip(unfinished, outputs, strict=True):
             text = output.text.strip()
             if output.finish_reason == "stop" and len(output.token_ids) > LEAST_USER_TOKENS and not is_repetitive(text):
-                draft.messages.append({"role": USER, "content": text})
-                invented.append(draft)
+                each.messages.append({"role": USER, "content": text})
+                invented.append(each)
         return invented
 
-    def _answer(self, drafts: list[Draft], chance: random.Random) -> list[Draft]:
-        """Adds the target's answer. Out: the drafts that got a whole one that is worth learning from."""
-        prompts = [self._encode(self._template.render(draft.messages)) for draft in drafts]
-        temperatures = [chance.choice(self._settings.temperatures) for _ in drafts]
+    def _answer(self, unfinished: list[Unfinished], chance: random.Random) -> list[Unfinished]:
+        """Adds the target's answer. Out: the unfinished that got a whole one that is worth learning from."""
+        prompts = [self._encode(self._template.render(each.messages)) for each in unfinished]
+        temperatures = [chance.choice(self._settings.temperatures) for _ in unfinished]
         outputs = self._generate(prompts, self._settings.max_answer_tokens, temperatures, chance)
         answered = []
-        for draft, prompt, output in zip(drafts, prompts, outputs, strict=True):
-            before = draft.finished or Conversation([], [])
+        for each, prompt, output in zip(unfinished, prompts, outputs, strict=True):
+            before = each.finished or Conversation([], [])
             if is_repetitive(output.text) or prompt[: len(before.tokens)] != before.tokens:
                 continue  # or its text has other tokens when read again
             end = len(prompt) + len(output.token_ids)
-            draft.finished = Conversation([*prompt, *output.token_ids], [*before.answers, (len(prompt), end)])
-            draft.messages.append({"role": ASSISTANT, "content": output.text})
+            each.finished = Conversation([*prompt, *output.token_ids], [*before.answers, (len(prompt), end)])
+            each.messages.append({"role": ASSISTANT, "content": output.text})
             if output.finish_reason == "stop":
-                answered.append(draft)
+                answered.append(each)
         return answered
 
     def _generate(
@@ -148,11 +148,11 @@ class Writer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def spoken(draft: Draft) -> bool:
+def spoken(each: Unfinished) -> bool:
     """Moves messages of the script into the conversation, up to the next user's turn; False if there is none."""
-    while draft.script:
-        draft.messages.append(draft.script.pop(0))
-        if draft.messages[-1]["role"] == USER:
+    while each.script:
+        each.messages.append(each.script.pop(0))
+        if each.messages[-1]["role"] == USER:
             return True
     return False
 

@@ -12,3 +12,5 @@ class QkvLayout:
     head_dim: int
     norm_eps: float | None = None
     """Queries and keys are normed head by head (Qwen3) with this epsilon; None: they are not."""
+    rope_length: float = 1.0
+    """YaRN: rotated queries and keys are multiplied by it."""

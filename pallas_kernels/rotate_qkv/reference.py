@@ -20,14 +20,15 @@ def reference_rotate(
     q, k, v = jnp.split(heads, [layout.heads, layout.heads + layout.kv_heads], 2)
     if norms is not None and layout.norm_eps is not None:
         q, k = (reference_norm(part, weight, layout.norm_eps) for part, weight in zip((q, k), norms, strict=True))
-    return rotate(q, positions, frequencies), rotate(k, positions, frequencies), v
+    q, k = (rotate(part, positions, frequencies, layout.rope_length) for part in (q, k))
+    return q, k, v
 
 
 def rotate(
-    x: Float[Array, "b w heads head_dim"], positions: Int[Array, "b w"], frequencies: Float[Array, " half"]
+    x: Float[Array, "b w heads head_dim"], positions: Int[Array, "b w"], frequencies: Float[Array, " half"], length: float = 1.0
 ) -> Float[Array, "b w heads head_dim"]:
-    """Rotates the pairs (x[i], x[i + head_dim / 2]) by the angles position * frequencies[i], in float32."""
+    """Rotates the pairs (x[i], x[i + head_dim / 2]) by the angles position * frequencies[i] and multiplies by `length`, in float32."""
     angle = positions[..., None, None].astype(jnp.float32) * frequencies
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos, sin = length * jnp.cos(angle), length * jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, -1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

@@ -243,7 +243,7 @@ def test_keys_run_stop_and_walk_through_tokens(visit, mock_url):
     page = visit(mock_url)
     page.page.focus("#prompt")
     page.page.keyboard.press("Control+Enter")
-    page.until("state.stopper !== null")
+    page.until("state.runs[0]?.tokens > 0")
     page.until_idle()
     page.page.focus("#output-0")
     for _ in range(3):

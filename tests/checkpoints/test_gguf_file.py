@@ -186,7 +186,7 @@ def test_a_file_is_dequantised_once_and_served(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = write(tmp_path / "small.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama")
     with LLM(file, max_running_requests=1, context_length=64) as llm:
-        assert llm.model_name == "small.gguf"
+        assert llm.model_name == str(file)
         [output] = llm.chat([{"role": "user", "content": "the"}], {"max_tokens": 3, "temperature": 0})
         assert len(output.token_ids) <= 3
     monkeypatch.setattr(gguf_file, "write_directory", lambda *_: pytest.fail("it was dequantised again"))

@@ -225,7 +225,7 @@ def test_the_registry_lists_what_is_supported():
         ("qwen2", {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window=True"),
         ("llama", {"sliding_window": 4096}, "sliding_window=4096"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not supported"),
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ("mimo", {"use_mrope": True}, "use_mrope=True"),
         ("llama", {"mlp_bias": True}, "mlp_bias=True"),

@@ -139,7 +139,7 @@ def test_check_knows_the_token_map_and_warnings_are_lines(tmp_path, capsys):
 
 def test_errors_name_the_head_and_not_its_target(tmp_path, capsys):
     assert main([str(TARGET), str(tmp_path / "converted"), "--draft", "yuhuili/EAGLE3", "--quiet"]) == 2
-    assert capsys.readouterr().err.startswith("python -m convert: error: yuhuili/EAGLE3 does not exist")
+    assert capsys.readouterr().err.startswith("python -m convert: error: yuhuili/EAGLE3 is no path here, and ")
     assert main([str(tmp_path), str(tmp_path / "converted"), "--target", str(HEAD), "--quiet"]) == 2
     assert f"{HEAD}: this is not a target" in capsys.readouterr().err
 

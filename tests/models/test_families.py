@@ -12,7 +12,7 @@ FAMILIES = sorted(path.parent.name for path in (FIXTURES / "targets").glob("*/go
 
 
 def test_all_families_are_there():
-    assert FAMILIES == ["llama2", "llama3", "llama31", "llama32", "mimo", "qwen2", "qwen3", "vicuna_16k"]
+    assert FAMILIES == ["llama2", "llama3", "llama31", "llama32", "mimo", "qwen2", "qwen3", "qwen3_yarn", "vicuna_16k"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

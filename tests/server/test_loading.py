@@ -120,7 +120,7 @@ def test_requests_may_turn_speculation_off_unless_told_otherwise(places, more, d
 
 
 def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_weights):
-    with pytest.raises(ValueError, match="the draft tree 3/1/4 needs a draft head, and target comes with none"):
+    with pytest.raises(ValueError, match=r"the draft tree 3/1/4 needs a draft head, and .*target comes with none"):
         load(arguments(places, "target", None, "--speculative-num-steps 3 --speculative-eagle-topk 1"))
 
 
