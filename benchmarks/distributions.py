@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxspec.llm import LLM
 from jaxspec.models.layers import causal_metadata
-from jaxspec.train.ttt import unrolled_rows
+from jaxspec.train.ttt import metadata, whole_rows
 from jaxspec.typing import Array, Float, Int
 
 STEPS, DRAWS, CHILDREN, BINS = 5, 4, (1, 2, 4), 10
@@ -91,9 +91,10 @@ def logits_on_text(
     width = tokens.shape[1] - STEPS
     hidden, window = head.project(out.features[:, :width]), None
     of_target, of_head = [], []
+    rows = whole_rows(1, width)
     for step in range(STEPS):
         ahead = slice(step + 1, step + 1 + width)
-        drafted = head(embeddings[:, ahead], hidden, unrolled_rows(1, width, step), None, window)
+        drafted = head(embeddings[:, ahead], hidden, metadata(rows, step), None, window)
         hidden, window = drafted.hidden, drafted.window
         known = head.logits(hidden, target)[0]
         if (ids := head.target_vocab()) is not None:

@@ -24,6 +24,7 @@ GROUPS = {
     ),
     "prepare": (
         Command("convert", "convert checkpoints so that they load faster; inspect and export them", "convert.__main__"),
+        Command("train", "train a draft head for a model, from text that the model writes itself", "jaxspec.train.command"),
         Command("plan", "check whether a model fits on a GPU, and how fast it can be; needs no GPU", "jaxspec.planner.command"),
     ),
     "check and measure": (

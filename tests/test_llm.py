@@ -77,7 +77,7 @@ def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
     target = engine_target()
     model = write_target(tmp_path / "target", target)
     llm = LLM(model, write_head(tmp_path / "head", random_eagle(target.config)), SpecConfig(2, 1), page_size=4)
-    assert llm.model_name == "target"
+    assert llm.model_name == str(model)
     output = llm.generate([5, 6, 7], SamplingParams(max_tokens=4, temperature=0))[0]
     assert len(output.token_ids) == 4 and output.text == ""
     with pytest.raises(ValueError, match="no tokenizer: give lists of token ids"):

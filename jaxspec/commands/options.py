@@ -21,8 +21,6 @@ from jaxspec.server.settings import ServerSettings
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_QUEUED_REQUESTS = 1024
 """Default of --max-queued-requests: a server's queue must be bounded."""
-
-
 CONFIGS: dict[str, type[Any]] = {"engine": EngineConfig, "server": ServerSettings}
 
 
@@ -60,16 +58,16 @@ def seconds(text: str) -> float:
 
 def positive_seconds(text: str) -> float:
     """An option's type: a time above 0."""
-    if (value := seconds(text)) == 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
+    if value := seconds(text):
+        return value
+    raise argparse.ArgumentTypeError("must be above 0")
 
 
 class Option(NamedTuple):
     """One option, whichever commands have it."""
 
     names: str
-    """Its spellings, the first of which is used in messages, and what the help shows for its value. Without dashes: positional."""
+    """Its spellings, the first for messages, and what the help shows for its value, or VALUE... Without dashes: positional."""
     help: str = ""
     """Empty: the docstring of the field that it sets."""
     sets: str = ""
@@ -83,8 +81,6 @@ class Option(NamedTuple):
     """For options without a value: the value that they set."""
     needs_head: bool = False
     """It has no effect without a draft head."""
-    several: bool = False
-    """It takes several values, a space between them."""
     secret: str = ""
     """The variable that may hold the value instead. The value is never shown."""
 
@@ -131,8 +127,8 @@ class Option(NamedTuple):
             settings |= {"type": self.type or number, "metavar": metavar, "choices": self.choices, "default": self.default}
             if self.sets.startswith("server."):
                 settings["default"] = self.field.default
-        if self.several:
-            settings["nargs"] = "+"
+        if self.names.endswith("..."):
+            settings |= {"nargs": "+", "metavar": self.names.split()[-1].removesuffix("...")}
         if not self.flag.startswith("-"):
             settings["nargs"] = "?"
         return group.add_argument(*self.spellings, **(settings | changes))
@@ -145,7 +141,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--tokenizer-path --tokenizer DIR", "accepted if it is the model's directory, whose tokenizer is used"),
         Option("--revision NAME", "branch, tag or commit of the model on the Hub (default: the newest)"),
         Option("--download-dir DIR", "where downloads go (default: the Hub's cache, see HF_HOME)"),
-        Option("--served-model-name NAME", "names of the model in the API (default: as given to --model-path)", several=True),
+        Option("--served-model-name NAME...", "names of the model in the API (default: as given to --model-path)"),
         Option(
             "--dtype",
             "dtype of weights and cache; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",

@@ -128,7 +128,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
-        self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps, config.rope.length)
+        self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps, config.rope.attention_factor)
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.rope = config.rope
         self.qkv_proj = linear(input_size, qkv_size, dtype, rngs, bias=config.qkv_bias)

@@ -24,8 +24,8 @@ class RopeConfig:
     """YaRN: pairs that turn more often than this within original_max_position keep their frequency."""
     beta_slow: float = 1.0
     """YaRN: pairs that turn less often than this have their frequency divided by factor."""
-    attention_factor: float | None = None
-    """YaRN: what queries and keys are multiplied by. None: 0.1 ln(factor) + 1."""
+    attention_factor: float = 1.0
+    """YaRN: what rotated queries and keys are multiplied by."""
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -52,20 +52,18 @@ class RopeConfig:
             original_max_position=scaling.get("original_max_position_embeddings") or trained or 8192,
             beta_fast=float(scaling.get("beta_fast") or 32.0),
             beta_slow=float(scaling.get("beta_slow") or 1.0),
-            attention_factor=scaling.get("attention_factor"),
+            attention_factor=float(scaling.get("attention_factor") or (yarn_factor(scaling) if kind == "yarn" else 1.0)),
         )
-
-    @property
-    def length(self) -> float:
-        """What rotated queries and keys are multiplied by."""
-        if self.kind != "yarn":
-            return 1.0
-        return (0.1 * math.log(max(self.factor, 1.0)) + 1.0) if self.attention_factor is None else float(self.attention_factor)
 
     @property
     def max_position(self) -> int:
         """Tokens that the scaling reaches; 0: it does not say."""
         return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
+
+
+def yarn_factor(scaling: dict) -> float:
+    """The attention factor of YaRN where config.json has none: 0.1 ln(factor) + 1."""
+    return 0.1 * math.log(max(1.0, float(scaling.get("factor") or 1.0))) + 1.0
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxspec.checkpoints.hub import local_path
+from jaxspec.checkpoints.hub import is_hub_name, local_path
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, tree, whole
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig
@@ -95,6 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_guarded(parser.prog, run)
 
 
+def name_of(model: Path) -> str:
+    """The name on the Hub, or the directory's."""
+    return str(model) if is_hub_name(model) else (model.parent if model.is_file() else model).resolve().name
+
+
 def make_plan(options: argparse.Namespace) -> "Plan":
     """Reads the configs and computes the plan. Raises ValueError if a config or option can't be used."""
     from jaxspec.planner.estimate import Memory, cycle_cost, pair
@@ -117,7 +122,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     gpu = chosen_gpu(options)
     shares = (share("--jax-memory-share", options.jax_memory_share), share("--mem-fraction-static", options.mem_fraction_static))
     return Plan(
-        model=str(options.model_path or BUILT_IN_NAME),
+        model=BUILT_IN_NAME if options.model_path is None else name_of(options.model_path),
         models=models,
         gpu=gpu,
         spec=spec,

@@ -4,8 +4,6 @@ With prompts, their user turns are answered again. Without any, the target write
 chat template it invents what a user might ask (Magpie, arXiv 2406.08464).
 """
 
-import argparse
-import hashlib
 import json
 import os
 import random
@@ -13,15 +11,15 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tqdm import tqdm
 
 from jaxspec.chat_template import ChatTemplate
-from jaxspec.config import PLAIN
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.train.settings import DataSettings
 
 SETTINGS = "settings.json"
 HERE = "<<<the user's turn>>>"
@@ -40,24 +38,6 @@ class Conversation(NamedTuple):
     """Where each answer begins and ends in tokens; its end-of-turn token is the last of it."""
 
 
-@dataclass(frozen=True)
-class DataSettings:
-    """What decides which conversations are written. The same settings write the same ones."""
-
-    model: str
-    prompts: str | None = None
-    """SHA-256 of the file with prompts; None: the target writes them."""
-    per_shard: int = 128
-    seed: int = 0
-    max_user_tokens: int = 160
-    max_answer_tokens: int = 384
-    temperatures: tuple[float, ...] = (0.0, 0.7)
-    """One of them for each answer, by chance."""
-    more_turns: float = 0.35
-    """The chance of another turn of an invented user, up to max_turns."""
-    max_turns: int = 3
-
-
 type Message = dict[str, Any]
 
 
@@ -73,7 +53,7 @@ class Unfinished:
 
 
 class Writer:
-    """Lets the target write conversations, shard after shard.
+    """Lets the target write conversations, shard after shard. A context manager: the template has a process.
 
     Raises ValueError if the target has no chat template.
     """
@@ -84,6 +64,12 @@ class Writer:
             raise ValueError(f"{settings.model} has no chat template, so it can't write conversations")
         self._llm, self._tokenizer, self._template = llm, llm.tokenizer, template
         self._settings, self._prompts = settings, prompts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._template.close()
 
     def shard(self, number: int) -> list[Conversation]:
         """The conversations of one shard. Turns that repeat themselves or break off end theirs early."""
@@ -233,53 +219,18 @@ def write_shards(llm: LLM, settings: DataSettings, prompts: list[list[Message]] 
     file = out / SETTINGS
     if file.exists() and json.loads(file.read_text()) != described:
         raise ValueError(f"{out} holds conversations of other settings, see {file}: give another folder")
-    _write(file, json.dumps(described, indent=2) + "\n")
-    writer = Writer(llm, settings, prompts)
+    write_file(file, json.dumps(described, indent=2) + "\n")
     missing = [number for number in range(shards) if not (out / f"shard-{number:05}.jsonl").exists()]
-    with tqdm(missing, desc="shards", unit="shard") as bar:
+    with Writer(llm, settings, prompts) as writer, tqdm(missing, desc="shards", unit="shard") as bar:
         for number in bar:
             conversations = writer.shard(number)
             lines = [json.dumps(conversation._asdict()) for conversation in conversations]
-            _write(out / f"shard-{number:05}.jsonl", "".join(line + "\n" for line in lines))
+            write_file(out / f"shard-{number:05}.jsonl", "".join(line + "\n" for line in lines))
             bar.set_postfix(answer_tokens=sum(end - start for each in conversations for start, end in each.answers))
 
 
-def _write(file: Path, text: str) -> None:
+def write_file(file: Path, text: str) -> None:
     """Replaces a file in one step."""
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(text)
     os.replace(unfinished, file)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Writes conversations until the folder has as many shards as were asked for."""
-    parser = argparse.ArgumentParser(
-        prog="jaxspec train data", description="Let a model write the conversations that a head learns from."
-    )
-    parser.add_argument("--model-path", required=True, help="the target")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for the shards; a second call goes on where the first ended"
-    )
-    parser.add_argument("--prompts", type=Path, help="JSONL or text with prompts (default: the target invents them)")
-    parser.add_argument("--shards", type=int, default=8, help="of 128 conversations each (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="conversations at once (default: %(default)s)")
-    parser.add_argument("--context-length", type=int, default=2048, help="longest conversation in tokens (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed writes other conversations")
-    arguments = parser.parse_args(argv)
-    prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
-    digest = None if arguments.prompts is None else hashlib.sha256(arguments.prompts.read_bytes()).hexdigest()
-    settings = DataSettings(arguments.model_path, digest, seed=arguments.seed)
-    shards = arguments.shards if prompts is None else -(-len(prompts) // settings.per_shard)
-    with LLM(
-        arguments.model_path,
-        spec=PLAIN,
-        progress=False,
-        max_running_requests=arguments.batch_size,
-        context_length=arguments.context_length,
-    ) as llm:
-        write_shards(llm, settings, prompts, arguments.out, shards)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

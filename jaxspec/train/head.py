@@ -1,15 +1,15 @@
-"""Trains the demo's EAGLE-3 head for a trained target by training-time test and writes a SafeAILab-style checkpoint.
+"""`jaxspec train head`: trains a draft head for a frozen target, from conversations that the target wrote.
 
-Half of the text is the standard library, half the target's own continuations of it, which is what the head will draft for.
-
-Run: python -m jaxspec.train.head --target jaxspec/demo/target --work WORK --out jaxspec/demo/eagle3
+The target runs in the same program; nothing is stored but tokens. A run can be killed at any moment: it goes on from its last
+checkpoint with the same losses as without, because batches and learning rates depend on the step's number only.
 """
 
-import argparse
 import json
+import math
+import shutil
 import time
 from collections.abc import Iterator
-from itertools import cycle
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,180 +18,246 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from numpy.typing import NDArray
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout
-from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
-from jaxspec.config import ModelConfig
+from jaxspec.checkpoints.exporting import head_checkpoint
+from jaxspec.checkpoints.loading import load_head
+from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
+from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint
+from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
-from jaxspec.models.head import DraftHead
-from jaxspec.models.llama import Llama
-from jaxspec.models.registry import split_model
-from jaxspec.train.data import batches, documents, load_tokenizer, token_stream
-from jaxspec.train.optimizer import Schedule, muon
-from jaxspec.train.ttt import accuracies, lesson, regenerate, unroll
+from jaxspec.models.head import HeadConfig
+from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
+from jaxspec.train.conversations import read_shards, write_file
+from jaxspec.train.optimizer import muon, scale_of
+from jaxspec.train.rows import Split, batch, draft_vocabulary, pack, split
+from jaxspec.train.settings import TrainSettings
+from jaxspec.train.ttt import Rows, Unrolled, accuracies, teach, unroll
 
-DRAFT_VOCAB_SIZE = 1536
-INTERMEDIATE_SIZE = 448
-DEPTH, LONG_DEPTH = 5, 3  # unroll steps, fewer for long rows, whose attention is dear
-TOKENS_PER_STEP = 3072
-SHORT, LONG = 256, 1024
-LONG_SHARE = 0.15  # of the decay steps
-PROMPT = 48  # tokens of library text in front of each continuation
-SAVE_SECONDS = 300
+KEPT = 2
+"""Checkpoints; older ones are removed."""
+HELDOUT_ROWS = 32
+TOKEN_MAP = "draft_to_target"
+"""The one parameter that is not learnt."""
 
 
-def head_config(target: dict) -> dict:
-    """The head's config.json from the target's: one small layer and its own vocabulary."""
-    return {
-        **target,
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 1,
-        "intermediate_size": INTERMEDIATE_SIZE,
-        "tie_word_embeddings": False,
-        "draft_vocab_size": DRAFT_VOCAB_SIZE,
-    }
-
-
-def draft_vocabulary(stream: NDArray[np.int32], vocab_size: int) -> NDArray[np.int64]:
-    """The most frequent tokens, ties to the smaller id, as ascending target ids [DRAFT_VOCAB_SIZE]."""
-    counts = np.bincount(stream, minlength=vocab_size)
-    return np.sort(np.lexsort((np.arange(vocab_size), -counts))[:DRAFT_VOCAB_SIZE])
-
-
-def new_head(config: Eagle3Config, target: Llama, target_ids: NDArray[np.int64]) -> Eagle3:
-    """A head that starts near the target: its rows of the output projection, its final norm, its high feature passed on."""
-    head = Eagle3(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    size = config.target_hidden_size
-    passed_on = jnp.concatenate([jnp.zeros((2 * size, size)), jnp.eye(size)])
-    head.fc.kernel[...] = passed_on + 0.1 * head.fc.kernel[...]
-    head.norm.weight[...] = jnp.array(target.norm.weight[...])  # a copy: training donates it
-    head.lm_head.kernel[...] = target.embed_tokens[...][target_ids].T
-    head.draft_to_target[...] = jnp.asarray(target_ids, jnp.int32)
-    return head
-
-
-def mixed(first: Iterator, second: Iterator) -> Iterator:
-    """Items of both, in turns."""
-    for source in cycle((first, second)):
-        yield next(source)
-
-
-def main() -> None:
-    """Trains for --steps steps or as many as --minutes allow."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint, with its tokenizer")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the log and the latest checkpoint")
-    parser.add_argument("--out", type=Path, help="folder of the final checkpoint (default: WORK/latest_head)")
-    parser.add_argument("--steps", type=int, default=600, help="3072 tokens each")
-    parser.add_argument("--minutes", type=float, default=20, help="decay early if the steps would take longer")
-    parser.add_argument("--resume", type=Path, help="start from this head's weights")
-    parser.add_argument("--continuations", type=int, default=1536, help="rows of the target's own text")
-    parser.add_argument("--matrix-rate", type=float, default=0.01, help="Muon's peak learning rate")
-    parser.add_argument("--other-rate", type=float, default=1e-3, help="AdamW's peak learning rate (lm_head, norms)")
-    arguments = parser.parse_args()
-    work = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-
-    target = load_target(arguments.target, jnp.float32)
-    tokenizer = load_tokenizer(arguments.target)
-    stream = token_stream(tokenizer, [document.text for document in documents(heldout=False)])
-    heldout = token_stream(tokenizer, [document.text for document in documents(heldout=True)])
-    target_ids = draft_vocabulary(stream, target.config.vocab_size)
-
-    starts = next(batches(stream, PROMPT, arguments.continuations * PROMPT, seed=1))[:, :PROMPT]
-    own_text = regenerate(target, starts, SHORT - PROMPT)
-    heldout_starts = next(batches(heldout, PROMPT, 128 * PROMPT, seed=1))[:, :PROMPT]
-    checks = {
-        "library": next(batches(heldout, SHORT, 64 * SHORT))[:, :SHORT],
-        "own_text": regenerate(target, heldout_starts, SHORT - PROMPT),
-    }
-
-    settings = head_config(read_config(arguments.target))
-    config = Eagle3Config(
-        layer=ModelConfig.from_hf(settings),
-        target_hidden_size=target.config.hidden_size,
-        captured_layers=default_captured_layers(target.config.num_layers),
-        draft_vocab_size=DRAFT_VOCAB_SIZE,
+def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, parts: Split) -> LoadedHead:
+    """An untrained head. An EAGLE-3 head starts near the target: its rows of the output projection, its final norm, its high
+    feature passed on. MTP: the target's own layer, to be finetuned."""
+    if settings.algorithm == "mtp":
+        head = load_head(directory, target)
+        if head.config.algorithm != "MTP":
+            raise ValueError(f"{directory} has no MTP layer to finetune: give another algorithm")
+        return head
+    layer = replace(
+        target.config,
+        num_layers=1,
+        intermediate_size=settings.intermediate_size or target.config.intermediate_size,
+        tie_word_embeddings=False,
+        qkv_bias=False,
+        qk_norm=False,
     )
-    if arguments.resume:
-        loaded = load_head(arguments.resume, target)
-    else:
-        loaded = split_model(new_head(config, target.merge(target.params), target_ids), config)
-    parameters = dict(loaded.params)
-    token_map = parameters.pop("draft_to_target")
-    print(f"{sum(array.size for array in jax.tree.leaves(parameters)):,} parameters in the head", flush=True)
-
-    def restore(parameters) -> DraftHead:
-        return loaded.merge({**parameters, "draft_to_target": token_map})
-
-    optimizer = muon(arguments.matrix_rate, arguments.other_rate)
-    state = optimizer.init(parameters)
-
-    def unrolled(parameters, target_params, tokens, depth):
-        model = target.merge(target_params)
-        out = unroll(restore(parameters), model, lesson(model, token_map, tokens), depth)
-        return out.loss, out.correct
-
-    @jax.jit(donate_argnums=(0, 1), static_argnames="depth")
-    def train_step(parameters, state, target_params, tokens, scale, depth):
-        (loss, correct), gradient = jax.value_and_grad(unrolled, has_aux=True)(parameters, target_params, tokens, depth)
-        updates, state = optimizer.update(gradient, state, parameters)
-        updates = jax.tree.map(lambda update: scale * update, updates)
-        return optax.apply_updates(parameters, updates), state, loss, correct.mean((1, 2))
-
-    evaluate = jax.jit(unrolled, static_argnames="depth")
-
-    def save(directory: Path) -> None:
-        layout = eagle3_layout(config, SAFEAILAB, has_token_map=True, has_members=True)
-        tensors = tensors_of(layout, {**parameters, "draft_to_target": token_map})
-        write_checkpoint(directory, settings, tensors, dtype=jnp.bfloat16)
-
-    def own_batches() -> Iterator[NDArray[np.int32]]:
-        generator, rows = np.random.default_rng(0), TOKENS_PER_STEP // SHORT
-        while True:
-            yield own_text[generator.choice(len(own_text), rows, replace=False)]
-
-    library = {length: (rows[:, :-1] for rows in batches(stream, length, TOKENS_PER_STEP, seed=length)) for length in (SHORT, LONG)}
-    source = {length: mixed(library[length], own_batches()) for length in (SHORT, LONG)}
-    schedule = Schedule(arguments.steps, arguments.minutes)
-    losses, saved, started, step = [], time.monotonic(), time.monotonic(), 0
-    with tqdm(total=schedule.steps, mininterval=10) as progress, open(work / "head_log.jsonl", "a") as log:
-        while step < schedule.steps:
-            scale = schedule.scale(step)
-            long = step >= schedule.steps - LONG_SHARE * schedule.decay_steps
-            tokens = next(source[LONG if long else SHORT])
-            depth = LONG_DEPTH if tokens.shape[1] == LONG else DEPTH
-            parameters, state, loss, accuracy = train_step(parameters, state, target.params, tokens, np.float32(scale), depth=depth)
-            if depth == DEPTH:  # the loss is a sum over steps
-                losses.append(float(loss))
-            step += 1
-            progress.total = schedule.steps
-            progress.update()
-            progress.set_postfix(loss=f"{losses[-1]:.3f}", first=f"{float(accuracy[0]):.3f}", refresh=False)
-            if step % 100 == 0 or step == schedule.steps:
-                entry: dict[str, Any] = {
-                    "step": step,
-                    "minutes": round((time.monotonic() - started) / 60, 2),
-                    "scale": round(scale, 4),
-                }
-                entry["train"] = round(float(np.mean(losses[-50:])), 4)
-                for name, rows in checks.items():
-                    loss, correct = evaluate(parameters, target.params, rows, depth=DEPTH)
-                    first = PROMPT if name == "own_text" else 0
-                    entry[name] = {"loss": round(float(loss), 4), **accuracies(correct[:, :, first:])}
-                log.write(json.dumps(entry) + "\n")
-                log.flush()
-            if time.monotonic() - saved > SAVE_SECONDS:
-                save(work / "latest_head")
-                saved = time.monotonic()
-    save(work / "latest_head")
-    if arguments.out:
-        save(arguments.out)
+    size, rngs = target.config.hidden_size, nnx.Rngs(settings.seed)
+    if settings.algorithm == "eagle":
+        eagle = EagleConfig(layer=layer, target_hidden_size=size)
+        return split_model(Eagle(eagle, rngs=rngs), eagle)
+    ids = draft_vocabulary(parts.learnt, settings.draft_vocab_size, target.config.vocab_size)
+    config = Eagle3Config(
+        layer=layer,
+        target_hidden_size=size,
+        captured_layers=default_captured_layers(target.config.num_layers),
+        draft_vocab_size=len(ids),
+    )
+    model, origin = Eagle3(config, rngs=rngs), target.merge(target.params)
+    passed_on = jnp.concatenate([jnp.zeros((2 * size, size)), jnp.eye(size)])
+    model.fc.kernel[...] = passed_on + 0.1 * model.fc.kernel[...]
+    model.norm.weight[...] = origin.norm.weight[...].astype(jnp.float32)
+    tied = target.config.tie_word_embeddings
+    rows = origin.embed_tokens[...][ids].T if tied else origin.lm_head.kernel[...][:, ids]
+    model.lm_head.kernel[...] = rows.astype(jnp.float32)
+    model.draft_to_target[...] = jnp.asarray(ids, jnp.int32)
+    return split_model(model, config)
 
 
-if __name__ == "__main__":
-    main()
+class Trainer:
+    """One run in a folder: `settings.json`, `log.jsonl`, and checkpoints.
+
+    Raises ValueError if the folder holds a run of other settings, the data is too small, or the batch can't be divided among the
+    devices.
+    """
+
+    def __init__(self, settings: TrainSettings, target: LoadedTarget, directory: Path, data: Path, work: Path):
+        self.settings, self.target, self.work = settings, target, work
+        self.parts = split(read_shards(data), settings.length)
+        self.rows = pack(self.parts.learnt, settings.length)
+        self.heldout = pack(self.parts.heldout, settings.length).map(lambda part: part[:HELDOUT_ROWS])
+        if len(self.rows.tokens) < settings.rows or not len(self.heldout.tokens):
+            raise ValueError(
+                f"{data} makes {len(self.rows.tokens)} rows to learn from and {len(self.heldout.tokens)} to judge by; "
+                f"expected at least {settings.rows} and 1: write more with jaxspec train data"
+            )
+        if settings.rows % jax.device_count():
+            raise ValueError(f"rows ({settings.rows}) must be a multiple of the {jax.device_count()} devices")
+        work.mkdir(parents=True, exist_ok=True)
+        described, file = json.loads(json.dumps(asdict(settings))), work / "settings.json"
+        if file.exists() and json.loads(file.read_text()) != described:
+            raise ValueError(f"{work} holds a run of other settings, see {file}: give another folder")
+        write_file(file, json.dumps(described, indent=2) + "\n")
+
+        self.head = new_head(settings, target, directory, self.parts)
+        fixed = {TOKEN_MAP: self.head.params[TOKEN_MAP]} if TOKEN_MAP in self.head.params else {}
+        optimizer = muon(settings.matrix_rate, settings.other_rate)
+        mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        everywhere, self._by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+        learnt = {name: value for name, value in self.head.params.items() if name != TOKEN_MAP}
+        learnt = jax.tree.map(lambda array: jnp.array(array, jnp.float32, copy=True), learnt)  # training donates them
+        self.params = jax.device_put(learnt, everywhere)
+        self.state = jax.device_put(jax.jit(optimizer.init)(self.params), everywhere)
+        self.step = 0
+
+        def losses(params: dict, target_params: dict, rows: Rows) -> tuple[jax.Array, Unrolled]:
+            origin, head = target.merge(target_params), self.head.merge({**params, **fixed})
+            out = unroll(head, origin, teach(origin, head.config.captured_layers, rows), rows, settings.depth)
+            return out.loss, out
+
+        @jax.jit(donate_argnums=(0, 1))
+        def learn(params: dict, state: Any, target_params: dict, rows: Rows, scale: jax.Array) -> tuple[dict, Any, Unrolled]:
+            (_, out), gradient = jax.value_and_grad(losses, has_aux=True)(params, target_params, rows)
+            updates, state = optimizer.update(gradient, state, params)
+            updates = jax.tree.map(lambda update: scale * update, updates)
+            return optax.apply_updates(params, updates), state, out
+
+        self._learn, self._judge, self._fixed = learn, jax.jit(lambda *inputs: losses(*inputs)[1]), fixed
+        self._everywhere = everywhere
+        self._target_params = jax.device_put(target.params, everywhere)
+
+    def learn(self) -> Unrolled:
+        """One step."""
+        rows = batch(self.rows, self.settings.rows, self.step, self.settings.seed)
+        scale = np.float32(scale_of(self.step, self.settings.steps))
+        self.params, self.state, out = self._learn(self.params, self.state, self._target_params, self._placed(rows), scale)
+        self.step += 1
+        return out
+
+    def judge(self) -> dict[str, Any]:
+        """Loss and accuracies on held-out conversations."""
+        count = len(self.heldout.tokens) // jax.device_count() * jax.device_count() or None
+        out = self._judge(self.params, self._target_params, self.heldout.map(lambda part: part[:count]))
+        return {"loss": round(float(out.loss), 4), **accuracies(np.asarray(out.correct), np.asarray(out.counted))}
+
+    def trained(self) -> LoadedHead:
+        """The head as it is now, for an engine."""
+        params = jax.device_put(jax.device_get(self.params), jax.devices()[0])
+        return replace(self.head, params={**params, **self._fixed})
+
+    def save(self) -> None:
+        """A checkpoint, whole or not at all."""
+        folder = self.work / "checkpoints"
+        place = folder / f"{self.step:08}"
+        if place.exists():
+            return
+        with ParameterWriter(place) as writer:
+            writer.add({"params": jax.device_get(self.params), "state": _numbered(jax.device_get(self.state))})
+        for old in self.checkpoints()[:-KEPT]:
+            shutil.rmtree(old)
+
+    def checkpoints(self) -> list[Path]:
+        """Whole ones, the newest last."""
+        return sorted(place for place in (self.work / "checkpoints").glob("[0-9]*") if place.name.isdecimal())
+
+    def resume(self) -> bool:
+        """Goes on from the newest checkpoint that can be read; False: there is none."""
+        shapes = {"params": self.params, "state": _numbered(self.state)}
+        for place in reversed(self.checkpoints()):
+            try:
+                saved = load_parameters(place, shapes)
+            except ValueError as error:
+                tqdm.write(f"{place} is left out: {error}")
+                continue
+            saved = jax.tree.map(lambda array: jnp.array(array, copy=True), saved)  # training donates them, and files are mapped
+            self.params = jax.device_put(saved["params"], self._everywhere)
+            leaves = [saved["state"][str(number)] for number in range(len(saved["state"]))]
+            self.state = jax.device_put(jax.tree.unflatten(jax.tree.structure(self.state), leaves), self._everywhere)
+            self.step = int(place.name)
+            return True
+        return False
+
+    @property
+    def best(self) -> Path:
+        """The head with the best accept length so far."""
+        return self.work / "best"
+
+    def keep_best(self, step: int, length: float) -> None:
+        """Exports the head as it is now if no earlier one had this accept length."""
+        file = self.work / "best.json"
+        known = json.loads(file.read_text()) if file.exists() and self.best.exists() else {"accept_length": 0.0}
+        if length > known["accept_length"]:
+            self.export(self.best)
+            write_file(file, json.dumps({"step": step, "accept_length": length}) + "\n")
+
+    def write_best(self, out: Path, text: str) -> None:
+        """The best head as a new directory, with its card."""
+        with fresh_directory(out, replace=False) as fresh:
+            shutil.copytree(self.best, fresh, dirs_exist_ok=True)
+            (fresh / "README.md").write_text(text)
+
+    def describe_data(self) -> str:
+        """How much there is."""
+        answers = sum(end - start for each in self.parts.learnt for start, end in each.answers)
+        return (
+            f"{len(self.parts.learnt)} conversations with {answers:,} tokens of answers in {len(self.rows.tokens)} rows, "
+            f"{len(self.parts.heldout)} held out"
+        )
+
+    def export(self, directory: Path, dialect: str = "safeailab") -> None:
+        """Writes the head as a checkpoint in 16 bits."""
+        exported = head_checkpoint(self.head.config, dialect)
+        write_checkpoint(directory, exported.config, tensors_of(exported.layout, self.trained().params), dtype=jnp.bfloat16)
+
+    def run(self, save_seconds: float = 300.0, judge_every: int = 100) -> Iterator[dict[str, Any]]:
+        """Trains to the end; yields an entry of the log after every judgement.
+
+        Raises ValueError if the loss is no number any more; what was saved before stays.
+        """
+        saved = started = time.monotonic()
+        first, recent = self.step, []
+        bar = tqdm(total=self.settings.steps, initial=self.step, mininterval=5, desc="training", unit="step")
+        with bar, (self.work / "log.jsonl").open("a") as log:
+            while self.step < self.settings.steps:
+                out = self.learn()
+                recent.append(float(out.loss))
+                if not math.isfinite(recent[-1]):
+                    last = self.checkpoints()[-1].name if self.checkpoints() else "none"
+                    raise ValueError(f"the loss is {recent[-1]} at step {self.step} (last checkpoint: {last}): lower the rates")
+                bar.update()
+                bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
+                if self.step % judge_every == 0 or self.step == self.settings.steps:
+                    pace = (time.monotonic() - started) / (self.step - first)
+                    entry = {
+                        "step": self.step,
+                        "train_loss": round(float(np.mean(recent[-50:])), 4),
+                        "heldout": self.judge(),
+                        "tokens_per_second": round(self.settings.rows * self.settings.length / pace, 1),
+                        "seconds_left": round(pace * (self.settings.steps - self.step)),
+                    }
+                    log.write(json.dumps(entry) + "\n")
+                    log.flush()
+                    yield entry
+                if time.monotonic() - saved > save_seconds or self.step == self.settings.steps:
+                    self.save()
+                    saved = time.monotonic()
+
+    def _placed(self, rows: Rows) -> Rows:
+        return rows.map(lambda part: jax.device_put(part, self._by_row))
+
+
+def describe(config: HeadConfig, params: dict) -> str:
+    """One line about a head."""
+    count = sum(array.size for array in jax.tree.leaves(params))
+    return f"{config.algorithm} head, {count / 1e6:.1f} M parameters, draft vocabulary {config.draft_vocab_size or 'as the target'}"
+
+
+def _numbered(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their numbers."""
+    return {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(tree))}

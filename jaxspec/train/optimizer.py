@@ -39,6 +39,12 @@ def muon(matrix_rate: float, other_rate: float) -> optax.GradientTransformation:
     )
 
 
+def scale_of(step: int, steps: int, decay_share: float = 0.3) -> float:
+    """Factor on the peak learning rates at a step: warm-up, constant, linear decay to 0. It depends on nothing else."""
+    warmup = min(WARMUP_STEPS, max(1, steps // 10))
+    return min(1.0, (step + 1) / warmup, (steps - step) / (decay_share * steps + 1))
+
+
 class Schedule:
     """Warm-up, constant rate, linear decay to 0; the decay starts early when time is short or on SIGUSR1.
 

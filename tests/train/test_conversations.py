@@ -1,0 +1,107 @@
+"""What the target writes to be learnt from: prompts in their files' shapes, answers, shards that are written once."""
+
+import json
+
+import pytest
+
+from jaxspec import LLM
+from jaxspec.train import conversations
+from jaxspec.train.conversations import DataSettings, Writer, is_repetitive, read_prompts, read_shards, write_shards
+
+SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(spec="plain", max_running_requests=4, context_length=128) as llm:
+        yield llm
+
+
+def test_prompts_in_all_shapes(tmp_path):
+    lines = (
+        {
+            "messages": [
+                {"role": "system", "content": "Short."},
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b"},
+            ]
+        },
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"}]},
+        {"prompt": "x"},
+    )
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    first, second, third = read_prompts(tmp_path / "prompts.jsonl")
+    assert [message["role"] for message in first] == ["system", "user", "assistant"]
+    assert [message["content"] for message in second] == ["a", "b", "c"] and third == [{"role": "user", "content": "x"}]
+    (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
+    assert read_prompts(tmp_path / "prompts.txt") == [[{"role": "user", "content": text}] for text in ("one", "two")]
+    for wrong in ("{", "[]", "{}", '{"messages": []}', '{"messages": [{"role": "tool", "content": "x"}]}', '{"messages": 3}'):
+        (tmp_path / "wrong.jsonl").write_text('{"prompt": "x"}\n' + wrong)
+        with pytest.raises(ValueError, match=r"wrong.jsonl, line 2: expected messages, conversations or prompt"):
+            read_prompts(tmp_path / "wrong.jsonl")
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"empty.txt holds no prompts"):
+        read_prompts(tmp_path / "empty.txt")
+
+
+def test_answers_are_the_targets_own(llm):
+    """Tokens are the prompt in the chat template and the answer; greedy answers are what the target says then."""
+    prompts = [[{"role": "user", "content": text}] for text in ("def f(x):", "class A:", "import os", "import re")]
+    greedy = DataSettings("built-in", per_shard=4, max_answer_tokens=12, temperatures=(0.0,))
+    with Writer(llm, greedy, prompts) as writer:
+        written = writer.shard(0)
+    assert len(written) == 4
+    for messages, (tokens, [(start, end)]) in zip(prompts, written, strict=True):
+        assert tokens[:start] == llm.encode_chat(messages) and end == len(tokens) <= start + 12
+        [output] = llm.generate([tokens[:start]], {"temperature": 0, "max_tokens": 12})
+        assert list(output.token_ids) == tokens[start:]
+
+
+def test_several_turns_are_answered_in_order(llm):
+    script = [
+        [
+            {"role": "user", "content": "import os"},
+            {"role": "assistant", "content": "(left out)"},
+            {"role": "user", "content": "import re"},
+        ]
+    ]
+    for seed in range(10):
+        settings = DataSettings("built-in", seed=seed, max_answer_tokens=40, temperatures=(1.0,))
+        with Writer(llm, settings, script) as writer:
+            [conversation] = writer.shard(0)
+        text = llm.tokenizer.decode(conversation.tokens)
+        assert "left out" not in text and text.startswith("import os")
+        if len(conversation.answers) == 2:
+            (_, first_end), (second_start, second_end) = conversation.answers
+            assert first_end < second_start and "import re" in llm.tokenizer.decode(conversation.tokens[first_end:second_start])
+            assert second_end == len(conversation.tokens)
+
+
+def test_shards_are_written_once_and_alike(llm, tmp_path, monkeypatch):
+    prompts = [[{"role": "user", "content": f"x = {number}"}] for number in range(6)]
+    write_shards(llm, SETTINGS, prompts, tmp_path / "one", 2)
+    assert [file.name for file in sorted((tmp_path / "one").iterdir())] == [
+        "settings.json",
+        "shard-00000.jsonl",
+        "shard-00001.jsonl",
+    ]
+    found = list(read_shards(tmp_path / "one"))
+    assert len(found) == 6
+    (tmp_path / "one/shard-00000.jsonl").unlink()
+    write_shards(llm, SETTINGS, prompts, tmp_path / "one", 2)
+    assert list(read_shards(tmp_path / "one")) == found
+    monkeypatch.setattr(conversations.Writer, "shard", lambda *_: pytest.fail("it was written again"))
+    write_shards(llm, SETTINGS, prompts, tmp_path / "one", 2)
+    with pytest.raises(ValueError, match="holds conversations of other settings"):
+        write_shards(llm, DataSettings("built-in", seed=1), prompts, tmp_path / "one", 2)
+
+
+def test_repetitions_are_told_from_text():
+    assert is_repetitive("the same again. " * 40)
+    prose = (
+        "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen. Leaves do most of it, and their green comes "
+    )
+    assert not is_repetitive(
+        prose + "from chlorophyll, which absorbs red and blue light. Without it, nearly nothing on land could live."
+    )
+    assert not is_repetitive("no no no no")

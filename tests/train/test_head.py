@@ -1,0 +1,195 @@
+"""The training loop: what it learns from, going on after a kill, several devices, and what goes wrong."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints.loading import load_head
+from jaxspec.config import SpecConfig
+from jaxspec.testing import random_mtp, tiny_target, write_target
+from jaxspec.train.conversations import Conversation, read_shards
+from jaxspec.train.head import Trainer
+from jaxspec.train.judge import Trial, accept_length, card, texts_agree
+from jaxspec.train.rows import batch, draft_vocabulary, pack, split
+from jaxspec.train.settings import TrainSettings
+from tests.sets import exhaustive
+
+SETTINGS = TrainSettings(steps=6, rows=4, length=24, depth=2, draft_vocab_size=32, intermediate_size=16)
+
+
+def conversations(count: int, seed: int = 0) -> list[Conversation]:
+    """Random texts with an answer at the end, some with one before."""
+    random, found = np.random.default_rng(seed), []
+    for _ in range(count):
+        length = int(random.integers(8, 22))
+        answers = [(length // 2, length)] if length % 2 else [(2, 4), (6, length)]
+        found.append(Conversation(random.integers(1, 128, length).tolist(), answers))
+    return found
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with one shard."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = "".join(json.dumps(each._asdict()) + "\n" for each in conversations(80))
+    (folder / "shard-00000.jsonl").write_text(lines)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+def trainer(settings, target, data, work, directory=None):
+    return Trainer(settings, target, directory, data, work)
+
+
+def test_splits_keep_every_conversation_on_one_side(data):
+    parts = split(read_shards(data), 24)
+    assert len(parts.learnt) + len(parts.heldout) == 80 and 0 < len(parts.heldout) < 20
+    again = split([*conversations(50, seed=1), *reversed(list(read_shards(data)))], 24)
+    for side, larger in zip(parts, again, strict=True):
+        assert all(each in larger for each in side)
+    short = split([Conversation([1, 2, 3, 4, 5, 6], [(2, 3), (5, 6)]), Conversation([1, 2, 3, 4, 5], [(4, 5)])], 4)
+    assert [*short.learnt, *short.heldout] == [Conversation([1, 2, 3, 4], [(2, 3)])]
+
+
+def test_packing_loses_nothing():
+    given = conversations(60)
+    rows = pack(given, 24)
+    assert len(rows.tokens) < 60
+    found = []
+    for tokens, segments, positions, learnt in zip(*rows, strict=True):
+        for number in range(1, segments.max() + 1):
+            inside = segments == number
+            assert (positions[inside] == np.arange(inside.sum())).all()
+            found.append((tokens[inside].tolist(), learnt[inside].tolist()))
+        assert not learnt[segments == 0].any()
+    expected = []
+    for tokens, answers in given:
+        places = [any(start <= place < end for start, end in answers) and place < len(tokens) - 1 for place in range(len(tokens))]
+        expected.append((tokens, places))
+    assert sorted(found) == sorted(expected)
+
+
+def test_every_row_once_per_epoch():
+    rows = pack(conversations(60), 24)
+    count = len(rows.tokens) // 4
+    epochs = [np.concatenate([batch(rows, 4, step, seed=3).tokens for step in range(first, first + count)]) for first in (0, count)]
+    for epoch in epochs:
+        assert len(np.unique(epoch, axis=0)) == 4 * count
+    assert not (epochs[0] == epochs[1]).all()
+    assert (batch(rows, 4, 5, seed=3).tokens == batch(rows, 4, 5, seed=3).tokens).all()
+
+
+def test_the_draft_vocabulary_is_what_answers_use_most():
+    given = [Conversation([9, 9, 9, 5, 5, 7, 7, 2], [(3, 8)]), Conversation([5, 3], [(1, 2)])]
+    assert draft_vocabulary(given, 3, 10).tolist() == [2, 5, 7]
+    assert draft_vocabulary(given, 99, 10).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3", exhaustive("eagle"), exhaustive("mtp")])
+def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
+    model = tiny_target(qkv_bias=algorithm == "mtp")
+    head = random_mtp(model.config) if algorithm == "mtp" else None
+    directory = write_target(tmp_path / "target", model, head=head)
+    settings = TrainSettings(algorithm, steps=30, rows=4, length=24, depth=2, draft_vocab_size=32, other_rate=0.01)
+    run = trainer(settings, model, data, tmp_path / "work", directory)
+    entries = list(run.run(judge_every=10))
+    assert [entry["step"] for entry in entries] == [10, 20, 30]
+    assert entries[-1]["train_loss"] < entries[0]["train_loss"]
+    assert [json.loads(line) for line in (tmp_path / "work/log.jsonl").read_text().splitlines()] == entries
+    if algorithm == "mtp":
+        return
+    run.export(tmp_path / "head")
+    again = load_head(tmp_path / "head", model)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=0.01, rtol=0.01), run.trained().params, again.params)
+
+
+def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
+    whole = trainer(SETTINGS, target, data, tmp_path / "whole")
+    losses = [float(whole.learn().loss) for _ in range(6)]
+    first = trainer(SETTINGS, target, data, tmp_path / "cut")
+    assert not first.resume()
+    begun = [float(first.learn().loss) for _ in range(3)]
+    first.save()
+    first.learn()  # is lost
+    (tmp_path / "cut/checkpoints/00000005.unfinished").mkdir()
+    second = trainer(SETTINGS, target, data, tmp_path / "cut")
+    assert second.resume() and second.step == 3
+    assert begun + [float(second.learn().loss) for _ in range(3)] == losses
+    jax.tree.map(np.testing.assert_array_equal, second.params, whole.params)
+    second.save()
+    files = [file for file in (tmp_path / "cut/checkpoints/00000006").rglob("*") if file.is_file()]
+    damaged = max(files, key=lambda file: file.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    third = trainer(SETTINGS, target, data, tmp_path / "cut")
+    assert third.resume() and third.step == 3, "a damaged checkpoint is left out"
+
+
+def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
+    write_target(tmp_path / "target", target)
+    program = f"""
+import jax, jax.numpy as jnp
+from pathlib import Path
+from jaxspec.checkpoints.loading import load_target
+from jaxspec.train.head import Trainer
+from jaxspec.train.settings import TrainSettings
+target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
+run = Trainer({SETTINGS!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))
+print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.judge()["loss"])
+"""
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
+    environment["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "0"  # two steps at once would wait for each other on few cores
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    devices, *losses = map(float, ended.stdout.split())
+    alone = trainer(SETTINGS, target, data, tmp_path / "one")
+    assert devices == 4
+    np.testing.assert_allclose(losses[:3], [float(alone.learn().loss) for _ in range(3)], atol=1e-6, rtol=1e-6)
+
+
+def test_what_goes_wrong_is_one_line(tmp_path, target, data):
+    endless = TrainSettings(**{**vars(SETTINGS), "other_rate": 1e30, "steps": 50})
+    run = trainer(endless, target, data, tmp_path / "nan")
+    with pytest.raises(ValueError, match=r"the loss is nan at step \d+ \(last checkpoint: none\): lower the rates"):
+        list(run.run())
+    with pytest.raises(ValueError, match=r"holds a run of other settings, see .*settings.json: give another folder"):
+        trainer(SETTINGS, target, data, tmp_path / "nan")
+    with pytest.raises(ValueError, match=r"makes \d+ rows to learn from and \d+ to judge by; expected at least 400 and 1"):
+        trainer(TrainSettings(rows=400, length=24), target, data, tmp_path / "few")
+    with pytest.raises(ValueError, match="holds no shards: write them with jaxspec train data"):
+        trainer(SETTINGS, target, tmp_path, tmp_path / "none")
+    for damage in ("{", '{"tokens": [1]}', '{"tokens": [1, 2], "answers": [[1, 3]]}', '{"tokens": ["a"], "answers": []}'):
+        (tmp_path / "shard-00000.jsonl").write_text('{"tokens": [1, 2, 3], "answers": [[1, 3]]}\n' + damage + "\n")
+        with pytest.raises(ValueError, match=r"shard-00000.jsonl, line 2 is damaged .*: delete the file, it will be written again"):
+            list(read_shards(tmp_path))
+    for wrong, message in (
+        ({"algorithm": "medusa"}, "algorithm must be one of eagle3, eagle, mtp"),
+        ({"steps": 0}, "steps must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrainSettings(**wrong)
+
+
+def test_the_engine_judges(tmp_path, target, data):
+    run = trainer(SETTINGS, target, data, tmp_path / "work")
+    trial = Trial.of(run.parts.heldout, 3, 8, 64)
+    assert len(trial.prompts) == 3 and trial.prompts[0] == run.parts.heldout[0].tokens[: run.parts.heldout[0].answers[0][0]]
+    length = accept_length(target, run.trained(), None, trial, SpecConfig(2, 1), 0.0)
+    assert 1 <= length <= 3 and texts_agree(target, run.trained(), None, trial, SpecConfig(2, 1)) == 3
+    lengths = {("5/4/8", 0.0): 1.234, ("5/4/8", 1.0): 2.0, ("3/1/4", 0.0): 1.5, ("3/1/4", 1.0): 1.25}
+    text = card("a model", {"data": "little"}, lengths)
+    assert "| data | little |" in text and "| temperature | 5/4/8 | 3/1/4 |" in text and "| 0 | 1.23 | 1.50 |" in text
+
+
+def test_mtp_needs_a_layer_of_the_model(tmp_path, target, data):
+    directory = write_target(tmp_path / "target", target)
+    with pytest.raises(ValueError):
+        trainer(TrainSettings("mtp", rows=4, length=24), target, data, tmp_path / "work", directory)
