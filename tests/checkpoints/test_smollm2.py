@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("smollm2_checks.py")
 @pytest.fixture(scope="module")
 def found():
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    ended = subprocess.run([sys.executable, SCRIPT, GOLDEN], env=environment, capture_output=True, text=True, timeout=900)
+    ended = subprocess.run([sys.executable, SCRIPT, GOLDEN], env=environment, capture_output=True, text=True, timeout=1800)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.splitlines()[-1])
 

@@ -10,7 +10,13 @@ from pallas_kernels.product import Product, partial_sums
 from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS, QkvLayout, rotate_qkv
 
 RUNNABLE = {name: turn if name == "reference" else partial(turn, interpret=True) for name, turn in IMPLEMENTATIONS.items()}
-LAYOUTS = [QkvLayout(4, 2, 8), QkvLayout(3, 1, 10), QkvLayout(2, 2, 96), QkvLayout(6, 3, 16, norm_eps=1e-3)]
+LAYOUTS = [
+    QkvLayout(4, 2, 8),
+    QkvLayout(3, 1, 10),
+    QkvLayout(2, 2, 96),
+    QkvLayout(6, 3, 16, norm_eps=1e-3),
+    QkvLayout(2, 1, 8, rope_length=1.5),
+]
 
 
 def by_hand(x: np.ndarray, angle: np.ndarray, weight: np.ndarray | None, eps: float | None) -> np.ndarray:
@@ -39,7 +45,9 @@ def test_equals_complex_multiplication(implementation, layout, dtype, tolerance)
     wide = [None if weight is None else np.asarray(weight, np.float64) for weight in weights]
     for mine, part, weight in zip(got[:2], split[:2], wide, strict=True):
         assert mine.dtype == qkv.dtype
-        np.testing.assert_allclose(np.asarray(mine, np.float64), by_hand(part, angle, weight, layout.norm_eps), atol=tolerance)
+        np.testing.assert_allclose(
+            np.asarray(mine, np.float64), layout.rope_length * by_hand(part, angle, weight, layout.norm_eps), atol=tolerance
+        )
     np.testing.assert_array_equal(np.asarray(got[2], np.float64), split[2])  # values pass unchanged
 
 
