@@ -38,8 +38,14 @@ def _load(directory: Path) -> Tokenizer:
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
 
     from transformers import AutoTokenizer  # a third of a second
+    from transformers.utils import logging
 
-    return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns about model types that transformers has no class for, such as mimo
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def is_plain(directory: Path) -> bool:

@@ -1,6 +1,7 @@
 """Tokenizers: the quick way to load one gives what the slow way gives."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -54,3 +55,13 @@ def test_another_class_still_loads(directory: Path):
     change(directory / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
     loaded = load_tokenizer(directory)
     assert loaded is not None and loaded.encode("def") == load_tokenizer(BUILT_IN_TARGET).encode("def")
+
+
+def test_nothing_is_said_about_a_model_type_that_transformers_does_not_know(directory: Path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    change(directory / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    (directory / "config.json").write_text(json.dumps({"model_type": "mimo"}))
+    AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    assert "model of type `mimo`" in caplog.text
+    caplog.clear()
+    assert load_tokenizer(directory).decode([516, 290]) == "def f" and not caplog.records
