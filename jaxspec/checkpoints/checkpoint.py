@@ -120,9 +120,7 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
             raise ValueError(f"{path} is not a tensor file: {', '.join(FORMATS)} are supported")
         return [path.name], None
     if not path.is_dir():
-        raise ValueError(
-            f"{path} does not exist: expected a local directory or file (get a model from the Hub with `hf download` first)"
-        )
+        raise ValueError(f"{path} does not exist: expected a local directory or file, or a name on the Hub such as org/model")
     for name in PREFERRED:
         if (path / name).is_file() and name.endswith(".json"):
             index = _read_index(path / name)

@@ -26,7 +26,7 @@ def read_token_map(path: Path, vocab_size: int) -> np.ndarray:
     if path.suffix not in READERS:
         raise ValueError(f"token map {path}: got suffix {path.suffix!r}; expected one of {', '.join(READERS)}")
     if not path.is_file():
-        raise ValueError(f"token map {path} does not exist; expected a local file (`hf download` gets one from the Hub)")
+        raise ValueError(f"token map {path} does not exist; expected a local file, or org/repository/file on the Hub")
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise ValueError(f"token map {path}: got {size} bytes; expected at most {MAX_FILE_BYTES}: a list of ids and nothing else")
     try:

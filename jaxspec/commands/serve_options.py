@@ -117,7 +117,10 @@ def help_text(word: str) -> str:
 
 class _Help(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, word: Any, _name: str | None = None) -> NoReturn:
-        print(help_text(word or ""), flush=True)
+        try:
+            print(help_text(word or ""), flush=True)
+        except BrokenPipeError:  # the reader, such as `head`, has closed it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         parser.exit()
 
 

@@ -33,7 +33,8 @@ JUDGED_TOKENS = 64
 
 def make_parser() -> Parser:
     """Loads no JAX: --help is instant."""
-    parser = Parser("jaxspec train", "Train a draft head for a model, from text that the model writes itself.", EXAMPLES)
+    about = "Train a draft head for a model, from text that the model writes itself."
+    parser = Parser("jaxspec train", about, EXAMPLES, usage="jaxspec train {data,head,run} --model-path NAME [options]")
     parser.add_argument("command", choices=COMMANDS, help="; ".join(f"{name}: {text}" for name, text in COMMANDS.items()))
     parser.add_argument("--model-path", "--model", required=True, metavar="NAME", help="the target, as for jaxspec serve")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the conversations (default: WORK/data)")

@@ -3,7 +3,7 @@
 Every file belongs to exactly one split, chosen by a hash of its path, so anyone with the same CPython gets the same
 documents, and held-out prompts come from files that neither the tokenizer, the target nor the head has seen.
 
-`python -m jaxspec.train.data --out DIR` trains the tokenizer alone.
+`python -m jaxspec.train.data --out DIR` trains the tokenizer alone; `--prompts N --out FILE` writes prompts to train a head with.
 """
 
 import argparse
@@ -114,15 +114,15 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str], seed: int = 0) -> N
     return np.concatenate(pieces)
 
 
-def heldout_prompts(count: int, min_chars: int = 130, max_chars: int = 320, seed: int = 0) -> list[str]:
-    """Picks `count` code prompts from held-out files, about 40-100 tokens each.
+def heldout_prompts(count: int, min_chars: int = 130, max_chars: int = 320, seed: int = 0, *, heldout: bool = True) -> list[str]:
+    """Picks `count` code prompts from held-out files (or from the others), about 40-100 tokens each.
 
     A prompt starts at a top-level `def` or `class` and stops at the end of a line, that of a nested `def` where one lies in
     range, so that the completion has a body to write. Its line break is left to the completion: it is one token with the
     indentation behind it. One prompt per place, files taken in turn.
     """
     by_file = []
-    for document in documents(heldout=True):
+    for document in documents(heldout=heldout):
         prompts = [_prompt_at(document.text, match.start(), min_chars, max_chars) for match in DEFINITION.finditer(document.text)]
         found = sorted({prompt for prompt in prompts if prompt})
         random.Random(f"{seed} {document.path}").shuffle(found)
@@ -130,7 +130,7 @@ def heldout_prompts(count: int, min_chars: int = 130, max_chars: int = 320, seed
     random.Random(seed).shuffle(by_file)
     turns = [found[turn] for turn in range(max(map(len, by_file))) for found in by_file if turn < len(found)]
     if count > len(turns):
-        raise ValueError(f"the held-out files contain {len(turns)} prompts; {count} were requested")
+        raise ValueError(f"the files contain {len(turns)} prompts; {count} were requested")
     return turns[:count]
 
 
@@ -200,9 +200,14 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 def main() -> None:
     """Trains on the training split and prints how many bytes a token covers."""
-    parser = argparse.ArgumentParser(description="Train the demo tokenizer on the standard library.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the tokenizer's two files")
+    parser = argparse.ArgumentParser(description="Train the demo tokenizer on the standard library, or write prompts of it.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the tokenizer's two files, or file for prompts")
+    parser.add_argument("--prompts", type=int, metavar="N", help="write so many prompts of the training split instead")
     arguments = parser.parse_args()
+    if arguments.prompts:
+        lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in heldout_prompts(arguments.prompts, heldout=False))
+        arguments.out.write_text("".join(lines))
+        return
 
     texts = [document.text for document in documents(heldout=False)]
     tokenizer = train_tokenizer(texts)

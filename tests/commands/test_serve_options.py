@@ -431,3 +431,9 @@ def test_one_spelling_has_one_meaning():
 def test_which_programs_are_compiled_ahead():
     assert parse_arguments([]).compile_ahead is None
     assert [parse_arguments(["--compile-ahead", which]).compile_ahead for which in ("first", "all")] == ["first", "all"]
+
+
+def test_help_may_be_read_in_part():
+    command = f"{sys.executable} -m jaxspec.serve --help | head -n 1"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.startswith("usage: ") and ended.stderr == ""
