@@ -116,7 +116,7 @@ def test_the_model_and_its_head_are_loaded(name: str, hub: Hub, tmp_path: Path, 
     assert llm.head.config.draft_vocab_size == {"FR-Spec": 1504, "EAGLE-3": 64}.get(name)
 
 
-@pytest.mark.parametrize("name", map(exhaustive, LAUNCHES))
+@pytest.mark.parametrize("name", [*map(exhaustive, LAUNCHES)])
 def test_the_pages_request_is_answered(name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From the command to the answer: the model is downloaded, served by the name as given, and asked by the name of the page."""
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
