@@ -50,6 +50,7 @@ LAYER = Fields(
 HEAD = Fields(
     {name: check for name, check in MODEL.items() if name in Eagle3Config.__dataclass_fields__}
     | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()},
+    nulls=False,
 )
 CONTENTS = Fields(
     {
@@ -60,9 +61,11 @@ CONTENTS = Fields(
         "made_for": ObjectOf(SIZE),
         "token_map": ListOf(TOKEN_ID, MAX_IDS),
         "draft": Text(64),
-    }
+    },
+    nulls=False,
 )
 """The types and ranges in jaxspec.json; `config` is a LAYER for a target, else a HEAD."""
+OPTIONAL = ("token_map", "draft", "draft_vocab_size")
 DRAFT = "draft"
 PARAMETERS = "parameters"
 VERSION = 1
@@ -137,10 +140,10 @@ def read_manifest(directory: Path) -> Manifest:
     if contents.get("digest") != digest(contents):
         raise ValueError(f"{path} was changed after it was written: convert the original again")
     try:
-        contents = CONTENTS.clean("it", contents)
-        values = (LAYER if contents["kind"] == "target" else HEAD).clean("config", contents["config"])
+        contents = CONTENTS.clean("it", _known(contents))
+        values = (LAYER if contents["kind"] == "target" else HEAD).clean("config", _known(contents["config"]))
         config = _build(KINDS[contents["kind"]], values)
-        manifest = Manifest(config, **{name.name: contents[name.name] for name in fields(Manifest) if name.name != "config"})
+        manifest = Manifest(config, **{name: contents[name] for name in CONTENTS.checks if name in contents and name != "kind"})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__} {str(error)[:MAX_REASON]}") from None
     layers = (config if isinstance(config, ModelConfig) else config.layer).num_layers
@@ -152,11 +155,18 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """The values without those that may be null and are."""
+    return {name: value for name, value in values.items() if value is not None or name not in OPTIONAL}
+
+
 def _build(config: type, values: dict[str, Any]) -> Any:
-    """A config dataclass from JSON; lists become tuples, and the nested configs dataclasses."""
+    """A config dataclass from JSON; lists become tuples, numbers what the field is, and the nested configs dataclasses."""
     nested = {"layer": ModelConfig, "rope": RopeConfig}
     built = {name: _build(nested[name], value) if name in nested else value for name, value in values.items()}
-    return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in built.items()})
+    built = {name: tuple(value) if isinstance(value, list) else value for name, value in built.items()}
+    numbers = {each.name: float(built[each.name]) for each in fields(config) if each.type is float and each.name in built}
+    return config(**built | numbers)
 
 
 def load_converted(path: Path, config: ModelConfig | HeadConfig, dtype: DTypeLike, *, progress: bool) -> LoadedModel:
