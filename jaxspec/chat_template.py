@@ -65,7 +65,8 @@ class RenderError(ValueError):
 class ChatTemplate:
     """Renders conversations in processes that are replaced when they exceed a limit. Thread-safe; close() ends the processes.
 
-    `source` is the template's file, for errors. Raises ValueError if the text is not a valid template.
+    `source` is the template's file, for errors; `stop` are strings that end an answer. Raises ValueError if the text is not a valid
+    template.
     """
 
     def __init__(
@@ -74,10 +75,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         source: str,
         *,
+        stop: Sequence[str] = (),
         seconds: float = RENDER_SECONDS,
         max_characters: int = MAX_CHARACTERS,
     ):
-        self.text = text
+        self.text, self.stop = text, tuple(stop)
         self._variables = {**special_tokens, "tools": None, "documents": None}
         self._source, self._seconds, self._max_characters = source, seconds, max_characters
         self._is_open = True

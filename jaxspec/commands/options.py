@@ -150,7 +150,10 @@ TABLE: dict[str, tuple[Option, ...]] = {
             default="auto",
         ),
         Option("--context-length --max-model-len", sets="engine.context_length"),
-        Option("--chat-template FILE", "a Jinja template for conversations (default: the model's)"),
+        Option(
+            "--chat-template FILE",
+            "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)",
+        ),
     ),
     "speculative decoding": (
         Option(

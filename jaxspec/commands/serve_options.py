@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
+from jaxspec.chat_formats import CHAT_FORMATS
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import add_ignored, list_ignored, parse_speculative_config
@@ -65,7 +66,8 @@ class ServerArguments:
     port: int
     hub: HubOptions
     served_model_names: tuple[str, ...]
-    chat_template: Path | None
+    chat_template: str | None
+    """A file, or a name of CHAT_FORMATS."""
     """A file that existed when the command line was read. None: the model's own."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
@@ -170,7 +172,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         port=options.port,
         hub=HubOptions(options.revision, options.download_dir),
         served_model_names=tuple(options.served_model_name or ()),
-        chat_template=None if options.chat_template is None else Path(options.chat_template),
+        chat_template=options.chat_template,
         settings=settings,
         compile_ahead=options.compile_ahead,
         log_level=options.log_level,
@@ -263,8 +265,9 @@ def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
 def _check_paths(options: argparse.Namespace) -> None:
     """Finds out now what would otherwise fail when the model is loaded."""
     template, tokenizer = options.chat_template, options.tokenizer_path
-    if template is not None and not Path(template).is_file():
-        raise ValueError(f"--chat-template must be a file, and {template!r:.200} is not one")
+    if template is not None and template not in CHAT_FORMATS and not Path(template).is_file():
+        known = ", ".join(CHAT_FORMATS)
+        raise ValueError(f"--chat-template must be a file or one of {known}, and {template!r:.200} is neither")
     if tokenizer is not None and (options.model_path is None or Path(tokenizer).resolve() != Path(options.model_path).resolve()):
         raise ValueError("--tokenizer-path must be the model's own directory: another tokenizer is not supported")
 

@@ -1,5 +1,6 @@
 """Loads and warms up the model of a checked command line, and logs it."""
 
+import json
 import logging
 import sys
 import warnings
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from jaxspec.chat_formats import CHAT_FORMATS
 from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.hub import local_path
 from jaxspec.checkpoints.loading import head_kind
@@ -85,9 +87,14 @@ def find_head(arguments: ServerArguments) -> Path | None:
 
 def load_chat_template(arguments: ServerArguments, llm: LLM) -> ChatTemplate | None:
     """The given template, else the model's, if it has one. Raises ValueError or OSError if it can't be used."""
-    path = arguments.chat_template
-    if path is None:
+    given = arguments.chat_template
+    if given is None:
         return ChatTemplate.of_model(llm.tokenizer)
+    if given in CHAT_FORMATS and llm.tokenizer is not None:
+        known = CHAT_FORMATS[given]
+        begin = json.dumps(llm.tokenizer.decode(llm.tokenizer.encode("")))  # Llama's <s>
+        return ChatTemplate(f"{{{{ {begin} }}}}{known.template}", llm.tokenizer.special_tokens_map, given, stop=known.stop)
+    path = Path(given)
     if path.stat().st_size > MAX_TEMPLATE_BYTES:
         raise ValueError(f"--chat-template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")
     return ChatTemplate.of_model(llm.tokenizer, path.read_text(encoding="utf-8"), f"--chat-template {path}")

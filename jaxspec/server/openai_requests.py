@@ -2,6 +2,7 @@
 SGLang and vLLM."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
@@ -184,7 +185,9 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _batch(body, model, [(ids, _params(body, names, budget, logprobs=logprobs))])
+    params = _params(body, names, budget, logprobs=logprobs)
+    ends = model.chat_template.stop if model.chat_template else ()
+    return _batch(body, model, [(ids, replace(params, stop=(*params.stop, *ends)))])
 
 
 def chat_names(body: ChatRequest) -> dict[str, str]:

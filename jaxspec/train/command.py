@@ -26,8 +26,6 @@ COMMANDS = {"data": "let the model write conversations", "head": "train a head f
 TREES = ("3/1/4", "5/4/8", "5/4/16")
 JUDGED_TREE = SpecConfig(5, 4, 8)
 TEMPERATURES = (0.0, 1.0)
-CONTEXT = 1024
-"""Longest conversation in tokens."""
 JUDGED_TOKENS = 64
 
 
@@ -75,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings)})
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists already: give a new directory")
-    context = min(CONTEXT, target_model_config(model_directory(options.model_path)).max_position_embeddings)
+    context = min(settings.length, target_model_config(model_directory(options.model_path)).max_position_embeddings)
     batch = options.batch_size if options.command != "head" else 1
     with LLM(options.model_path, spec=PLAIN, progress=False, max_running_requests=batch, context_length=context) as llm:
         if options.command != "head":
@@ -91,7 +89,7 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
 
     prompts = None if options.prompts is None else read_prompts(options.prompts)
     digest = None if options.prompts is None else hashlib.sha256(options.prompts.read_bytes()).hexdigest()
-    settings = DataSettings(options.model_path, digest, seed=options.data_seed)
+    settings = DataSettings(options.model_path, digest, seed=options.data_seed, max_tokens=llm.engine.context_length)
     count = options.shards if prompts is None else min(options.shards, -(-len(prompts) // settings.per_shard))
     write_shards(llm, settings, prompts, data, count)
 

@@ -10,6 +10,7 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -25,6 +26,8 @@ SETTINGS = "settings.json"
 HERE = "<<<the user's turn>>>"
 """Stands for a user's text, to find where the template puts it."""
 LEAST_USER_TOKENS = 3
+LEAST_ROOM = 16
+"""Tokens that a turn can still have; a conversation with less room has ended."""
 REPETITIVE = 0.3
 """Of the size that zlib leaves of a text. English prose is near 0.5; a sentence said over and over is below 0.2."""
 ASSISTANT, USER = "assistant", "user"
@@ -64,6 +67,7 @@ class Writer:
             raise ValueError(f"{settings.model} has no chat template, so it can't write conversations")
         self._llm, self._tokenizer, self._template = llm, llm.tokenizer, template
         self._settings, self._prompts = settings, prompts
+        self._longest = min(settings.max_tokens, llm.engine.context_length)
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +97,7 @@ class Writer:
         """Adds a user's turn as the target imagines it. Out: the unfinished that got a proper one."""
         asked = [{"role": USER, "content": HERE}]
         beginnings = [self._encode(self._template.render([*each.messages, *asked]).split(HERE)[0]) for each in unfinished]
+        unfinished, beginnings = self._with_room(unfinished, beginnings)
         outputs = self._generate(beginnings, self._settings.max_user_tokens, [1.0] * len(unfinished), chance)
         invented = []
         for each, output in zip(unfinished, outputs, strict=True):
@@ -105,6 +110,7 @@ class Writer:
     def _answer(self, unfinished: list[Unfinished], chance: random.Random) -> list[Unfinished]:
         """Adds the target's answer. Out: the unfinished that got a whole one that is worth learning from."""
         prompts = [self._encode(self._template.render(each.messages)) for each in unfinished]
+        unfinished, prompts = self._with_room(unfinished, prompts)
         temperatures = [chance.choice(self._settings.temperatures) for _ in unfinished]
         outputs = self._generate(prompts, self._settings.max_answer_tokens, temperatures, chance)
         answered = []
@@ -119,14 +125,22 @@ class Writer:
                 answered.append(each)
         return answered
 
+    def _with_room(self, unfinished: list[Unfinished], prompts: list[list[int]]) -> tuple[list[Unfinished], list[list[int]]]:
+        """Those whose prompts leave room for some tokens more."""
+        fits = [len(prompt) + LEAST_ROOM <= self._longest for prompt in prompts]
+        return list(compress(unfinished, fits)), list(compress(prompts, fits))
+
     def _generate(
         self, prompts: list[list[int]], max_tokens: int, temperatures: list[float], chance: random.Random
     ) -> list[GenerationOutput]:
         params = [
             SamplingParams(
-                temperature=temperature, top_p=0.95 if temperature else 1.0, seed=chance.getrandbits(31), max_tokens=max_tokens
+                temperature=temperature,
+                top_p=0.95 if temperature else 1.0,
+                seed=chance.getrandbits(31),
+                max_tokens=min(max_tokens, self._longest - len(prompt)),
             )
-            for temperature in temperatures
+            for prompt, temperature in zip(prompts, temperatures, strict=True)
         ]
         return self._llm.generate(prompts, params)
 

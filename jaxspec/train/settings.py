@@ -15,6 +15,8 @@ class DataSettings:
     per_shard: int = 128
     """Conversations begun for each shard; a few are left out."""
     seed: int = 0
+    max_tokens: int = 512
+    """Of a conversation; it ends where it has no room for another turn."""
     max_user_tokens: int = 160
     max_answer_tokens: int = 384
     temperatures: tuple[float, ...] = (0.0, 0.7)

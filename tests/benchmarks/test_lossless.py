@@ -1,8 +1,11 @@
 """check-lossless with a record."""
 
+import pytest
+
 from benchmarks import lossless
 
 
+@pytest.mark.exhaustive
 def test_lossless_compares_token_for_token(tiny, tmp_path, newest, capsys):
     flags = ["--max-tokens", "6", "--trees", "2/2/4", "--batch", "2", "--out", str(tmp_path / "out.jsonl")]
     assert lossless.main([*tiny, *flags]) == 0

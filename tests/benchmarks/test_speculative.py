@@ -208,6 +208,7 @@ def test_a_run_writes_a_picture_and_a_config_file(tuned):
     parse_arguments(["--config", str(tuned["out"].with_suffix(".yaml"))])
 
 
+@pytest.mark.exhaustive
 def test_a_model_without_a_head_can_only_simulate(tiny, tmp_path, newest, capsys):
     model = [*tiny[:2], *tiny[4:], "--trees", "2/1/3", "--batch-size", "1", "--rounds", "1", "--max-tokens", "20"]
     with pytest.raises(ValueError, match="--simulate-accept-length"):

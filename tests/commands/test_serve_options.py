@@ -52,7 +52,7 @@ def test_every_flag_arrives(tmp_path: Path):
     assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
     assert (arguments.host, arguments.port, arguments.dtype, arguments.log_level) == ("0.0.0.0", 8000, "bfloat16", "warning")
-    assert (arguments.served_model_names, arguments.chat_template) == (("name",), template)
+    assert (arguments.served_model_names, arguments.chat_template) == (("name",), str(template))
     assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, True, False)
     assert arguments.request_trees == (PLAIN, SpecConfig(3, 1, 4))
     assert arguments.engine == {
@@ -216,8 +216,11 @@ def test_a_changed_tree_is_told():
         ("one --model-path two", "the model was given twice"),
         ("m --tokenizer-path other", "--tokenizer-path must be the model's own directory"),
         ("--tokenizer-path other", "--tokenizer-path must be the model's own directory"),
-        ("--chat-template /no/such/file", "--chat-template must be a file, and '/no/such/file' is not one"),
-        ("--chat-template chatml", "'chatml' is not one"),
+        (
+            "--chat-template /no/such/file",
+            "--chat-template must be a file or one of chatml, llama-2, mistral, vicuna_v1.1, and '/no/such/file' is neither",
+        ),
+        ("--chat-template alpaca", "'alpaca' is neither"),
         ("--shutdown-timeout -1", "--shutdown-timeout"),
         ("--shutdown-timeout nan", "--shutdown-timeout"),
         ("--request-timeout soon", "--request-timeout"),

@@ -185,6 +185,7 @@ def tokens(*arguments, **options) -> list[tuple[int, ...]]:
     return [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
 
 
+@pytest.mark.exhaustive
 def test_llm_takes_either_kind(target, tmp_path):
     """Same text from every combination; a target converted with a head brings it along."""
     head = eagle_llama2().write(tmp_path / "head")

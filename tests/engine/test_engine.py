@@ -12,7 +12,6 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
-from tests.sets import exhaustive
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -192,7 +191,8 @@ class Gate:
         self._event.set()
 
 
-@pytest.mark.parametrize("temperature", [exhaustive(0.0), 0.9])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature):
     """Before they are there, while a request runs, and afterwards. With plain decoding by request, whose head catches up."""
     prompts = [PROMPT, PROMPT * 5, PROMPT[::-1]]

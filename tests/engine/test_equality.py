@@ -138,6 +138,7 @@ def test_texts_longer_than_the_head_was_made_for(options):
     assert run(tiny_engine(SpecConfig(3, 2, 5), target=target, head=head, **options), prompts, params) == expected
 
 
+@pytest.mark.exhaustive
 def test_lossy_thresholds_accept_more_and_change_the_text():
     params = [SamplingParams(max_tokens=60, temperature=1.5, seed=seed) for seed in range(3)]
     prompts = [[1, 2, 3]] * 3

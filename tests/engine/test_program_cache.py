@@ -145,6 +145,7 @@ def test_files_that_nobody_needs_any_more_are_removed(tmp_path):
     assert len(files(tmp_path)) == 2
 
 
+@pytest.mark.exhaustive
 def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog):
     """Also a guard for new fields of what programs return: stored_traces must name their types."""
     results = []

@@ -12,6 +12,7 @@ from jaxspec.engine.request import Request
 from jaxspec.engine.trees import MAX_LAG, TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from tests.sets import exhaustive
 
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2]]
 PARAMS = [SamplingParams(max_tokens=60, temperature=temperature, seed=4) for temperature in (0.0, 0.8, 1.2)]
@@ -37,7 +38,7 @@ def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[
     return taken
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [exhaustive(True), False])
 def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
     expected = run(tiny_engine(PLAIN, max_running_requests=3))
     engine, rng = tiny_engine(SpecConfig(5, 2, 6), adaptive=True, max_running_requests=3, overlap=overlap), random.Random(0)
@@ -70,6 +71,7 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     assert lengths[:plain_cycles] == [1] * plain_cycles and after[:-1] == [5] * (len(after) - 1)
 
 
+@pytest.mark.exhaustive
 def test_an_adaptive_engine_measures_and_chooses():
     engine = tiny_engine(SpecConfig(3, 2, 5), adaptive=True, context_length=64, prefill_chunk=8, max_running_requests=1)
     engine.warm_up()

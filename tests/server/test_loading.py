@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from jaxspec import serve
+from jaxspec.chat_formats import CHAT_FORMATS
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import SpecConfig
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
@@ -201,6 +202,52 @@ def test_a_given_template_wins(tmp_path):
         assert template is not None
         with template:
             assert template.render([{"role": "user", "content": "a"}]) == text
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "It's 1+1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2+2?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "first"),
+    [
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nIt's 1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+            "<|im_start|>user\nAnd 2+2?<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "llama-2",
+            "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nIt's 1+1? [/INST] 2 </s><s>[INST] And 2+2? [/INST]",
+            "[INST] Hi [/INST]",
+        ),
+        (
+            "mistral",
+            "[SYSTEM_PROMPT]\nBe brief.\n[/SYSTEM_PROMPT]\n\nIt's 1+1? [/INST] 2 </s><s>[INST] And 2+2? [/INST]",
+            "[INST] Hi [/INST]",
+        ),
+        (
+            "vicuna_v1.1",
+            "Be brief. USER: It's 1+1? ASSISTANT: 2</s>USER: And 2+2? ASSISTANT:",
+            "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and "
+            "polite answers to the user's questions. USER: Hi ASSISTANT:",
+        ),
+    ],
+)
+def test_templates_have_sglangs_names_and_texts(name, text, first):
+    """The texts are those of generate_chat_conv in SGLang 0.5.23."""
+    llm = load(parse_arguments(["--speculative-algorithm", "NONE", "--log-level", "error"]))
+    template = load_chat_template(parse_arguments(["--chat-template", name]), llm)
+    assert template is not None
+    with template:
+        assert template.render(CHAT) == text
+        assert template.render([{"role": "user", "content": "Hi"}]) == first
+        assert template.stop == CHAT_FORMATS[name].stop
 
 
 @pytest.fixture(scope="module")

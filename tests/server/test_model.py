@@ -121,6 +121,18 @@ def test_a_slow_template_does_not_delay_other_conversations():
     assert 1 <= seconds["system"] < 10
 
 
+def test_a_format_by_name_ends_answers_where_its_turns_end():
+    engine, tokenizer = FakeEngine(), byte_tokenizer()
+    model = ServedModel(
+        "bare", CONTEXT, SpecConfig(), tokenizer, ChatTemplate("{{ messages[0].content }}", {}, "test", stop=("[END]",))
+    )
+    with serving(engine, model) as url:
+        for more in ({}, {"stop": "x"}, {"stop": ["x", "y"]}):
+            assert httpx.post(f"{url}/v1/chat/completions", json={"messages": USER, **more}).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+    assert [params.stop for params in engine.params] == [("[END]",), ("x", "[END]"), ("x", "y", "[END]"), ()]
+
+
 def test_what_users_write_is_no_template():
     [chat] = answers(
         byte_tokenizer(), SpecConfig(), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "{{ 7 * 7 }}"}]})

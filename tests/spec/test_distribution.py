@@ -196,6 +196,7 @@ def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_distribution(na
     assert_distribution(got.tokens, SETTINGS[name])
 
 
+@pytest.mark.exhaustive
 def test_lossy_acceptance_accepts_more_and_changes_the_distribution():
     params = SETTINGS["temperature"]
     lossless, lossy = (draws(params, options=CycleOptions(thresholds=Thresholds(single))) for single in (1.0, 0.12))

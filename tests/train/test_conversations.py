@@ -77,6 +77,14 @@ def test_several_turns_are_answered_in_order(llm):
             assert second_end == len(conversation.tokens)
 
 
+def test_a_conversation_ends_where_it_has_no_room(llm):
+    users = [[{"role": "user", "content": f"x = {'1 + ' * count}1"}] * turns for count, turns in ((4, 1), (200, 1), (12, 9))]
+    settings = DataSettings("built-in", max_tokens=64, max_answer_tokens=40, temperatures=(0.7,))
+    with Writer(llm, settings, users) as writer:
+        found = writer.shard(0)
+    assert 1 <= len(found) <= 2 and all(len(each.tokens) <= 64 for each in found), "the second is too long from the start"
+
+
 def test_shards_are_written_once_and_alike(llm, tmp_path, monkeypatch):
     prompts = [[{"role": "user", "content": f"x = {number}"}] for number in range(6)]
     write_shards(llm, SETTINGS, prompts, tmp_path / "one", 2)
