@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, SpecConfig
-from jaxspec.server.settings import ServerSettings
+from jaxspec.server.settings import ServerSettings, origins
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_QUEUED_REQUESTS = 1024
@@ -150,10 +150,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             default="auto",
         ),
         Option("--context-length --max-model-len", sets="engine.context_length"),
-        Option(
-            "--chat-template FILE",
-            "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)",
-        ),
+        Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
     ),
     "speculative decoding": (
         Option(
@@ -253,6 +250,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "server.admin_api_key",
             secret="JAXSPEC_ADMIN_API_KEY",
         ),
+        Option("--allowed-origins LIST", sets="server.allowed_origins", type=origins),
         Option("--strict-model-name", "refuse requests for a model of another name", "server.strict_model_name", switch=True),
         Option("--no-tokenizer-info", "close /tokenizer_info, which evaluation tools read", "server.tokenizer_info", switch=False),
         Option("--request-timeout SECONDS", sets="server.request_timeout", type=positive_seconds),
@@ -335,12 +333,8 @@ def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> 
     add = parser.add_argument_group("prompts").add_argument
     formats = "one prompt per line, or .jsonl: strings, or objects with prompt, token_ids or turns"
     add("--prompts", type=Path, metavar="FILE", help=f"{formats} (default: held-out Python code)")
-    add(
-        "--num-prompts",
-        type=whole(1),
-        metavar="N",
-        help=f"use the first N prompts (default: all of the file, or {num_prompts} built-in ones)",
-    )
+    which = f"the first N prompts (default: all of the file, or {num_prompts} built-in ones)"
+    add("--num-prompts", type=whole(1), metavar="N", help=which)
     add("--max-tokens", type=whole(2), default=max_tokens, metavar="N", help="tokens per prompt (default: %(default)s)")
     add("--chat", action="store_true", help="put every prompt into the model's chat template, as a user's message")
     parser.set_defaults(default_num_prompts=num_prompts)

@@ -156,6 +156,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         shutdown_timeout=options.shutdown_timeout,
         request_timeout=options.request_timeout,
         tokenizer_info=not options.no_tokenizer_info,
+        allowed_origins=options.allowed_origins,
         strict_model_name=options.strict_model_name,
         shown={name: value for name, value in shown.items() if name not in _UNSHOWN},
     )

@@ -1,12 +1,13 @@
-"""The HTTP application: routes, limits, and one shape for every error. No CORS headers: pages of other origins can't call it."""
+"""The HTTP application: routes, limits, and one shape for every error. Pages of other origins can't call it, unless allowed."""
 
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.server.bodies import PARSING_SHARE, BodyLimit, OneByOne, most_bytes, most_values
-from jaxspec.server.errors import add_handlers
+from jaxspec.server.errors import REQUEST_ID, add_handlers
 from jaxspec.server.info_api import info_routes
 from jaxspec.server.metrics import RequestCollector, add_metrics
 from jaxspec.server.middleware import KeyCheck, OriginCheck, RequestIds
@@ -87,8 +88,16 @@ def create_app(
     add_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=most_bytes(model.context_length))  # the last one added sees a request first
     app.add_middleware(KeyCheck, settings=settings)
-    app.add_middleware(OriginCheck)
+    app.add_middleware(OriginCheck, allowed=settings.allowed_origins)
     app.add_middleware(RequestIds)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID, "retry-after"],
+        )
     for router in (openai_routes(running, model), sglang_routes(running, model), tokenize_routes(model, settings.tokenizer_info)):
         app.include_router(router)
     app.include_router(info_routes(running, model, settings))

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxspec.server.errors import REQUEST_ID, ApiError
 from jaxspec.server.fields import MAX_NAME
-from jaxspec.server.settings import ServerSettings
+from jaxspec.server.settings import ANY, ServerSettings
 
 PUBLIC = frozenset({"/", "/health", "/health_generate", "/ready", "/ping", "/metrics", "/version"})
 """Paths that need no key: those of probes and scrapers, and the playground, which sends the key that its user types."""
@@ -60,14 +60,16 @@ class OriginCheck:
     """Middleware that refuses what a browser sends for a web page of another origin, except for opening public pages.
 
     Such a page can't read responses, as there are no CORS headers, but could have effects: `GET /flush_cache` needs no permission.
+    Pages of the allowed origins may do everything.
     """
 
-    def __init__(self, app: ASGIApp):
-        self._app = app
+    def __init__(self, app: ASGIApp, allowed: Sequence[str] = ()):
+        self._app, self._allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         opens_public_page = scope["type"] != "http" or (scope["method"] in ("GET", "HEAD") and path_of(scope) in PUBLIC)
-        if opens_public_page or not is_from_elsewhere(Headers(scope=scope)):
+        is_allowed = ANY in self._allowed or Headers(scope=scope).get("origin") in self._allowed
+        if opens_public_page or is_allowed or not is_from_elsewhere(Headers(scope=scope)):
             await self._app(scope, receive, send)
         else:
             message = "this request comes from a web page of another origin, which this server does not allow"

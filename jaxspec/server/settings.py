@@ -1,8 +1,31 @@
 """The settings that the HTTP application needs."""
 
+import json
+import re
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+ANY = "*"
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """An option's type: origins of web pages, by commas or as a JSON list (vLLM's way).
+
+    In:  "https://chat.example,http://localhost:3000" or '["https://chat.example", "http://localhost:3000"]'
+    Out: ("https://chat.example", "http://localhost:3000")
+    """
+    try:
+        given = json.loads(text) if text.startswith("[") else text.split(",")
+    except ValueError:
+        given = [text]
+    for each in given:
+        if each != ANY and not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}", str(each)):
+            raise ArgumentTypeError(
+                f"must be origins such as https://chat.example or http://localhost:3000, or *, got {each!r:.100}"
+            )
+    return tuple(given)
 
 
 @dataclass(frozen=True)
@@ -17,6 +40,8 @@ class ServerSettings:
     """Seconds that running requests get to finish after SIGTERM; a second signal ends them at once."""
     request_timeout: float | None = None
     """Seconds after which a request, waiting included, ends with status 504. None: never."""
+    allowed_origins: tuple[str, ...] = ()
+    """Other sites whose scripts may call the server: their origins, by commas, or * for all. None: only its own."""
     strict_model_name: bool = False
     """Whether requests for a model of another name are refused."""
     tokenizer_info: bool = True

@@ -47,13 +47,13 @@ def test_every_flag_arrives(tmp_path: Path):
         --speculative-accept-threshold-single 0.5 --speculative-accept-threshold-acc 0.25 --max-total-tokens 1003
         --chat-template {template} --api-key {SECRET} --admin-api-key other --no-tokenizer-info --shutdown-timeout 2.5
         --strict-model-name --request-timeout 60 --speculative-request-trees 0,3/1/4 --speculative-adaptive-trees 2/1/3,3/2/6
-        --tokenizer-path m"""
+        --tokenizer-path m --allowed-origins https://a.example"""
     arguments = parse_arguments(command.split())
     assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
     assert (arguments.host, arguments.port, arguments.dtype, arguments.log_level) == ("0.0.0.0", 8000, "bfloat16", "warning")
     assert (arguments.served_model_names, arguments.chat_template) == (("name",), str(template))
-    assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, True, False)
+    assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, ("https://a.example",), True, False)
     assert arguments.request_trees == (PLAIN, SpecConfig(3, 1, 4))
     assert arguments.engine == {
         "context_length": 512,
@@ -72,7 +72,7 @@ def test_every_flag_arrives(tmp_path: Path):
         "accept_threshold_acc": 0.25,
         "num_pages": 125,  # of 8 tokens
     }
-    assert len(arguments.given) == 36
+    assert len(arguments.given) == 37
     assert EngineConfig(**arguments.engine).is_lossy
 
 
@@ -207,6 +207,19 @@ def test_a_changed_tree_is_told():
 
 
 @pytest.mark.parametrize(
+    ("given", "origins"),
+    [
+        ("*", ("*",)),
+        ('["*"]', ("*",)),
+        ("https://a.example,http://localhost:3000", ("https://a.example", "http://localhost:3000")),
+        ('["https://a.example", "http://[::1]:80"]', ("https://a.example", "http://[::1]:80")),
+    ],
+)
+def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str, ...]):
+    assert parse_arguments(["--allowed-origins", given]).settings.allowed_origins == origins
+
+
+@pytest.mark.parametrize(
     ("command", "said"),
     [
         ("--nope", "there is no option --nope (see"),
@@ -220,6 +233,9 @@ def test_a_changed_tree_is_told():
             "--chat-template /no/such/file",
             "--chat-template must be a file or one of chatml, llama-2, mistral, vicuna_v1.1, and '/no/such/file' is neither",
         ),
+        ("--allowed-origins example.org", "must be origins such as https://chat.example or http://localhost:3000, or *"),
+        ("--allowed-origins https://a/page", "got 'https://a/page'"),
+        ("--allowed-origins [1]", "got 1"),
         ("--chat-template alpaca", "'alpaca' is neither"),
         ("--shutdown-timeout -1", "--shutdown-timeout"),
         ("--shutdown-timeout nan", "--shutdown-timeout"),

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxspec.server import fields, neutral_fields
 from jaxspec.server.model import MAX_OTHER_NAMES, ServedModel
 from jaxspec.server.openai_requests import ChatRequest, CompletionRequest
+from jaxspec.server.settings import ServerSettings
 from jaxspec.server.sglang_api import GenerateRequest
 from tests.server.conftest import Client, serving
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
@@ -392,6 +393,24 @@ def test_a_page_may_link_to_ours_and_ours_may_do_everything(client: Client):
         {"sec-fetch-site": "none"},
     ):
         assert client.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1}, headers=ours).status_code == 200
+
+
+def test_pages_of_allowed_origins_may_do_everything_and_others_nothing():
+    friend = {"origin": "https://chat.example", "sec-fetch-site": "cross-site"}
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+    settings = ServerSettings(api_key="key", allowed_origins=("https://chat.example",))
+    with serving(FakeEngine(), ServedModel("m", CONTEXT, TREE, byte_tokenizer()), settings) as url:
+        permission = httpx.options(url + COMPLETIONS, headers=friend | asks)
+        assert permission.status_code == 200 and permission.headers["access-control-allow-origin"] == friend["origin"]
+        assert "authorization" in permission.headers["access-control-allow-headers"]
+        for key, status in (("key", 200), ("wrong", 401)):
+            headers = friend | {"authorization": f"Bearer {key}"}
+            answer = httpx.post(url + COMPLETIONS, json={"prompt": "x", "max_tokens": 1}, headers=headers)
+            assert answer.status_code == status and answer.headers["access-control-allow-origin"] == friend["origin"]
+        stranger = friend | {"origin": "https://chat.example.evil"}
+        assert "access-control-allow-origin" not in httpx.options(url + COMPLETIONS, headers=stranger | asks).headers
+        refused = httpx.post(url + COMPLETIONS, json={"prompt": "x"}, headers=stranger | {"authorization": "Bearer key"})
+        assert refused.status_code == 403 and "access-control-allow-origin" not in refused.headers
 
 
 def test_other_origins_get_no_permission(client: Client):
