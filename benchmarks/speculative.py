@@ -14,6 +14,8 @@ One process, no restarts. In three steps:
 --simulate-accept-length answers another question: which accept length would a head need? It times cycles with the given head, or
 with random weights of the usual size, and assumes the accept length. These figures are always labelled as simulated.
 
+The options of SGLang's bench_speculative work too. --output writes its lines: step_time is our median, not the 20th percentile.
+
 Examples:
     jaxspec bench speculative --batch-size 1 4 16
     jaxspec bench speculative --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --steps 3 5 --topk 1 4 8
@@ -22,11 +24,14 @@ Examples:
 """
 
 import argparse
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from jaxspec.commands.common import table
+from jaxspec.commands.compat import Ignored, add_ignored
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench
 from jaxspec.config import PLAIN, SpecConfig
@@ -59,22 +64,29 @@ MODEL_FLAGS = {
 }
 """Options that the server needs besides the file."""
 
+MEMORY = Ignored("--mem-fraction-static= --mem-fraction=", "the cache has room for what is measured")
 GRID = {"steps": [1, 3, 5, 7], "topk": [1, 2, 4, 8], "num_draft_tokens": [2, 4, 8, 16, 32]}
 """Options and their defaults, used unless --trees is given."""
 
 
-def tune(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, *, exhaustive: bool) -> dict:
+Combinations = Mapping[int, Sequence[SpecConfig]]
+"""Trees by batch size."""
+
+
+def tune(sweep: Sweep, combinations: Combinations, rounds: int, *, exhaustive: bool) -> dict:
     """Runs all three steps. Returns results for JSON."""
+    trees = all_trees(combinations)
     counter = CompilationCounter()
     accepted = acceptances(sweep, trees)
     lengths = {tree: each.accept_length for tree, each in accepted.items()}
     beaten = dominated(lengths)
-    left = [tree for tree in trees if exhaustive or tree not in beaten]
-    sweep.compile(left, sweep.batches)
     batches = []
     for batch in sweep.batches:
+        unbeaten = [tree for tree in combinations[batch] if tree not in beaten] or combinations[batch]
+        left = combinations[batch] if exhaustive else unbeaten
+        sweep.compile(left, [batch])
         timed = cycle_times(sweep, left, batch, rounds)
-        candidates = shortlist([each for each in timed if each.tree not in beaten], lengths)
+        candidates = shortlist([each for each in timed if each.tree in unbeaten], lengths)
         confirmed = confirm(sweep, tournament(sweep, candidates, batch, rounds, counter), rounds, counter)
         if exhaustive:  # independent of the runs that led to the choice
             timed = [unmeasured(each) for each in timed]
@@ -95,16 +107,55 @@ def tune(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, *, exhaustive: 
     }
 
 
-def simulate(sweep: Sweep, trees: Sequence[SpecConfig], rounds: int, accept_lengths: Sequence[float]) -> dict:
+def simulate(sweep: Sweep, combinations: Combinations, rounds: int, accept_lengths: Sequence[float]) -> dict:
     """Measures cycle costs and derives speed-ups at these accept lengths. Returns results for JSON."""
-    sweep.compile(trees, sweep.batches)
     lengths = sorted(set(accept_lengths))
     batches = []
     for batch in sweep.batches:
-        timed = cycle_times(sweep, trees, batch, rounds)
+        sweep.compile(combinations[batch], [batch])
+        timed = cycle_times(sweep, combinations[batch], batch, rounds)
         described = [{**describe(each, None), "simulated_speed_up": simulated_speed_ups(each, lengths)} for each in timed]
         batches.append({"batch": batch, "trees": described})
     return {"simulated_accept_lengths": lengths, "batches": batches}
+
+
+def all_trees(combinations: Combinations) -> list[SpecConfig]:
+    """Every tree once."""
+    return list(dict.fromkeys(tree for trees in combinations.values() for tree in trees))
+
+
+def part(batches: Sequence[int], trees: Sequence[SpecConfig], start: int, end: int | None) -> Combinations:
+    """Some of all combinations, which are numbered from 0, the trees of the first batch size first.
+
+    In:  batches [1, 4], trees [a, b], start 1, end None
+    Out: {1: [b], 4: [a, b]}
+    """
+    chosen: dict[int, list[SpecConfig]] = {}
+    for batch, each in [(batch, each) for batch in dict.fromkeys(batches) for each in trees][start:end]:
+        chosen.setdefault(batch, []).append(each)
+    return chosen
+
+
+def sglang_lines(results: dict, max_tokens: int) -> Iterator[dict]:
+    """The records of SGLang's bench_speculative, one per batch size and tree; 0 steps are plain decoding. Times are seconds, speeds
+    tokens per second of one request."""
+    for at in results["batches"]:
+        first = at["trees"][0]
+        plain = {"tree": "0/0/0", "cycle_ms": first["cycle_ms"] / first["cost"]["median"]}
+        for each in [plain, *at["trees"]]:
+            steps, topk, nodes = map(int, each["tree"].split("/"))
+            length = results["acceptance"][each["tree"]]["accept_length"] if steps else 1.0
+            seconds = each["cycle_ms"] / 1000
+            yield {
+                "batch_size": at["batch"],
+                "steps": steps,
+                "topk": topk,
+                "num_draft_tokens": nodes,
+                "acc_length": round(length, 3),
+                "step_time": round(seconds, 5),
+                "speed": round(length / seconds, 3),
+                "completion_tokens": float(max_tokens),
+            }
 
 
 def tables(results: dict) -> dict[str, str]:
@@ -243,6 +294,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         help="(default: 2 4 8 16 32; chains have one size)",
     )
+    for name, help in (("--start", "the first combination to measure, from 0"), ("--end", "the one before which to stop")):
+        sizes.add_argument(name, type=whole(0), metavar="N", help=f"{help} (default: all are measured)")
     sizes.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these trees instead of a grid")
     ways = parser.add_argument_group("ways to measure")
     ways.add_argument("--exhaustive", action="store_true", help="measure every tree end to end at every batch size")
@@ -257,12 +310,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     files.add_argument(
         "--config-out", type=Path, metavar="FILE", help="for `jaxspec serve --config` (default: --out's name, .yaml)"
     )
+    files.add_argument("--output", type=Path, metavar="FILE", help="append the lines of SGLang's bench_speculative to this file")
     files.add_argument("--picture-out", type=Path, metavar="FILE", help="svg, png or pdf (default: --out's name, .svg)")
+    add_ignored(parser, MEMORY)
     options = parser.parse(arguments, mode)
+    for note in options.ignored:
+        print(note, file=sys.stderr)
     if options.simulate_accept_length and min(options.simulate_accept_length) < 1:
         parser.error("--simulate-accept-length must be at least 1: every verification emits a token")
     if options.simulate_accept_length and (options.exhaustive or options.config_out):
         parser.error("--simulate-accept-length chooses no tree: leave out --exhaustive and --config-out")
+    if options.simulate_accept_length and options.output:
+        parser.error("--simulate-accept-length measures no accept length: leave out --output")
     parser.refuse_beside_trees(options, GRID)
     options.picture_out = options.picture_out or options.out.with_suffix(".svg")
     if options.picture_out.suffix not in SUFFIXES:
@@ -294,18 +353,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if bench.llm.head is None:
         raise ValueError("the model has no draft head: give --draft, or --simulate-accept-length")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
-    sweep = Sweep(bench, encoded, trees, options.batch_size, sampling_params(options, len(encoded)))
+    combinations = part(options.batch_size, trees, options.start or 0, options.end)
+    if not (trees := all_trees(combinations)):
+        raise ValueError("--start and --end leave no combination of a batch size and a tree")
+    sweep = Sweep(bench, encoded, trees, list(combinations), sampling_params(options, len(encoded)))
     for each in trees:
         sweep.timed_cycles(each)  # raises now rather than in half an hour
     print(f"{len(trees)} trees at batch {', '.join(map(str, sweep.batches))}: {' '.join(map(str, trees))}", flush=True)
     if options.simulate_accept_length:
-        results = simulate(sweep, trees, options.rounds, options.simulate_accept_length)
+        results = simulate(sweep, combinations, options.rounds, options.simulate_accept_length)
     else:
-        results = tune(sweep, trees, options.rounds, exhaustive=options.exhaustive)
+        results = tune(sweep, combinations, options.rounds, exhaustive=options.exhaustive)
     results |= {"head": bench.llm.head.config.algorithm if has_head else "random weights"}
     results["skipped"] = {} if options.trees else chosen.skipped
     made = record.write("speculative", options, prompts, results)
     print("\n" + "\n\n".join([*tables(results).values(), notes(results)]) + "\n", flush=True)
+    if options.output:
+        with options.output.open("a") as lines:
+            lines.writelines(json.dumps(line) + "\n" for line in sglang_lines(results, options.max_tokens))
     save_figure(draw_trees(results), options.picture_out)
     print(f"picture: {show(options.picture_out)}")
     if not options.simulate_accept_length:

@@ -96,7 +96,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
     from jaxspec.engine.programs import lower_priority
     from jaxspec.server.app import create_app
     from jaxspec.server.http_server import HttpServer
-    from jaxspec.server.metrics import RequestCollector
+    from jaxspec.server.metrics import RequestCollector, StepTimes
     from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
     name, *other_names = arguments.served_model_names or (llm.model_name,)
@@ -115,8 +115,8 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         tokenizer_path=None if llm.tokenizer is None else str(llm.directory.resolve()),
         strict_name=arguments.settings.strict_model_name,
     )
-    metrics = RequestCollector(name)
-    engine = AsyncEngine(llm.engine, [DecodeLog(), metrics])
+    metrics, steps = RequestCollector(name), StepTimes()
+    engine = AsyncEngine(llm.engine, [DecodeLog(), metrics, steps])
 
     def ready() -> None:
         url = url_of(listener)
@@ -127,7 +127,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         lower_priority()  # of what still compiles
 
     try:
-        app = create_app(engine, model, known_settings(arguments, llm), metrics=metrics)
+        app = create_app(engine, model, known_settings(arguments, llm), metrics=metrics, steps=steps)
         HttpServer(app, engine, ready).run(sockets=[listener])
     finally:
         engine.close()

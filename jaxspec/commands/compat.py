@@ -98,10 +98,10 @@ class _Ignore(argparse.Action):
             namespace.ignored = (*namespace.ignored, sentence)
 
 
-def add_ignored(parser: Parser) -> None:
-    """The flags of the table. They don't show in the help."""
+def add_ignored(parser: Parser, *more: Ignored) -> None:
+    """The flags of the table, and more. They don't show in the help."""
     parser.set_defaults(ignored=())
-    for group in IGNORED:
+    for group in (*IGNORED, *more):
         for spelling in group.names.split():
             name, takes, several = spelling.partition("=")
             settings: dict[str, Any] = {

@@ -9,6 +9,7 @@ import difflib
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -295,8 +296,10 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; an unknown option is reported without its value, and with the one that was perhaps meant."""
-        options, rest = self.parse_known_args(args, namespace)
+        """As argparse's; names may have underscores. Unknown ones are reported without values, and with what was perhaps meant."""
+        given = sys.argv[1:] if args is None else args
+        given = [re.sub("^--[a-z_-]+", lambda name: name[0].replace("_", "-"), word) for word in given]
+        options, rest = self.parse_known_args(given, namespace)
         unknown = next((argument for argument in rest if argument.startswith("-")), None)
         if unknown is not None:
             self.error(f"there is no option {self.with_suggestion(unknown.partition('=')[0])}")

@@ -185,11 +185,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
 
 
 def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """The options of the command line and of the config file that it names; those of the command line win.
-
-    Options may be written with underscores, as on older pages of SGLang: --speculative_algorithm.
-    """
-    argv = [re.sub("^--[a-z_-]+", lambda name: name[0].replace("_", "-"), word) for word in argv]
+    """The options of the command line and of the config file that it names; those of the command line win."""
     options = parser.parse_args(argv)
     model_dir = options.model_dir
     if model_dir is not None and options.model_path is not None:

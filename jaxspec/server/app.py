@@ -9,7 +9,7 @@ from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.server.bodies import PARSING_SHARE, BodyLimit, OneByOne, most_bytes, most_values
 from jaxspec.server.errors import REQUEST_ID, add_handlers
 from jaxspec.server.info_api import info_routes
-from jaxspec.server.metrics import RequestCollector, add_metrics
+from jaxspec.server.metrics import RequestCollector, StepTimes, add_metrics
 from jaxspec.server.middleware import KeyCheck, OriginCheck, RequestIds
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_api import openai_routes
@@ -78,10 +78,15 @@ def _correct(responses: dict[str, Any]) -> None:
 
 
 def create_app(
-    engine: AsyncEngine, model: ServedModel, settings: ServerSettings | None = None, *, metrics: RequestCollector | None = None
+    engine: AsyncEngine,
+    model: ServedModel,
+    settings: ServerSettings | None = None,
+    *,
+    metrics: RequestCollector | None = None,
+    steps: StepTimes | None = None,
 ) -> Application:
-    """The application over one engine and its model; the caller closes the engine. /metrics exists if `metrics` is given, which
-    must be one of the engine's observers."""
+    """The application over one engine and its model; the caller closes the engine. /metrics exists if `metrics` is given. It and
+    `steps` must be observers of the engine."""
     settings = settings or ServerSettings()
     running = RunningRequests(engine, settings.request_timeout)
     app = Application(running, settings, model.context_length)
@@ -100,7 +105,7 @@ def create_app(
         )
     for router in (openai_routes(running, model), sglang_routes(running, model), tokenize_routes(model, settings.tokenizer_info)):
         app.include_router(router)
-    app.include_router(info_routes(running, model, settings))
+    app.include_router(info_routes(running, model, settings, steps or StepTimes()))
     app.include_router(playground_routes())
     if metrics is not None:
         add_metrics(app, engine, metrics)  # last, so that it counts refused requests too

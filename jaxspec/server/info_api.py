@@ -15,6 +15,7 @@ from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as, only
 from jaxspec.server.health import HealthProbe
+from jaxspec.server.metrics import StepTimes
 from jaxspec.server.middleware import admin_only
 from jaxspec.server.model import ServedModel
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
@@ -105,6 +106,8 @@ class ServerInfo(ResponseModel):
     tp_size: int
     dp_size: int
     internal_states: list[EngineState]
+    step_time_dict: dict[str, list[float]]
+    """Seconds of the latest cycles without prefill, by the number of requests in them."""
 
 
 class Load(ResponseModel):
@@ -198,7 +201,7 @@ class Averages:
         return (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0
 
 
-def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSettings) -> APIRouter:
+def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes) -> APIRouter:
     """The endpoints over one engine and its model."""
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
@@ -237,7 +240,7 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
         """Settings (with the admin key), state, and averages since the cache was flushed."""
         shown = settings.shown if request.state.is_admin else {}
         visible = {name: without_directory(value) for name, value in shown.items()}
-        return json_response(describe_server(engine, model, averages, visible))
+        return json_response(describe_server(engine, model, averages, steps, visible))
 
     @router.get("/get_load", responses=success(list[ShortLoad]))
     async def get_load() -> Response:
@@ -297,7 +300,9 @@ def describe_model(model: ServedModel) -> ModelInfo:
     )
 
 
-def describe_server(engine: AsyncEngine, model: ServedModel, averages: Averages, settings: dict[str, Any]) -> ServerInfo:
+def describe_server(
+    engine: AsyncEngine, model: ServedModel, averages: Averages, steps: StepTimes, settings: dict[str, Any]
+) -> ServerInfo:
     """The settings, and the server's state, which takes precedence."""
     stats, spec = engine.stats, model.spec
     state = EngineState(
@@ -328,6 +333,7 @@ def describe_server(engine: AsyncEngine, model: ServedModel, averages: Averages,
         "max_total_num_tokens": stats.total_pages * stats.page_size,
         "max_req_input_len": model.context_length - 1,
         "page_size": stats.page_size,
+        "step_time_dict": steps.by_batch,
         "tp_size": 1,
         "dp_size": 1,
         "internal_states": [state],

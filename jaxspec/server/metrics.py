@@ -26,6 +26,8 @@ from jaxspec.engine.request import GenerationOutput
 from jaxspec.engine.stats import ENGINE_METRICS, EngineStats
 
 PREFIX = "jaxspec:"
+KEPT_STEPS = 32
+"""Times of cycles that are kept for each number of requests."""
 WINDOW = 10.0
 """Seconds over which the rate of generated tokens is averaged."""
 
@@ -163,6 +165,29 @@ class RequestCollector:
                 if (suffix := each.name.removeprefix(observed.name)) != "_created"  # a series each without information
             ]
             yield from with_aliases("histogram", metric.name, metric.aliases, metric.meaning, samples)
+
+
+class StepTimes:
+    """The latest cycles' times, as SGLang's bench_speculative reads them. An Observer in the engine's thread."""
+
+    def __init__(self) -> None:
+        self._last = EngineStats()
+        self._seconds: dict[int, deque[float]] = {}
+
+    def after_step(self, stats: EngineStats, idle: bool) -> None:
+        last, self._last = self._last, stats
+        requests = stats.verify_count - last.verify_count
+        if requests and stats.cycles == last.cycles + 1 and stats.prefilled_tokens == last.prefilled_tokens:
+            times = self._seconds.setdefault(requests, deque(maxlen=KEPT_STEPS))
+            times.append(round(stats.step_seconds - last.step_seconds, 6))
+
+    def finished(self, output: GenerationOutput) -> None:
+        """Does nothing: requests are not timed here."""
+
+    @property
+    def by_batch(self) -> dict[str, list[float]]:
+        """Seconds by the number of requests, the oldest first."""
+        return {str(requests): list(self._seconds[requests]) for requests in sorted(self._seconds)}
 
 
 class EngineCollector:

@@ -142,7 +142,12 @@ class Writer:
             )
             for prompt, temperature in zip(prompts, temperatures, strict=True)
         ]
-        return self._llm.generate(prompts, params)
+        outputs: dict[int, GenerationOutput] = {}
+        for is_sampled in (False, True):  # apart: one sampled request makes a whole batch draw noise
+            chosen = [index for index, each in enumerate(params) if (each.temperature > 0) == is_sampled]
+            found = self._llm.generate([prompts[index] for index in chosen], [params[index] for index in chosen])
+            outputs |= dict(zip(chosen, found, strict=True))
+        return [outputs[index] for index in range(len(prompts))]
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

@@ -19,7 +19,7 @@ class DataSettings:
     """Of a conversation; it ends where it has no room for another turn."""
     max_user_tokens: int = 160
     max_answer_tokens: int = 384
-    temperatures: tuple[float, ...] = (0.0, 0.7)
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7)
     """Of answers; one for each, by chance."""
     more_turns: float = 0.35
     """The chance of another turn of an invented user, up to max_turns."""

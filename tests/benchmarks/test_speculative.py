@@ -9,7 +9,7 @@ from benchmarks import speculative, tuning
 from benchmarks.load import Load
 from benchmarks.options import RESULTS
 from benchmarks.plots import draw_trees
-from benchmarks.speculative import config_file, notes, tables
+from benchmarks.speculative import all_trees, config_file, notes, part, sglang_lines, tables
 from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, simulated_speed_ups, why_not
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import SpecConfig
@@ -223,3 +223,42 @@ def test_too_few_tokens_to_time_a_cycle_are_an_error(tiny, tmp_path):
     flags = [*tiny, "--trees", "3/1/4", "--batch-size", "1", "--max-tokens", "8", "--out", str(tmp_path / "out.jsonl")]
     with pytest.raises(Exception, match="too small to time cycles of 3/1/4: give at least 20"):
         speculative.main(flags)
+
+
+def test_a_part_of_all_combinations():
+    trees = [CHAIN, WIDE]
+    assert part([1, 4], trees, 0, None) == {1: trees, 4: trees}
+    assert part([1, 4], trees, 1, None) == {1: [WIDE], 4: trees} and part([1, 4], trees, 1, 3) == {1: [WIDE], 4: [CHAIN]}
+    assert part([1, 4], trees, 4, None) == {} and all_trees(part([1, 4], trees, 1, 3)) == [WIDE, CHAIN]
+
+
+def test_the_lines_of_sglangs_script():
+    results = results_of(
+        (1, "3/1/4", [timed(CHAIN, 1.5, 1.3)]), (4, "plain", [timed(CHAIN, 2.5, 0.8, 4), timed(WIDE, 3.0, 0.7, 4)])
+    )
+    lines = list(sglang_lines(results, 100))
+    assert [(each["batch_size"], each["steps"], each["topk"], each["num_draft_tokens"]) for each in lines] == [
+        (1, 0, 0, 0), (1, 3, 1, 4), (4, 0, 0, 0), (4, 3, 1, 4), (4, 3, 4, 8),
+    ]  # fmt: skip
+    assert lines[0] | lines[1] == lines[1] and list(lines[1]) == [
+        "batch_size", "steps", "topk", "num_draft_tokens", "acc_length", "step_time", "speed", "completion_tokens",
+    ]  # fmt: skip
+    assert (lines[0]["acc_length"], lines[0]["step_time"], lines[0]["speed"]) == (1.0, 0.01, 100.0)
+    assert (lines[1]["acc_length"], lines[1]["step_time"], lines[1]["speed"]) == (2.0, 0.015, pytest.approx(133.333))
+    assert {each["completion_tokens"] for each in lines} == {100.0}
+
+
+def test_the_command_line_of_sglangs_script(tiny, tmp_path, capsys):
+    """Its two documented commands, with smaller numbers."""
+    given = f"--tp-size 1 --trust-remote-code --mem-fraction-static 0.7 --batch-size 1 --output {tmp_path / 'output.jsonl'}"
+    sizes = "--steps 0 1 2 --topk 0 1 2 --num_draft_tokens 0 2 4 --num-prompts 2 --start 1 --end 2 --max-tokens 24 --rounds 1"
+    assert speculative.main([*tiny, *given.split(), *sizes.split(), "--out", str(tmp_path / "out.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "output.jsonl").read_text().splitlines()]
+    assert [each["steps"] for each in lines] == [0, 1] and all(each["speed"] > 0 for each in lines)
+    said = capsys.readouterr().err
+    assert "--mem-fraction-static has no effect" in said and "--trust-remote-code has no effect" in said
+    with pytest.raises(SystemExit):
+        speculative.parse([*tiny, "--tp-size", "8"])
+    assert "--tp-size" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--start and --end leave no combination"):
+        speculative.main([*tiny, "--trees", "3/1/4", "--start", "5", "--out", str(tmp_path / "out.jsonl")])

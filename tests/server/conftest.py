@@ -17,7 +17,7 @@ from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.serve import listen, url_of
 from jaxspec.server.app import create_app
 from jaxspec.server.http_server import HttpServer
-from jaxspec.server.metrics import RequestCollector
+from jaxspec.server.metrics import RequestCollector, StepTimes
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
@@ -47,9 +47,9 @@ class Client:
 def serving(engine: FakeEngine, model: ServedModel, settings: ServerSettings | None = None) -> Iterator[str]:
     """Runs a server in a thread; yields its URL."""
     ready = threading.Event()
-    metrics = RequestCollector(model.name)
-    async_engine = AsyncEngine(engine, [metrics])
-    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics), async_engine, ready.set)
+    metrics, steps = RequestCollector(model.name), StepTimes()
+    async_engine = AsyncEngine(engine, [metrics, steps])
+    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics, steps=steps), async_engine, ready.set)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

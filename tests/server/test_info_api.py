@@ -1,11 +1,14 @@
 """What probes, routers and benchmarks read, and how the owner controls the server. test_running.py tests what ends."""
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.engine.stats import AdaptiveState
+from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.server.info_api import without_directory
+from jaxspec.server.metrics import KEPT_STEPS, StepTimes
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.version import own_version
@@ -56,6 +59,27 @@ def test_server_info(client: Client, path: str):
     info = client.http.get(path).json()
     assert info["version"] == own_version() and info["served_model_name"] == info["model_path"] == "fake"
     assert (info["tree"], info["speculative_num_steps"], info["max_total_num_tokens"]) == (str(TREE), 3, 160)
+    assert info["step_time_dict"] == {}
+
+
+def test_steps_are_timed_by_the_number_of_requests_in_them():
+    """SGLang's bench_speculative reads them."""
+    steps, stats = StepTimes(), EngineStats()
+    for changes in (
+        {"prefilled_tokens": 9, "step_seconds": 1.0},
+        {"cycles": 1, "verify_count": 2, "prefilled_tokens": 12, "step_seconds": 2.0},  # beside a prefill
+        {"cycles": 2, "verify_count": 4, "step_seconds": 2.25},
+        {"step_seconds": 2.5},  # no cycle
+        {"cycles": 3, "verify_count": 6, "step_seconds": 3.0},
+        {"cycles": 4, "verify_count": 7, "step_seconds": 3.125},
+    ):
+        stats = replace(stats, **changes)
+        steps.after_step(stats, False)
+    assert steps.by_batch == {"1": [0.125], "2": [0.25, 0.5]}
+    for _ in range(100):
+        stats = replace(stats, cycles=stats.cycles + 1, verify_count=stats.verify_count + 1)
+        steps.after_step(stats, False)
+    assert len(steps.by_batch["1"]) == KEPT_STEPS
 
 
 def test_the_accept_length_is_that_since_the_flush(client: Client):
