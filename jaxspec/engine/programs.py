@@ -123,9 +123,10 @@ class Programs:
             ProgramError: the first that can't be compiled.
         """
         missing = [program for program in programs if program not in self._compiled]
-        pool = ThreadPoolExecutor(os.cpu_count())
+        at_once = os.cpu_count() or 1
+        pool = ThreadPoolExecutor(at_once)
         try:
-            with removing_damaged(), CacheHits() as hits, CompilingProgress(len(missing), shown=progress) as shown:
+            with removing_damaged(), CacheHits() as hits, CompilingProgress(len(missing), at_once, shown=progress) as shown:
                 for done in as_completed([pool.submit(self._add_named, program, hits) for program in missing]):
                     shown.add(from_cache=done.result().from_cache)
         finally:
@@ -288,10 +289,10 @@ def abstract(array: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 class CompilingProgress:
     """Shows how many programs are ready; silent unless `shown`."""
 
-    def __init__(self, total: int, *, shown: bool, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, total: int, at_once: int = 1, *, shown: bool, clock: Callable[[], float] = time.monotonic):
         on_terminal = shown and sys.stderr.isatty()
         self._bar = tqdm(total=total, desc="compiling", bar_format=BAR, leave=False, disable=not on_terminal)
-        self._logs, self._total, self._clock = shown and not on_terminal, total, clock
+        self._logs, self._total, self._at_once, self._clock = shown and not on_terminal, total, at_once, clock
         self._ready = self._from_cache = 0
         self._started = self._last_line = clock()
 
@@ -310,5 +311,6 @@ class CompilingProgress:
         now, left = self._clock(), self._total - self._ready
         if self._logs and left and now - self._last_line >= INTERVAL:
             self._last_line = now
-            seconds = (now - self._started) / self._ready * left
+            under_way = min(left, self._at_once - 1) / 2  # those that compile beside the next one are half ready
+            seconds = (now - self._started) / (self._ready + under_way) * (left - under_way)
             logger.info("%d of %d programs are ready, about %.0f s left", self._ready, self._total, seconds)

@@ -18,6 +18,8 @@ from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.server.app import Application
 from jaxspec.server.errors import ApiError
 
+HTTP_2 = b"PRI * HTTP/2.0"
+"""How a client begins that takes HTTP/2 for granted; routers try it and come back with HTTP/1.1."""
 MAX_HEADER_BYTES = 64 * 2**10
 HEADER_SECONDS = 10.0
 """Time for the headers of a request to arrive, from the first byte on or, on a new connection, from its start."""
@@ -48,7 +50,8 @@ class Connection(H11Protocol):
             self._start_timer()
             headers = self.conn.trailing_data[0] + data
             end = END_OF_HEADERS.search(headers)
-            if (len(headers) if end is None else end.end()) > MAX_HEADER_BYTES:  # h11 itself checks only what is incomplete
+            is_too_long = (len(headers) if end is None else end.end()) > MAX_HEADER_BYTES  # h11 checks only what is incomplete
+            if is_too_long or headers.startswith(HTTP_2):
                 self.send_400_response("")
                 return
         super().data_received(data)
@@ -66,6 +69,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._stop_timer()
         self._unused.pop(self, None)
+
+    def _should_upgrade(self) -> bool:
+        """No, and without the two lines in the log that uvicorn writes of it: routers ask every server for HTTP/2."""
+        return False
 
     def _expect_request(self) -> None:
         """Counts as unused from now on. One too many closes the oldest."""

@@ -197,9 +197,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def run(shown: bool, seconds: float, programs: int = 4) -> None:
+def run(shown: bool, seconds: float, programs: int = 4, at_once: int = 1) -> None:
     now = iter(range(1000))
-    with CompilingProgress(programs, shown=shown, clock=lambda: seconds * next(now)) as progress:
+    with CompilingProgress(programs, at_once, shown=shown, clock=lambda: seconds * next(now)) as progress:
         for number in range(programs):
             progress.add(from_cache=number == 1)
 
@@ -215,6 +215,9 @@ def test_a_log_gets_a_line_now_and_then_and_none_at_the_end(caplog: pytest.LogCa
         caplog.clear()
         run(shown=True, seconds=INTERVAL / 3, programs=9)
         assert len(caplog.records) == 2
+        caplog.clear()
+        run(shown=True, seconds=INTERVAL, at_once=3)
+        assert caplog.records[0].message == "1 of 4 programs are ready, about 30 s left", "two more are half ready"
 
 
 @pytest.mark.parametrize(("shown", "seconds"), [(False, INTERVAL), (True, 0.1)])

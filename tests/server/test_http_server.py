@@ -39,6 +39,14 @@ def answer_to(client: Client, sent: bytes) -> bytes:
     return received
 
 
+def test_requests_for_http_2_leave_no_line_in_the_log(client: Client, caplog: pytest.LogCaptureFixture):
+    upgrade = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    assert answer_to(client, GET + upgrade + b"\r\n" + GET + b"connection: close\r\n\r\n").count(b"HTTP/1.1 200 ") == 2
+    assert answer_to(client, GET + b"connection: upgrade, close\r\nupgrade: websocket\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    assert answer_to(client, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -48,6 +56,7 @@ def answer_to(client: Client, sent: bytes) -> bytes:
         GET + b"x: " + b"x" * 2**17,
         GET + b"".join(b"x%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
         b"GET /" + b"x" * 2**17 + b" HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         GET + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
     ],
     ids=lambda sent: repr(sent[:20]),
