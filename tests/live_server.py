@@ -27,10 +27,11 @@ class LiveServer:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, *flags: str) -> Iterator[LiveServer]:
-    """Starts a server; yields it when it is ready. Afterwards it must end in order, and its log may hold no traceback."""
+def running_server(folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS) -> Iterator[LiveServer]:
+    """Starts a server with the usual flags and more; yields it when it is ready. Afterwards it must end in order, and its log may
+    hold no traceback."""
     log = folder / "server.log"
-    command = [sys.executable, "-m", "jaxspec.serve", "--port", "0", *FLAGS, *flags]
+    command = [sys.executable, "-m", "jaxspec.serve", "--port", "0", *usual, *flags]
     with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as process:
         try:
             yield LiveServer(url_in(log, process), process.pid, log)

