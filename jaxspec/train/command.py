@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from jaxspec.llm import LLM
 
 EXAMPLES = """examples:
-  jaxspec train run --model-path smollm2 --work WORK --out HEAD          (data, head and card, without data of your own)
+  jaxspec train run --model-path smollm2 --out HEAD                      (data, head and card, without data of your own)
   jaxspec train data --model-path M --data DATA --prompts chats.jsonl    (answers to your prompts)
-  jaxspec train head --model-path M --data DATA --work WORK --out HEAD
+  jaxspec train head --model-path M --data DATA --out HEAD
   jaxspec serve --model-path M --speculative-draft-model-path HEAD
 
 Each goes on where it was interrupted, if it is called again with the same options."""
@@ -36,7 +36,7 @@ def make_parser() -> Parser:
     parser.add_argument("command", choices=COMMANDS, help="; ".join(f"{name}: {text}" for name, text in COMMANDS.items()))
     parser.add_argument("--model-path", "--model", required=True, metavar="NAME", help="the target, as for jaxspec serve")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the conversations (default: WORK/data)")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="folder of the run: checkpoints and log.jsonl")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="folder of the run: checkpoints and log.jsonl (default: OUT.work)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the head goes, with its card")
     add = parser.add_argument_group("data").add_argument
     add("--prompts", type=Path, metavar="FILE", help="JSONL or text with prompts (default: the model invents users, too)")
@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     parser = make_parser()
     options = parser.parse_args(argv)
-    needed = {"data": ("data",), "head": ("data", "work", "out"), "run": ("work", "out")}[options.command]
+    if options.work is None and options.out is not None:
+        options.work = options.out.with_name(f"{options.out.name}.work")
+    needed = {"data": ("data",), "head": ("data", "out"), "run": ("out",)}[options.command]
     if missing := [f"--{name}" for name in needed if vars(options)[name] is None and not (name == "data" and options.work)]:
         parser.error(f"{options.command} needs {' and '.join(missing)}")
     return run_guarded("jaxspec train", lambda: run(options))

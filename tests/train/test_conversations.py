@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxspec import LLM
-from jaxspec.train import conversations
+from jaxspec.train import command, conversations
 from jaxspec.train.conversations import DataSettings, Writer, is_repetitive, read_prompts, read_shards, write_shards
 
 SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_tokens=12)
@@ -113,3 +113,25 @@ def test_repetitions_are_told_from_text():
         prose + "from chlorophyll, which absorbs red and blue light. Without it, nearly nothing on land could live."
     )
     assert not is_repetitive("no no no no")
+
+
+@pytest.mark.parametrize(
+    ("given", "work"), [("run --out a/head", "a/head.work"), ("run --out a/head --work b", "b"), ("data --data c", "None")]
+)
+def test_the_work_folder_lies_beside_the_head(monkeypatch, given, work):
+    monkeypatch.setattr(command, "run", lambda options: found.append(str(options.work)) or 0)
+    found: list[str] = []
+    assert command.main([*given.split(), "--model-path", "m"]) == 0 and found == [work]
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [("run", "--out"), ("head --out h", ""), ("data", "--data"), ("head", "--data and --out")]
+)
+def test_what_is_missing_is_named(monkeypatch, capsys, given, missing):
+    monkeypatch.setattr(command, "run", lambda options: 0)
+    if missing:
+        with pytest.raises(SystemExit):
+            command.main([*given.split(), "--model-path", "m"])
+        assert f"needs {missing}\n" in capsys.readouterr().err.replace(" (see --help)", "")
+    else:
+        assert command.main([*given.split(), "--model-path", "m"]) == 0
