@@ -68,6 +68,8 @@ class Writer:
         self._llm, self._tokenizer, self._template = llm, llm.tokenizer, template
         self._settings, self._prompts = settings, prompts
         self._longest = min(settings.max_tokens, llm.engine.context_length)
+        self._is_plain = template.render([{"role": USER, "content": HERE}]).startswith(HERE)
+        """The template marks no turns: it is a model that goes on with a text, and its users break off anywhere."""
 
     def __enter__(self) -> Self:
         return self
@@ -97,12 +99,16 @@ class Writer:
         """Adds a user's turn as the target imagines it. Out: the unfinished that got a proper one."""
         asked = [{"role": USER, "content": HERE}]
         beginnings = [self._encode(self._template.render([*each.messages, *asked]).split(HERE)[0]) for each in unfinished]
+        if self._is_plain:
+            unfinished = [each for each in unfinished if not each.messages]  # they have one turn, which begins a text
+            beginnings = [[self._tokenizer.bos_token_id or self._tokenizer.eos_token_id or 0] for _ in unfinished]
         unfinished, beginnings = self._with_room(unfinished, beginnings)
         outputs = self._generate(beginnings, self._settings.max_user_tokens, [1.0] * len(unfinished), chance)
         invented = []
         for each, output in zip(unfinished, outputs, strict=True):
             text = output.text.strip()
-            if output.finish_reason == "stop" and len(output.token_ids) > LEAST_USER_TOKENS and not is_repetitive(text):
+            is_whole = output.finish_reason == "stop" or self._is_plain
+            if is_whole and len(output.token_ids) > LEAST_USER_TOKENS and not is_repetitive(text):
                 each.messages.append({"role": USER, "content": text})
                 invented.append(each)
         return invented

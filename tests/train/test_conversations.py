@@ -135,3 +135,14 @@ def test_what_is_missing_is_named(monkeypatch, capsys, given, missing):
         assert f"needs {missing}\n" in capsys.readouterr().err.replace(" (see --help)", "")
     else:
         assert command.main([*given.split(), "--model-path", "m"]) == 0
+
+
+def test_a_model_whose_template_marks_no_turns_writes_texts(llm):
+    """Its users' turns begin a text and break off; the answer goes on with it."""
+    settings = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_tokens=12)
+    with Writer(llm, settings, None) as writer:
+        found = writer.shard(0)
+    assert 1 <= len(found) <= 4
+    for tokens, answers in found:
+        [(start, end)] = answers
+        assert 1 < start < end == len(tokens)
