@@ -26,6 +26,8 @@ SETTINGS = "settings.json"
 HERE = "<<<the user's turn>>>"
 """Stands for a user's text, to find where the template puts it."""
 LEAST_USER_TOKENS = 3
+CUT = 32
+"""Tokens that a repetitive answer loses at a time."""
 LEAST_ROOM = 16
 """Tokens that a turn can still have; a conversation with less room has ended."""
 REPETITIVE = 0.3
@@ -114,7 +116,7 @@ class Writer:
         return invented
 
     def _answer(self, unfinished: list[Unfinished], chance: random.Random) -> list[Unfinished]:
-        """Adds the target's answer. Out: the unfinished that got a whole one that is worth learning from."""
+        """Adds the target's answer, up to where it repeats itself. Out: the unfinished that got a whole one."""
         prompts = [self._encode(self._template.render(each.messages)) for each in unfinished]
         unfinished, prompts = self._with_room(unfinished, prompts)
         temperatures = [chance.choice(self._settings.temperatures) for _ in unfinished]
@@ -122,12 +124,12 @@ class Writer:
         answered = []
         for each, prompt, output in zip(unfinished, prompts, outputs, strict=True):
             before = each.finished or Conversation([], [])
-            if is_repetitive(output.text) or prompt[: len(before.tokens)] != before.tokens:
+            good = self._before_it_repeats(list(output.token_ids))
+            if not good or prompt[: len(before.tokens)] != before.tokens:
                 continue  # or its text has other tokens when read again
-            end = len(prompt) + len(output.token_ids)
-            each.finished = Conversation([*prompt, *output.token_ids], [*before.answers, (len(prompt), end)])
+            each.finished = Conversation([*prompt, *good], [*before.answers, (len(prompt), len(prompt) + len(good))])
             each.messages.append({"role": ASSISTANT, "content": output.text})
-            if output.finish_reason == "stop":
+            if output.finish_reason == "stop" and len(good) == len(output.token_ids):
                 answered.append(each)
         return answered
 
@@ -154,6 +156,12 @@ class Writer:
             found = self._llm.generate([prompts[index] for index in chosen], [params[index] for index in chosen])
             outputs |= dict(zip(chosen, found, strict=True))
         return [outputs[index] for index in range(len(prompts))]
+
+    def _before_it_repeats(self, tokens: list[int]) -> list[int]:
+        """An answer, or as much of it as does not say the same over and over."""
+        while tokens and is_repetitive(str(self._tokenizer.decode(tokens))):
+            tokens = tokens[: (len(tokens) - 1) // CUT * CUT]
+        return tokens
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

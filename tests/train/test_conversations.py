@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec import LLM
 from jaxspec.train import command, conversations
-from jaxspec.train.conversations import DataSettings, Writer, is_repetitive, read_prompts, read_shards, write_shards
+from jaxspec.train.conversations import CUT, DataSettings, Writer, is_repetitive, read_prompts, read_shards, write_shards
 
 SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_tokens=12)
 
@@ -146,3 +146,13 @@ def test_a_model_whose_template_marks_no_turns_writes_texts(llm):
     for tokens, answers in found:
         [(start, end)] = answers
         assert 1 < start < end == len(tokens)
+
+
+def test_an_answer_ends_where_it_repeats_itself(llm):
+    prose = llm.tokenizer.encode("def area(self, width, height):\n    return width * height\n", add_special_tokens=False)
+    again = llm.tokenizer.encode("self.x = None\n", add_special_tokens=False) * 60
+    with Writer(llm, SETTINGS, None) as writer:
+        assert writer._before_it_repeats(prose) == prose
+        left = writer._before_it_repeats(prose + again)
+        assert left == (prose + again)[: len(left)] and 0 < len(left) < len(again)
+        assert not is_repetitive(llm.tokenizer.decode(left)) and len(left) % CUT == 0
