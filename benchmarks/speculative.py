@@ -80,13 +80,13 @@ def tune(sweep: Sweep, combinations: Combinations, rounds: int, *, exhaustive: b
     accepted = acceptances(sweep, trees)
     lengths = {tree: each.accept_length for tree, each in accepted.items()}
     beaten = dominated(lengths)
+    unbeaten = {batch: [tree for tree in trees if tree not in beaten] or trees for batch, trees in combinations.items()}
+    left = combinations if exhaustive else unbeaten
+    compile_all(sweep, left)
     batches = []
     for batch in sweep.batches:
-        unbeaten = [tree for tree in combinations[batch] if tree not in beaten] or combinations[batch]
-        left = combinations[batch] if exhaustive else unbeaten
-        sweep.compile(left, [batch])
-        timed = cycle_times(sweep, left, batch, rounds)
-        candidates = shortlist([each for each in timed if each.tree in unbeaten], lengths)
+        timed = cycle_times(sweep, left[batch], batch, rounds)
+        candidates = shortlist([each for each in timed if each.tree in unbeaten[batch]], lengths)
         confirmed = confirm(sweep, tournament(sweep, candidates, batch, rounds, counter), rounds, counter)
         if exhaustive:  # independent of the runs that led to the choice
             timed = [unmeasured(each) for each in timed]
@@ -110,13 +110,19 @@ def tune(sweep: Sweep, combinations: Combinations, rounds: int, *, exhaustive: b
 def simulate(sweep: Sweep, combinations: Combinations, rounds: int, accept_lengths: Sequence[float]) -> dict:
     """Measures cycle costs and derives speed-ups at these accept lengths. Returns results for JSON."""
     lengths = sorted(set(accept_lengths))
+    compile_all(sweep, combinations)
     batches = []
     for batch in sweep.batches:
-        sweep.compile(combinations[batch], [batch])
         timed = cycle_times(sweep, combinations[batch], batch, rounds)
         described = [{**describe(each, None), "simulated_speed_up": simulated_speed_ups(each, lengths)} for each in timed]
         batches.append({"batch": batch, "trees": described})
     return {"simulated_accept_lengths": lengths, "batches": batches}
+
+
+def compile_all(sweep: Sweep, combinations: Combinations) -> None:
+    """Before anything is timed, so that what can't be compiled fails now rather than in half an hour."""
+    for batch, trees in combinations.items():
+        sweep.compile(trees, [batch])
 
 
 def all_trees(combinations: Combinations) -> list[SpecConfig]:
@@ -294,8 +300,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         help="(default: 2 4 8 16 32; chains have one size)",
     )
-    for name, help in (("--start", "the first combination to measure, from 0"), ("--end", "the one before which to stop")):
-        sizes.add_argument(name, type=whole(0), metavar="N", help=f"{help} (default: all are measured)")
+    sizes.add_argument("--start", type=whole(0), default=0, metavar="N", help="the first combination (default: %(default)s)")
+    sizes.add_argument("--end", type=whole(0), metavar="N", help="the combination before which to stop (default: none)")
     sizes.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these trees instead of a grid")
     ways = parser.add_argument_group("ways to measure")
     ways.add_argument("--exhaustive", action="store_true", help="measure every tree end to end at every batch size")
@@ -353,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if bench.llm.head is None:
         raise ValueError("the model has no draft head: give --draft, or --simulate-accept-length")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
-    combinations = part(options.batch_size, trees, options.start or 0, options.end)
+    combinations = part(options.batch_size, trees, options.start, options.end)
     if not (trees := all_trees(combinations)):
         raise ValueError("--start and --end leave no combination of a batch size and a tree")
     sweep = Sweep(bench, encoded, trees, list(combinations), sampling_params(options, len(encoded)))

@@ -1,4 +1,7 @@
-"""Chat templates by name (`--chat-template NAME`), for models that bring none: formats of SGLang 0.5, by its names.
+"""Chat templates by name (`--chat-template NAME`), for models that bring none: formats of SGLang, by its names.
+
+They are what SGLang writes, even where a model's own template differs: `mistral` has no [INST] between a system message and the
+first question.
 
 The tokenizer's own beginning of a text (Llama's <s>) is put in front, and the strings at which a format's turns end stop an answer.
 """

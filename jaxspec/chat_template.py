@@ -91,7 +91,9 @@ class ChatTemplate:
         self._options = [name for name in names if not (name in RESERVED or name.startswith("_") or name.endswith("_token"))]
 
     @classmethod
-    def of_model(cls, tokenizer: "Tokenizer | None", text: str | None = None, source: str = "the chat template") -> Self | None:
+    def of_model(
+        cls, tokenizer: "Tokenizer | None", text: str | None = None, source: str = "the chat template", stop: Sequence[str] = ()
+    ) -> Self | None:
         """The given text, else the tokenizer's template (of several the one named default), else None.
 
         Raises ValueError for a text without a tokenizer, for several templates without a default, and for an invalid template.
@@ -106,7 +108,7 @@ class ChatTemplate:
                 if "default" not in text:
                     raise ValueError(f"{source} has chat templates named {', '.join(text)}, but no default: give --chat-template")
                 text = text["default"]
-        return None if text is None else cls(text, tokenizer.special_tokens_map, source)
+        return None if text is None else cls(text, tokenizer.special_tokens_map, source, stop=stop)
 
     def render(
         self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None, *, param: str = "messages"

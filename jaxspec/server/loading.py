@@ -90,10 +90,10 @@ def load_chat_template(arguments: ServerArguments, llm: LLM) -> ChatTemplate | N
     given = arguments.chat_template
     if given is None:
         return ChatTemplate.of_model(llm.tokenizer)
-    if given in CHAT_FORMATS and llm.tokenizer is not None:
-        known = CHAT_FORMATS[given]
-        begin = json.dumps(llm.tokenizer.decode(llm.tokenizer.encode("")))  # Llama's <s>
-        return ChatTemplate(f"{{{{ {begin} }}}}{known.template}", llm.tokenizer.special_tokens_map, given, stop=known.stop)
+    if given in CHAT_FORMATS:
+        template, stop = CHAT_FORMATS[given]
+        begin = json.dumps(llm.tokenizer.decode(llm.tokenizer.encode("")) if llm.tokenizer else "")  # Llama's <s>
+        return ChatTemplate.of_model(llm.tokenizer, f"{{{{ {begin} }}}}{template}", f"--chat-template {given}", stop)
     path = Path(given)
     if path.stat().st_size > MAX_TEMPLATE_BYTES:
         raise ValueError(f"--chat-template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")

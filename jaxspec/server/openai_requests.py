@@ -2,7 +2,6 @@
 SGLang and vLLM."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
@@ -185,9 +184,8 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = _params(body, names, budget, logprobs=logprobs)
     ends = model.chat_template.stop if model.chat_template else ()
-    return _batch(body, model, [(ids, replace(params, stop=(*params.stop, *ends)))])
+    return _batch(body, model, [(ids, _params(body, names, budget, ends, logprobs=logprobs))])
 
 
 def chat_names(body: ChatRequest) -> dict[str, str]:
@@ -206,7 +204,13 @@ def _batch(
     return RequestBatch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.request_id, **more)
 
 
-def _params(body: OpenAIRequest, client_names: Mapping[str, str], max_tokens: int, **logprobs: int | None) -> SamplingParams:
+def _params(
+    body: OpenAIRequest, client_names: Mapping[str, str], max_tokens: int, ends: Sequence[str] = (), **logprobs: int | None
+) -> SamplingParams:
+    """`ends`: strings at which the answer stops besides the client's own."""
     given: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
+    if ends:
+        own = given["stop"] or ()
+        given["stop"] = (*((own,) if isinstance(own, str) else own), *ends)
     given["include_stop_str_in_output"] = body.include_stop_str_in_output or body.no_stop_trim
     return sampling_params(client_names, max_tokens=max_tokens, **given, **logprobs)

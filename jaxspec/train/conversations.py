@@ -100,10 +100,12 @@ class Writer:
     def _invent(self, unfinished: list[Unfinished], chance: random.Random) -> list[Unfinished]:
         """Adds a user's turn as the target imagines it. Out: the unfinished that got a proper one."""
         asked = [{"role": USER, "content": HERE}]
-        beginnings = [self._encode(self._template.render([*each.messages, *asked]).split(HERE)[0]) for each in unfinished]
         if self._is_plain:
             unfinished = [each for each in unfinished if not each.messages]  # they have one turn, which begins a text
-            beginnings = [[self._tokenizer.bos_token_id or self._tokenizer.eos_token_id or 0] for _ in unfinished]
+            start = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id, 0)
+            beginnings = [[next(token for token in start if token is not None)] for _ in unfinished]
+        else:
+            beginnings = [self._encode(self._template.render([*each.messages, *asked]).split(HERE)[0]) for each in unfinished]
         unfinished, beginnings = self._with_room(unfinished, beginnings)
         outputs = self._generate(beginnings, self._settings.max_user_tokens, [1.0] * len(unfinished), chance)
         invented = []

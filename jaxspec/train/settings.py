@@ -37,7 +37,7 @@ class TrainSettings:
     rows: int = 8
     """Rows of a batch."""
     length: int = 512
-    """Tokens of a row."""
+    """Tokens of a row, and of the longest conversation."""
     depth: int = 5
     """Unroll steps; for MTP the levels that its one layer will be used for."""
     draft_vocab_size: int = 8192

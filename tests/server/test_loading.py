@@ -188,6 +188,8 @@ def test_a_template_is_read_and_bounded(places, tmp_path):
     path.write_text("{{ messages[0].content }}")
     with pytest.raises(ValueError, match=r"--chat-template .*template\.jinja can't be used: the model has no tokenizer"):
         load_chat_template(arguments(places, "target", None, f"--chat-template {path}"), llm)
+    with pytest.raises(ValueError, match=r"--chat-template chatml can't be used: the model has no tokenizer"):
+        load_chat_template(arguments(places, "target", None, "--chat-template chatml"), llm)
     path.write_text("x" * (MAX_TEMPLATE_BYTES + 1))
     with pytest.raises(ValueError, match=r"template\.jinja is larger than 1048576 bytes"):
         load_chat_template(arguments(places, "target", None, f"--chat-template {path}"), llm)
@@ -240,7 +242,7 @@ CHAT = [
     ],
 )
 def test_templates_have_sglangs_names_and_texts(name, text, first):
-    """The texts are those of generate_chat_conv in SGLang 0.5.23."""
+    """The texts follow from get_prompt of SGLang's Conversation, by hand."""
     llm = load(parse_arguments(["--speculative-algorithm", "NONE", "--log-level", "error"]))
     template = load_chat_template(parse_arguments(["--chat-template", name]), llm)
     assert template is not None

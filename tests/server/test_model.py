@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.sampling_params import MAX_STOP_STRINGS
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
@@ -130,6 +131,9 @@ def test_a_format_by_name_ends_answers_where_its_turns_end():
         for more in ({}, {"stop": "x"}, {"stop": ["x", "y"]}):
             assert httpx.post(f"{url}/v1/chat/completions", json={"messages": USER, **more}).status_code == 200
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+        many = {"messages": USER, "stop": ["x"] * MAX_STOP_STRINGS}
+        refused = httpx.post(f"{url}/v1/chat/completions", json=many)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stop", "with the format's own they are too many"
     assert [params.stop for params in engine.params] == [("[END]",), ("x", "[END]"), ("x", "y", "[END]"), ()]
 
 
