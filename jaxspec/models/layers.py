@@ -125,6 +125,8 @@ class Attention(nnx.Module):
 
     kernel: str | None = None
     """The implementation of tree_attention; None: the platform's default."""
+    attend = staticmethod(tree_attention)
+    """Training puts one that needs less memory here."""
 
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
@@ -149,7 +151,7 @@ class Attention(nnx.Module):
         if cache is None:
             cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), x.dtype),) * 2)
         _, pages, start, length, mask = metadata
-        out = tree_attention(q, cache.k, cache.v, pages, start, length, k, v, mask, implementation=self.kernel)
+        out = self.attend(q, cache.k, cache.v, pages, start, length, k, v, mask, implementation=self.kernel)
         # Writing the window to the cache must wait for this read; otherwise XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))
         return self.o_proj.product(out.reshape(batch, width, -1)), KeysValues(k, v)

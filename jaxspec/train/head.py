@@ -8,7 +8,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,40 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
     return split_model(model, config)
 
 
+def optimizer_of(settings: TrainSettings) -> optax.GradientTransformation:
+    """Its updates are still to be scaled by the schedule."""
+    return muon(settings.matrix_rate, settings.other_rate)
+
+
+def programs(settings: TrainSettings, target: LoadedTarget, head: LoadedHead) -> tuple[Callable, Callable]:
+    """The jitted functions of a run; of the models only the graphs are used.
+
+    Returns:
+        learn(params, state, frozen, rows, scale) -> params, state, Unrolled, which uses up params and state;
+        judge(params, frozen, rows) -> Unrolled.
+
+    params: the learnt parameters, in float32. The head runs in the target's dtype. frozen: {"target": its parameters, "head": those
+    that are not learnt}.
+    """
+    optimizer = optimizer_of(settings)
+
+    def losses(params: dict, frozen: dict, rows: Rows) -> tuple[jax.Array, Unrolled]:
+        origin = target.merge(frozen["target"])
+        dtype = origin.embed_tokens[...].dtype
+        learner = head.merge({**jax.tree.map(lambda array: array.astype(dtype), params), **frozen["head"]})
+        out = unroll(learner, origin, teach(origin, head.config.captured_layers, rows), rows, settings.depth)
+        return out.loss, out
+
+    @jax.jit(donate_argnums=(0, 1))
+    def learn(params: dict, state: Any, frozen: dict, rows: Rows, scale: jax.Array) -> tuple[dict, Any, Unrolled]:
+        (_, out), gradient = jax.value_and_grad(losses, has_aux=True)(params, frozen, rows)
+        updates, state = optimizer.update(gradient, state, params)
+        updates = jax.tree.map(lambda update: scale * update, updates)
+        return optax.apply_updates(params, updates), state, out
+
+    return learn, jax.jit(lambda *inputs: losses(*inputs)[1])
+
+
 class Trainer:
     """One run in a folder: `settings.json`, `log.jsonl`, and checkpoints.
 
@@ -107,48 +141,36 @@ class Trainer:
 
         self.head = new_head(settings, target, directory, self.parts)
         fixed = {TOKEN_MAP: self.head.params[TOKEN_MAP]} if TOKEN_MAP in self.head.params else {}
-        optimizer = muon(settings.matrix_rate, settings.other_rate)
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
         everywhere, self._by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
         learnt = {name: value for name, value in self.head.params.items() if name != TOKEN_MAP}
         learnt = jax.tree.map(lambda array: jnp.array(array, jnp.float32, copy=True), learnt)  # training donates them
         self.params = jax.device_put(learnt, everywhere)
-        self.state = jax.device_put(jax.jit(optimizer.init)(self.params), everywhere)
+        self.state = jax.device_put(jax.jit(optimizer_of(settings).init)(self.params), everywhere)
         self.step = 0
 
-        def losses(params: dict, target_params: dict, rows: Rows) -> tuple[jax.Array, Unrolled]:
-            origin, head = target.merge(target_params), self.head.merge({**params, **fixed})
-            out = unroll(head, origin, teach(origin, head.config.captured_layers, rows), rows, settings.depth)
-            return out.loss, out
-
-        @jax.jit(donate_argnums=(0, 1))
-        def learn(params: dict, state: Any, target_params: dict, rows: Rows, scale: jax.Array) -> tuple[dict, Any, Unrolled]:
-            (_, out), gradient = jax.value_and_grad(losses, has_aux=True)(params, target_params, rows)
-            updates, state = optimizer.update(gradient, state, params)
-            updates = jax.tree.map(lambda update: scale * update, updates)
-            return optax.apply_updates(params, updates), state, out
-
-        self._learn, self._judge, self._fixed = learn, jax.jit(lambda *inputs: losses(*inputs)[1]), fixed
-        self._everywhere = everywhere
-        self._target_params = jax.device_put(target.params, everywhere)
+        self._learn, self._judge = programs(settings, target, self.head)
+        frozen = {"target": target.params, "head": fixed}
+        self._fixed, self._everywhere, self._frozen = fixed, everywhere, jax.device_put(frozen, everywhere)
 
     def learn(self) -> Unrolled:
         """One step."""
         rows = batch(self.rows, self.settings.rows, self.step, self.settings.seed)
         scale = np.float32(scale_of(self.step, self.settings.steps))
-        self.params, self.state, out = self._learn(self.params, self.state, self._target_params, self._placed(rows), scale)
+        self.params, self.state, out = self._learn(self.params, self.state, self._frozen, self._placed(rows), scale)
         self.step += 1
         return out
 
     def judge(self) -> dict[str, Any]:
         """Loss and accuracies on held-out conversations."""
         count = len(self.heldout.tokens) // jax.device_count() * jax.device_count() or None
-        out = self._judge(self.params, self._target_params, self.heldout.map(lambda part: part[:count]))
+        out = self._judge(self.params, self._frozen, self.heldout.map(lambda part: part[:count]))
         return {"loss": round(float(out.loss), 4), **accuracies(np.asarray(out.correct), np.asarray(out.counted))}
 
     def trained(self) -> LoadedHead:
-        """The head as it is now, for an engine."""
-        params = jax.device_put(jax.device_get(self.params), jax.devices()[0])
+        """The head as it is now, for an engine: in the target's dtype."""
+        dtype = self.target.params["embed_tokens"].dtype
+        params = jax.tree.map(lambda array: jax.device_put(np.asarray(array, dtype), jax.devices()[0]), self.params)
         return replace(self.head, params={**params, **self._fixed})
 
     def save(self) -> None:

@@ -4,21 +4,23 @@ Losses and masks are those of SafeAILab's trainer: tests/train/test_reference.py
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jaxspec.models.head import DraftHead
-from jaxspec.models.layers import AttentionMetadata
+from jaxspec.models.layers import Attention, AttentionMetadata
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int
 
 DECAY = 0.8
 """Weight of each unroll step's loss, relative to the step before."""
-CHUNK = 1024
-"""Positions whose logits exist at the same time."""
+CHUNK = 256
+"""Positions whose logits exist at the same time, for all unroll steps."""
 REGRESSION, CROSS_ENTROPY = 1.0, 0.1
 """EAGLE-1's weights of the two losses (EAGLE paper, section 3.2)."""
 
@@ -62,16 +64,13 @@ class Lesson(NamedTuple):
 class Unrolled(NamedTuple):
     """Losses and right drafts. Pair t of step i predicts the token at position t + 2 + i."""
 
+    loss: Float[Array, ""]
+    """What is minimised: the sum of DECAY^step times each step's loss."""
     losses: Float[Array, " steps"]
     """A mean over all positions of the batch, those that don't count included (SafeAILab's definition)."""
     correct: Bool[Array, "steps b n"]
     """True where the head's likeliest token is the target's choice, and the pair counts."""
     counted: Bool[Array, "steps b n"]
-
-    @property
-    def loss(self) -> Float[Array, ""]:
-        """What is minimised."""
-        return jnp.sum(self.losses * DECAY ** jnp.arange(len(self.losses)))
 
 
 def metadata(rows: Rows, step: int) -> AttentionMetadata:
@@ -102,7 +101,8 @@ def metadata(rows: Rows, step: int) -> AttentionMetadata:
 def teach(target: Llama, captured_layers: tuple[int, ...], rows: Rows) -> Lesson:
     """Runs the target over a batch."""
     out = target(jnp.asarray(rows.tokens), metadata(rows, 0), capture=captured_layers)
-    return Lesson(out.features, out.hidden, _by_chunks(lambda hidden: jnp.argmax(target.logits(hidden), -1), out.hidden))
+    flat, whole = _chunks((out.hidden,))
+    return Lesson(out.features, out.hidden, whole(jax.lax.map(lambda chunk: jnp.argmax(target.logits(*chunk), -1), flat)))
 
 
 def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: int) -> Unrolled:
@@ -113,52 +113,129 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     position t + 1 + i over the draft vocabulary, 0 where the target's choice has no draft id. An EAGLE-1 head, whose output
     is a feature, also learns to come near the target's.
     """
-    ids = head.target_vocab()
-    batch, width = rows.tokens.shape
-    regresses = head.config.algorithm == "EAGLE"
     tokens, segments, learnt = (jnp.asarray(part) for part in (rows.tokens, rows.segments, rows.learnt))
-    hidden, window = head.project(taught.features), None
-    losses, correct, counted = [], [], []
+    head = nnx.merge(*nnx.split(head))
+    for _, module in nnx.iter_modules(head):
+        if isinstance(module, Attention):
+            module.attend = chain_attention
 
+    @partial(jax.checkpoint, static_argnums=0)
     def draft(number, hidden, window):
-        ahead = shifted(tokens, number + 1)
-        out = head(head.embed(ahead, target), hidden, metadata(rows, number), None, window)
-        counts = shifted(learnt, number) & (shifted(segments, number) == segments)
-        choice, goal = shifted(taught.choice, number + 1), shifted(taught.hidden, number + 1)
-        entropy, drafted = cross_entropy(head, target, goal, out.hidden)
-        has_id = jnp.ones_like(counts) if ids is None else members(ids, target.config.vocab_size)[choice]
-        loss = jnp.sum(jnp.where(counts & has_id, entropy, 0.0)) / (batch * width)
-        if regresses:
-            distance = jnp.abs(out.hidden.astype(jnp.float32) - goal)
-            smooth = jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean(-1)
-            loss = REGRESSION * jnp.sum(jnp.where(counts, smooth, 0.0)) / (batch * width) + CROSS_ENTROPY * loss
-        return loss, counts & (drafted == choice), counts, out
+        return head(head.embed(shifted(tokens, number + 1), target), hidden, metadata(rows, number), None, window)
 
+    hidden, window = head.project(taught.features), None
+    outputs, counted = [], []
     for number in range(steps):
-        loss, right, counts, out = jax.checkpoint(draft, static_argnums=0)(number, hidden, window)
-        hidden, window = out.hidden, out.window
-        losses.append(loss)
-        correct.append(right)
-        counted.append(counts)
-    return Unrolled(jnp.stack(losses), jnp.stack(correct), jnp.stack(counted))
+        hidden, window = draft(number, hidden, window)
+        outputs.append(hidden)
+        counted.append(shifted(learnt, number) & (shifted(segments, number) == segments))
+
+    ids = head.target_vocab()
+    has_id = jnp.ones_like(learnt) if ids is None else members(ids, target.config.vocab_size)[taught.choice]
+    weights = [(_at_goals(counts, number) & has_id) / tokens.size for number, counts in enumerate(counted)]
+    aligned = [_at_goals(output, number) for number, output in enumerate(outputs)]
+    loss, losses, drafted = cross_entropy(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2))
+    if head.config.algorithm == "EAGLE":
+        distances = jnp.stack(
+            [
+                jnp.sum(jnp.where(counts, _smooth_l1(output, shifted(taught.hidden, number + 1)), 0.0)) / tokens.size
+                for number, (output, counts) in enumerate(zip(outputs, counted, strict=True))
+            ]
+        )
+        loss = REGRESSION * jnp.sum(distances * DECAY ** jnp.arange(steps)) + CROSS_ENTROPY * loss
+        losses = REGRESSION * distances + CROSS_ENTROPY * losses
+    right = [counts & shifted(drafted[:, :, number] == taught.choice, number + 1) for number, counts in enumerate(counted)]
+    return Unrolled(loss, losses, jnp.stack(right), jnp.stack(counted))
+
+
+def chain_attention(q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, *, implementation: None = None):
+    """What `tree_attention` makes of the masks of `metadata`, without the scores that they hide: of the keys behind the text's,
+    row t sees one per unroll step."""
+    batch, width, heads, head_dim = q.shape
+    kv_heads = k_window.shape[2]
+    own = batch, -1, width, kv_heads, head_dim
+    k_own, v_own = k_window[:, width:].reshape(own), v_window[:, width:].reshape(own)
+    grouped = q.reshape(batch, width, kv_heads, heads // kv_heads, head_dim)
+    of_text = jnp.einsum("bwkgd,bskd->bkgws", grouped, k_window[:, :width], preferred_element_type=jnp.float32)
+    of_text = jnp.where(mask[:, None, None, :, :width], of_text, -jnp.inf)
+    of_own = jnp.einsum("bwkgd,bswkd->bkgws", grouped, k_own, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(jnp.concatenate([of_text, of_own], -1) / head_dim**0.5, -1).astype(q.dtype)
+    out = jnp.einsum("bkgws,bskd->bkgwd", weights[..., :width], v_window[:, :width], preferred_element_type=jnp.float32)
+    out += jnp.einsum("bkgws,bswkd->bkgwd", weights[..., width:], v_own, preferred_element_type=jnp.float32)
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)
 
 
 def cross_entropy(
-    head: DraftHead, target: Llama, goal: Float[Array, "b n h"], hidden: Float[Array, "b n d"]
-) -> tuple[Float[Array, "b n"], Int[Array, "b n"]]:
-    """The cross-entropy of the head's distribution to the target's, over the draft vocabulary, and the head's likeliest token.
+    head: DraftHead,
+    target: Llama,
+    goal: Float[Array, "b n h"],
+    hidden: Float[Array, "b n steps d"],
+    weights: Float[Array, "b n steps"],
+) -> tuple[Float[Array, ""], Float[Array, " steps"], Int[Array, "b n steps"]]:
+    """The cross-entropy of the head's distributions to the target's, over the draft vocabulary.
 
-    Logits are made chunk by chunk, and again for the gradient, so they are never stored whole.
+    Args:
+        goal: the target's hidden that the distribution to be learnt is made from.
+        hidden: the head's outputs of all steps that draft the token that `goal` predicts.
+
+    Returns:
+        The sum over the steps of DECAY^step times their losses, which alone has a gradient; the losses, weighted sums over the
+        positions; and the head's likeliest tokens.
     """
-    ids = head.target_vocab()
+    graph, params, rest = nnx.split(head, nnx.Param, ...)
+    target_graph, target_state = nnx.split(target)
+    inputs = (goal, hidden, weights)
+    return _cross_entropy((graph, target_graph), params, (rest, target_state), inputs)
 
-    def chunk(goal, hidden):
-        teacher = jax.lax.stop_gradient(restricted_logits(target, goal, ids))
-        logits = head.logits(hidden, target)
-        entropy = -jnp.sum(jax.nn.softmax(teacher) * jax.nn.log_softmax(logits), -1)
-        return entropy, head.target_ids(jnp.argmax(logits, -1))
 
-    return _by_chunks(jax.checkpoint(chunk), goal, hidden)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cross_entropy(graphs, params, frozen, inputs):
+    """Simple, and for judging: logits exist CHUNK positions at a time."""
+    flat, whole = _chunks(inputs)
+    totals, losses, drafted = jax.lax.map(lambda chunk: _entropy(graphs, params, frozen, *chunk), flat)
+    return totals.sum(), losses.sum(0), whole(drafted)
+
+
+def _entropy(graphs, params, frozen, goal, hidden, weights):
+    """Of one chunk: goal [n, h], hidden [n, steps, d], weights [n, steps]."""
+    head, target = nnx.merge(graphs[0], params, frozen[0]), nnx.merge(graphs[1], frozen[1])
+    teacher = jax.nn.softmax(restricted_logits(target, goal, head.target_vocab()))
+    logits = head.logits(hidden, target)
+    entropies = jax.nn.logsumexp(logits, -1) - jnp.einsum("nv,nsv->ns", teacher, logits)
+    losses = jnp.sum(weights * entropies, 0)
+    return jnp.sum(losses * DECAY ** jnp.arange(len(losses))), losses, head.target_ids(jnp.argmax(logits, -1))
+
+
+def _forward(graphs, params, frozen, inputs):
+    """The gradient is made together with the loss, so that no logits are made twice and none are kept."""
+
+    def chunk(summed, part):
+        goal, hidden, weights = part
+
+        def entropy(params, hidden):
+            total, *others = _entropy(graphs, params, frozen, goal, hidden, weights)
+            return total, others
+
+        (total, (losses, drafted)), (gradient, of_hidden) = jax.value_and_grad(entropy, (0, 1), has_aux=True)(params, hidden)
+        return jax.tree.map(jnp.add, summed, (gradient, total, losses)), (of_hidden, drafted)
+
+    flat, whole = _chunks(inputs)
+    zeros = jax.tree.map(jnp.zeros_like, params), jnp.float32(0), jnp.zeros(inputs[2].shape[-1])
+    (gradient, total, losses), (of_hidden, drafted) = jax.lax.scan(chunk, zeros, flat)
+    return (total, losses, whole(drafted)), (gradient, whole(of_hidden))
+
+
+def _backward(_, gradients, cotangents):
+    gradient, of_hidden = jax.tree.map(lambda each: (cotangents[0] * each).astype(each.dtype), gradients)
+    return gradient, None, (None, of_hidden, None)
+
+
+_cross_entropy.defvjp(_forward, _backward)
+
+
+def _smooth_l1(output: Float[Array, "b n d"], goal: Float[Array, "b n d"]) -> Float[Array, "b n"]:
+    distance = jnp.abs(output.astype(jnp.float32) - goal)
+    return jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean(-1)
 
 
 def restricted_logits(target: Llama, hidden: Float[Array, "*rows h"], ids: Int[Array, " v"] | None) -> Float[Array, "*rows v"]:
@@ -184,22 +261,31 @@ def shifted(values: Array, places: int) -> Array:
     return jnp.concatenate([values[:, places:], jnp.zeros_like(values[:, :places])], 1) if places else values
 
 
-def _by_chunks(function, *arrays: Array):
-    """The function of arrays [b, n, ...], CHUNK positions at a time."""
-    batch, width = arrays[0].shape[:2]
-    count = -(-batch * width // CHUNK)
-    padding = count * CHUNK - batch * width
+def _at_goals(values: Array, step: int) -> Array:
+    """Values of the pairs of a step, at the positions whose distribution they learn; zeros where there are none.
 
-    def chunks(array):
+    In:  [[1, 2, 3]], step=0
+    Out: [[0, 1, 2]]
+    """
+    return jnp.concatenate([jnp.zeros_like(values[:, : step + 1]), values[:, : -step - 1]], 1)
+
+
+def _chunks(arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Callable[[Array], Array]]:
+    """Arrays [b, n, ...] as [chunks, CHUNK, ...], filled with zeros; and the way back for a result."""
+    batch, width = arrays[0].shape[:2]
+    size = min(CHUNK, batch * width)
+    count = -(-batch * width // size)
+
+    def chunked(array):
         flat = array.reshape(batch * width, *array.shape[2:])
-        return jnp.pad(flat, ((0, padding), *((0, 0),) * (flat.ndim - 1))).reshape(count, CHUNK, *flat.shape[1:])
+        return jnp.pad(flat, ((0, count * size - batch * width), *((0, 0),) * (flat.ndim - 1))).reshape(
+            count, size, *flat.shape[1:]
+        )
 
     def whole(array):
-        return array.reshape(count * CHUNK, *array.shape[2:])[: batch * width].reshape(batch, width, *array.shape[2:])
+        return array.reshape(count * size, *array.shape[2:])[: batch * width].reshape(batch, width, *array.shape[2:])
 
-    if batch * width <= CHUNK:
-        return function(*arrays)
-    return jax.tree.map(whole, jax.lax.map(lambda parts: function(*parts), tuple(map(chunks, arrays))))
+    return tuple(map(chunked, arrays)), whole
 
 
 def accuracies(correct: np.ndarray, counted: np.ndarray) -> dict[str, list[float] | float]:

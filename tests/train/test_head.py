@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -153,6 +155,17 @@ print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.judg
     alone = trainer(SETTINGS, target, data, tmp_path / "one")
     assert devices == 4
     np.testing.assert_allclose(losses[:3], [float(alone.learn().loss) for _ in range(3)], atol=1e-6, rtol=1e-6)
+
+
+def test_a_target_in_16_bits(tmp_path, target, data):
+    """The head runs in the target's dtype; its parameters are kept and changed in 32 bits."""
+    half = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.bfloat16), target.params))
+    run, exact = trainer(SETTINGS, half, data, tmp_path / "half"), trainer(SETTINGS, target, data, tmp_path / "exact")
+    losses, expected = ([float(each.learn().loss) for _ in range(3)] for each in (run, exact))
+    np.testing.assert_allclose(losses, expected, rtol=0.01)
+    assert losses != expected and all(array.dtype == jnp.float32 for array in jax.tree.leaves(run.params))
+    trial = Trial.of(run.parts.heldout, 2, 8, 64)
+    assert 1 <= accept_length(half, run.trained(), None, trial, SpecConfig(2, 1), 0.0) <= 3
 
 
 def test_what_goes_wrong_is_one_line(tmp_path, target, data):

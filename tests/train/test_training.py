@@ -18,7 +18,8 @@ from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model
 from jaxspec.train.data import batches
 from jaxspec.train.optimizer import Schedule, muon, scale_of
-from jaxspec.train.ttt import DECAY, Rows, accuracies, metadata, teach, unroll, whole_rows
+from jaxspec.train.ttt import DECAY, Rows, accuracies, chain_attention, metadata, teach, unroll, whole_rows
+from pallas_kernels.tree_attention import tree_attention
 
 TARGET = {
     "model_type": "llama",
@@ -98,6 +99,19 @@ def test_unrolled_mask():
     expected = [[1, 0, 0, 1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 1, 0, 0, 1]]
     np.testing.assert_array_equal(rows.mask, np.array([expected] * 2, bool))
     np.testing.assert_array_equal(rows.positions, [[2, 3, 4]] * 2)
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_chain_attention_is_tree_attention_with_the_unrolled_mask(step):
+    batch, width, heads, kv_heads, head_dim = 2, 5, 4, 2, 8
+    rows = whole_rows(batch, width)._replace(segments=np.array([[1, 1, 2, 2, 0], [1, 1, 1, 1, 1]], np.int32))
+    _, pages, start, length, mask = metadata(rows, step)
+    keys = jax.random.split(jax.random.key(step), 3)
+    q = jax.random.normal(keys[0], (batch, width, heads, head_dim))
+    k, v = (jax.random.normal(key, (batch, (step + 1) * width, kv_heads, head_dim)) for key in keys[1:])
+    none = jnp.zeros((1, 1, kv_heads, head_dim))
+    arguments = q, none, none, pages, start, length, k, v, mask
+    np.testing.assert_allclose(chain_attention(*arguments), tree_attention(*arguments), atol=1e-6)
 
 
 def test_conversations_in_one_row_do_not_see_each_other():
