@@ -1,0 +1,67 @@
+"""Compiles a training step for an H100 that is not there: `python -m tests.train.gpu_step`, one line of JSON.
+
+Llama-3.1-8B in bfloat16 and its EAGLE-3 head, 7 unroll steps, 4 rows of 2,048 tokens.
+"""
+
+import json
+import time
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxspec.config import ModelConfig
+from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
+from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.planner.worker import gpu_mesh
+from jaxspec.train.head import TOKEN_MAP, optimizer_of, programs
+from jaxspec.train.settings import TrainSettings
+from jaxspec.train.ttt import Rows
+from tests.planner.configs import LLAMA_8B
+
+SETTINGS = TrainSettings(rows=4, length=2048, depth=7, draft_vocab_size=32000)
+
+
+def main() -> None:
+    """Prints the memory of the compiled step, in bytes."""
+    mesh = gpu_mesh("h100")
+    here = NamedSharding(mesh, PartitionSpec())
+
+    def placed(shapes):
+        return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), shapes)
+
+    target_config = ModelConfig.from_hf(LLAMA_8B)
+    config = Eagle3Config(
+        layer=replace(target_config, num_layers=1),
+        target_hidden_size=target_config.hidden_size,
+        captured_layers=default_captured_layers(target_config.num_layers),
+        draft_vocab_size=SETTINGS.draft_vocab_size,
+    )
+    target = LoadedModel(target_config, *abstract_model(target_config, jnp.bfloat16))
+    head = LoadedModel(config, *abstract_model(config, jnp.float32))
+    params = {name: value for name, value in head.params.items() if name != TOKEN_MAP}
+    state = jax.eval_shape(optimizer_of(SETTINGS).init, params)
+    frozen = {"target": target.params, "head": {TOKEN_MAP: head.params[TOKEN_MAP]}}
+    sizes = SETTINGS.rows, SETTINGS.length
+    rows = Rows(*(jax.ShapeDtypeStruct(sizes, kind) for kind in (jnp.int32, jnp.int32, jnp.int32, jnp.bool_)))
+    arguments = placed((params, state, frozen, rows, jax.ShapeDtypeStruct((), jnp.float32)))
+    learn, _ = programs(SETTINGS, target, head)
+    started = time.perf_counter()
+    with jax.set_mesh(mesh):
+        memory = learn.trace(*arguments).lower(lowering_platforms=("cuda",)).compile().memory_analysis()
+    seconds = time.perf_counter() - started
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    found = {
+        "learnt_parameters": count,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "compile_seconds": round(seconds, 1),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
