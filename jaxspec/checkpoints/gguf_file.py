@@ -10,12 +10,15 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxspec.checkpoints.writing import write_checkpoint
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SUFFIX = ".gguf"
 DONE = "complete"
@@ -28,8 +31,10 @@ LAYER = {
 """Names of a layer's tensors, and Hugging Face's."""
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-CONTROL, USER_DEFINED = 3, 4
-"""Kinds of tokens that text is not split into pieces of."""
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+"""Kinds of tokens. Text that is one of the last two is not split into pieces."""
+SPACE = "\u2581"
+"""In SentencePiece's tokens."""
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_FACTORS = (8.0, 32.0)
 """Of Llama 3.1 and of 3.2. A file has the factor of every frequency instead."""
@@ -191,26 +196,19 @@ def halves_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:
     """tokenizer.json and tokenizer_config.json, with the chat template. Raises ValueError for an unsupported kind."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
-    from tokenizers import pre_tokenizers as pre
+    from tokenizers import AddedToken, processors
 
     kind, name = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or name not in PRE_TOKENIZERS:
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    if kind == "llama":
+        tokenizer, adds_bos = sentence_pieces(fields), True
+    elif kind == "gpt2" and name in PRE_TOKENIZERS:
+        tokenizer, adds_bos = byte_pairs(fields, PRE_TOKENIZERS[name]), PRE_TOKENIZERS[name].adds_bos
+    else:
         known = ", ".join(PRE_TOKENIZERS)
-        raise ValueError(f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: gpt2 with {known}")
-    how, tokens, types = PRE_TOKENIZERS[name], fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=how.whole_words))
-    steps: list[Any] = [pre.Digits(individual_digits=True)] if how.digits_apart else []
-    if how.pattern is not None:
-        from tokenizers import Regex
-
-        steps.append(pre.Split(Regex(how.pattern), "isolated"))
-    steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=how.pattern is None))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre.Sequence(steps), decoders.ByteLevel()
-    if how.normalizes:
-        tokenizer.normalizer = normalizers.NFC()
+        raise ValueError(
+            f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: llama, or gpt2 with {known}"
+        )
     for token, role in zip(tokens, types, strict=True):
         if role in (CONTROL, USER_DEFINED):
             tokenizer.add_special_tokens([AddedToken(token, special=role == CONTROL, normalized=False)])
@@ -224,8 +222,51 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
             settings[{"unknown": "unk", "padding": "pad"}.get(role, role) + "_token"] = tokens[number]
     if "tokenizer.chat_template" in fields:
         settings["chat_template"] = fields["tokenizer.chat_template"]
-    if fields.get("tokenizer.ggml.add_bos_token", how.adds_bos):
-        bos = settings["bos_token"]
-        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])])
-        tokenizer.post_processor = template
+    if fields.get("tokenizer.ggml.add_bos_token", adds_bos):
+        number, bos = fields["tokenizer.ggml.bos_token_id"], settings["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, number)])
     return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(settings, indent=1)}
+
+
+def byte_pairs(fields: dict[str, Any], how: PreTokenizer) -> "Tokenizer":
+    """Of the kind gpt2: bytes, merged in the file's order."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers import pre_tokenizers as pre
+
+    vocabulary = {token: number for number, token in enumerate(fields["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=how.whole_words))
+    steps: list[Any] = [pre.Digits(individual_digits=True)] if how.digits_apart else []
+    if how.pattern is not None:
+        steps.append(pre.Split(Regex(how.pattern), "isolated"))
+    steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=how.pattern is None))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre.Sequence(steps), decoders.ByteLevel()
+    if how.normalizes:
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def sentence_pieces(fields: dict[str, Any]) -> "Tokenizer":
+    """Of the kind llama: SentencePiece's byte pairs. Of all neighbours that make a token, the two whose token has the highest score
+    are merged first; what is no token is spelt in bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
+    kinds = fields["tokenizer.ggml.token_type"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
+    splits = (
+        (-score, at, token[:at], token[at:])
+        for token, score in pieces.items()
+        for at in range(1, len(token))
+        if token[:at] in pieces and token[at:] in pieces
+    )
+    merges = [(left, right) for *_, left, right in sorted(splits)]
+    unknown = tokens[fields.get("tokenizer.ggml.unknown_token_id", 0)]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+    prepended = [normalizers.Prepend(SPACE)] if prefix else []
+    stripped = [decoders.Strip(" ", 1, 0)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", SPACE)])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
+    return tokenizer

@@ -1,13 +1,16 @@
 """GGUF files that were written from a model, and read again: the same weights, config, tokenizer and chat template."""
 
 import importlib.util
+import json
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tokenizers import SentencePieceBPETokenizer
 
 from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
@@ -42,6 +45,43 @@ def tokens() -> list[str]:
     return known + [f"unused{number}" for number in range(SIZES["vocab_size"] - len(known))]
 
 
+class Pieces(NamedTuple):
+    """A vocabulary of SentencePiece's kind."""
+
+    tokens: list[str]
+    scores: list[float]
+    kinds: list[int]
+
+
+def pieces() -> Pieces:
+    """Trained on this file: <unk>, <s>, </s>, 256 bytes, what was merged in its order, and single characters."""
+    trained = SentencePieceBPETokenizer()
+    trained.train_from_iterator([Path(__file__).read_text()], vocab_size=900, show_progress=False)
+    state = json.loads(trained.to_str())["model"]
+    merged = ["".join(merge) for merge in state["merges"]]
+    known = [*dict.fromkeys(merged), *(token for token in state["vocab"] if len(token) == 1)]
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    return Pieces(
+        [*special, *known], [0.0] * 259 + [-float(rank) for rank in range(len(known))], [2, 3, 3] + [6] * 256 + [1] * len(known)
+    )
+
+
+def merged_one_by_one(text: str, pieces: Pieces) -> list[int]:
+    """SentencePiece's algorithm as its paper has it: again and again, the two neighbours that make the best token."""
+    normal = [kind == 1 for kind in pieces.kinds]
+    score = {token: score for token, score, is_normal in zip(pieces.tokens, pieces.scores, normal, strict=True) if is_normal}
+    symbols = list("\u2581" + text.replace(" ", "\u2581"))
+    while True:
+        pairs = [(score[a + b], -at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in score]
+        if not pairs:
+            break
+        at = -max(pairs)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+    number = {token: number for number, token in enumerate(pieces.tokens)}
+    spelt = ([number[each]] if each in score else [3 + byte for byte in each.encode()] for each in symbols)
+    return [token for each in spelt for token in each]
+
+
 def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **changes: Any) -> Path:
     """The model as llama.cpp's converter writes it. `changes` are fields to add or replace; None leaves one out."""
     config, directory = model.config, write_target(file.with_suffix(".hf"), model)
@@ -57,10 +97,15 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
     writer.add_float32(f"{kind}.rope.freq_base", config.rope.theta)
     for name, value in ({"model": "gpt2", "pre": "default"} | changes.pop("tokenizer", {})).items():
         writer.add_string(f"tokenizer.ggml.{name}", value)
-    writer.add_token_list(tokens())
-    writer.add_token_types([3 if token in WORDS else 1 for token in tokens()])
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(0)
+    if (vocabulary := changes.pop("pieces", None)) is not None:
+        writer.add_token_list(vocabulary.tokens)
+        writer.add_token_scores(vocabulary.scores)
+        writer.add_token_types(vocabulary.kinds)
+    else:
+        writer.add_token_list(tokens())
+        writer.add_token_types([3 if token in WORDS else 1 for token in tokens()])
+        writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1 if vocabulary else 0)
     writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
     for name, value in changes.pop("text", {}).items():
@@ -123,6 +168,52 @@ def test_quantised_weights_are_near(tmp_path: Path, name: str, error: float):
     assert 0 < np.abs(found - expected).max() < error * np.abs(expected).max()
 
 
+def q4_k(block: np.ndarray) -> np.ndarray:
+    """256 weights from 144 bytes, as ggml's header describes block_q4_K."""
+    (d, least), packed, nibbles = block[:4].view(np.float16).astype(np.float32), block[4:16].astype(int), block[16:].reshape(4, 32)
+    scales = [*(packed[:4] & 63), *((packed[8:] & 15) | (packed[:4] >> 6 << 4))]
+    offsets = [*(packed[4:8] & 63), *((packed[8:] >> 4) | (packed[4:8] >> 6 << 4))]
+    stretches = [half for row in nibbles for half in (row & 15, row >> 4)]
+    return np.concatenate([d * scales[at] * each - least * offsets[at] for at, each in enumerate(stretches)])
+
+
+def q6_k(block: np.ndarray) -> np.ndarray:
+    """256 weights from 210 bytes, as ggml's header describes block_q6_K."""
+    low, high = block[:128].reshape(2, 2, 32), block[128:192].reshape(2, 1, 32)
+    scales, d = block[192:208].view(np.int8).astype(np.float32), block[208:].view(np.float16).astype(np.float32)
+    nibbles = np.stack([low & 15, low >> 4], 1).reshape(2, 4, 32)
+    bits = high >> np.array([0, 2, 4, 6])[:, None] & 3
+    return d * np.repeat(scales, 16) * ((nibbles | bits << 4).astype(int) - 32).ravel()
+
+
+@pytest.mark.parametrize(("name", "size", "decode"), [("Q4_K", 144, q4_k), ("Q6_K", 210, q6_k)])
+def test_what_q4_k_m_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int, decode: Any):
+    """The library can't write these kinds, so their blocks are made at random."""
+    random, written = np.random.default_rng(0), []
+
+    def blocks(values: np.ndarray, _: Any) -> np.ndarray:
+        rows, columns = values.shape
+        raw = random.integers(0, 256, (rows, columns // 256, size), np.uint8)
+        halves = random.uniform(0.001, 0.01, raw.shape[:2] + (2,)).astype(np.float16)
+        if name == "Q4_K":
+            raw[..., :4] = halves.view(np.uint8)
+        else:
+            raw[..., 208:] = halves[..., :1].view(np.uint8)
+        written.append(np.concatenate([decode(block) for block in raw.reshape(-1, size)]).reshape(values.shape))
+        return raw.reshape(rows, -1)
+
+    monkeypatch.setattr(gguf.quants, "quantize", blocks)
+    sizes = SIZES | dict(hidden_size=256, intermediate_size=256, num_layers=1)
+    model = tiny_target(**sizes, **MODELS["qwen2"] | {"head_dim": 64})
+    kind = gguf.GGMLQuantizationType[name]
+    write_directory(write(tmp_path / "model.gguf", model, "qwen2", kind), tmp_path / "read")
+    found = load_file(tmp_path / "read/model.safetensors")
+    matrices = [values for values in found.values() if values.ndim == 2]
+    assert len(matrices) == len(written) == 8
+    for values in matrices:
+        assert any(values.shape == each.shape and np.allclose(values, each, rtol=1e-5, atol=1e-7) for each in written)
+
+
 def test_the_factors_of_llama_3_are_recognized(tmp_path: Path):
     for factor in (8.0, 32.0):
         rope = RopeConfig(500000.0, "llama3", factor)
@@ -155,11 +246,37 @@ def test_tokenizers_split_text_as_they_say(tmp_path: Path, pre: str):
     assert len(digits) == (3 if how.digits_apart or pre == "qwen2" else 1)
 
 
+@pytest.fixture(scope="module")
+def sentence_pieces(tmp_path_factory: pytest.TempPathFactory):
+    """The vocabulary, and the tokenizer that was read from a file with it."""
+    folder, vocabulary = tmp_path_factory.mktemp("pieces"), pieces()
+    model = tiny_target(**SIZES | {"vocab_size": len(vocabulary.tokens)}, **MODELS["llama"])
+    file = write(folder / "model.gguf", model, "llama", tokenizer={"model": "llama"}, pieces=vocabulary)
+    write_directory(file, folder / "read")
+    return vocabulary, load_tokenizer(folder / "read")
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "a  b", " led", "\n\n  x\ty", *Path(__file__).read_text().splitlines()[::20]])
+def test_sentence_pieces_are_merged_by_their_scores(sentence_pieces, text: str):
+    vocabulary, tokenizer = sentence_pieces
+    found = tokenizer.encode(text, add_special_tokens=False)
+    assert found == (merged_one_by_one(text, vocabulary) if text else [])
+    assert tokenizer.decode(found) == text
+
+
+def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
+    vocabulary, tokenizer = sentence_pieces
+    word = merged_one_by_one("the", vocabulary)
+    assert tokenizer.encode("the</s>the") == [1, *word, 2, *word]
+    assert tokenizer.decode([1, *word, 2], skip_special_tokens=True) == "the"
+    assert 2 not in tokenizer.encode("< /s>") and 13 not in tokenizer.encode("<0x0A>")
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
         ("gpt2", {}, "the architecture 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
-        ("llama", {"tokenizer": {"model": "llama"}}, "the tokenizer llama/default is not supported"),
+        ("llama", {"tokenizer": {"model": "t5"}}, "the tokenizer t5/default is not supported; supported: llama, or gpt2 with"),
         ("llama", {"tokenizer": {"pre": "tekken"}}, "the tokenizer gpt2/tekken is not supported"),
         ("llama", {"text": {"rope.scaling.type": "yarn"}}, "the rope scaling 'yarn' is not supported"),
         ("llama", {"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)}}, "_exps.weight' is unknown"),
