@@ -107,6 +107,8 @@ def compile_programs(llm: LLM, ahead: str | None, *, progress: bool) -> None:
     and must be alone.
     """
     ahead = ahead or ("first" if jax.default_backend() == "cpu" else "all")
+    if not progress:
+        logger.warning("compiling programs, which can take minutes at a first start; --log-level info shows how far it is")
     seconds = llm.engine.warm_up(progress=progress, wait_for_all=ahead == "all")
     logger.info("%s", programs_line(llm.engine.runner.programs.compilations, seconds))
     logger.info("memory:\n%s", memory_table(llm))

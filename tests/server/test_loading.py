@@ -307,6 +307,15 @@ def test_what_the_server_waits_for(llm: LLM, ahead, backend, wait_for_all, monke
     assert any(record.message.startswith("compiled 3 programs in 1.5 s (1 from the cache") for record in caplog.records)
 
 
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("progress", [True, False])
+def test_without_progress_one_warning_says_that_programs_compile(llm: LLM, progress, monkeypatch, caplog):
+    monkeypatch.setattr(llm.engine, "warm_up", lambda **_: 1.5)
+    with caplog.at_level(logging.WARNING, "jaxspec"):
+        compile_programs(llm, None, progress=progress)
+    assert [record.message.split(",")[0] for record in caplog.records] == ["compiling programs"] * (not progress)
+
+
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
