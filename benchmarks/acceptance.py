@@ -58,8 +58,8 @@ def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int])
     return list(dict.fromkeys(chosen))
 
 
-def describe(spec: SpecConfig, load: Load, plain: Load) -> dict:
-    """One tree, for JSON."""
+def describe(spec: SpecConfig, load: Load, plain: Load, kinds: Sequence[str] | None = None) -> dict:
+    """One tree, for JSON. `kinds`: those of the prompts."""
     complete = [load.accept_lengths[number][:-1] for number in sorted(load.accept_lengths)]  # --max-tokens may cut the last
     lengths = [length for several in complete for length in several]
     of_prompts = [mean(several) for several in complete if several]
@@ -77,17 +77,27 @@ def describe(spec: SpecConfig, load: Load, plain: Load) -> dict:
         "accept_length_of_prompts": of_prompts,
         "equal_to_plain": load.count_equal(plain),
         "prompts": len(plain.tokens),
+        "kinds": {
+            each: mean([length for kind, several in zip(kinds, complete, strict=True) if kind == each for length in several])
+            for each in dict.fromkeys(kinds)
+        }
+        if kinds
+        else None,
     }
 
 
 def tables(results: dict) -> dict[str, str]:
-    """`temperatures`: accept length by tree and temperature, if there are several; `rules`: coupled drafts against other rules.
+    """`temperatures`: accept length by tree and temperature, if there are several; `kinds T`: by kind of prompt, if they have one;
+    `rules`: coupled drafts against other rules.
 
     Of the first temperature `nodes`: chains against trees; `depth`: how often the draft at each depth is accepted, of the best
     tree per node count.
     """
     first, *others = results["temperatures"].values()
     found = {"temperatures": by_temperature(results["temperatures"])} if others else {}
+    for name, each in results["temperatures"].items():
+        if each[0].get("kinds"):
+            found[f"kinds {name}"] = f"Temperature {name}:\n\n{by_kind(each)}"
     if results["distributions"]:
         found["rules"] = by_rule(results["distributions"])
     rows, best = [], []
@@ -114,6 +124,12 @@ def by_temperature(temperatures: dict[str, list[dict]]) -> str:
     lengths = {name: {each["tree"]: each["accept_length"] for each in found} for name, found in temperatures.items()}
     rows = [[tree, *(f"{found[tree]:.2f}" for found in lengths.values())] for tree in trees]
     return record.table(["accept length at temperature", *lengths], rows)
+
+
+def by_kind(found: Sequence[dict]) -> str:
+    """Accept lengths: a row per kind of prompt, a column per tree."""
+    rows = [[kind, *(f"{each['kinds'][kind]:.2f}" for each in found)] for kind in found[0]["kinds"]]
+    return record.table(["kind of prompt", *(each["tree"] for each in found)], rows)
 
 
 def by_rule(distributions: dict[str, dict]) -> str:
@@ -175,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for temperature in tqdm(dict.fromkeys(options.temperature), desc="accept lengths", unit="temperature"):
         sweep.params = sampling_params(options, len(encoded), temperature)
         plain = sweep.accept(PLAIN)
-        temperatures[f"{temperature:g}"] = [describe(spec, sweep.accept(spec), plain) for spec in trees]
+        temperatures[f"{temperature:g}"] = [describe(spec, sweep.accept(spec), plain, prompts.kinds) for spec in trees]
         if temperature > 0:
             texts = [(encoded[number], tokens) for number, tokens in sorted(plain.tokens.items())]
             distributions[f"{temperature:g}"] = compare(bench.llm, texts, temperature, sweep.sharpness)

@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.commands.common import PromptSet, load_prompts
+from jaxspec.commands.common import Chat, PromptSet, load_prompts
 from jaxspec.commands.options import whole
 
 from . import record
@@ -275,7 +275,11 @@ async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, 
         timeout=options.request_timeout, **sampling,
     ) as client:  # fmt: skip
         client.model = options.model or await first_model(client)
-        requests = [Request(prompt if isinstance(prompt, str) else list(prompt), options.max_tokens) for prompt in prompts.prompts]
+        requests = []
+        for prompt in prompts.prompts:
+            if isinstance(prompt, Chat):
+                raise ValueError("this benchmark sends prompts of text or token ids, and the file has messages")
+            requests.append(Request(prompt if isinstance(prompt, str) else list(prompt), options.max_tokens))
         await probe(client, Request("def main():", min(options.max_tokens, PROBE_TOKENS)))
         warm_ups = [requests[index % len(requests)] for index in range(options.num_warmups)]
         if warm_ups:

@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from jaxspec.llm import Prompt  # loads JAX
 
 BUILT_IN = "built-in held-out code"
+CHAT = "chat"
+CHAT_PROMPTS = Path(__file__).parent / "chat_prompts.jsonl"
 
 
 def run_guarded(prog: str, run: Callable[[], int]) -> int:
@@ -55,12 +57,20 @@ def listing(lines: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in lines.items())
 
 
+class Chat(NamedTuple):
+    """A prompt that is a conversation."""
+
+    messages: list[dict[str, str]]
+
+
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts and where they come from."""
 
     source: str
-    prompts: "list[Prompt]"
+    prompts: "list[Prompt | Chat]"
+    kinds: list[str] | None = None
+    """What kind of prompt each is, if all say so."""
 
     @property
     def sha256(self) -> str:
@@ -76,7 +86,8 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     """The first `count` prompts of a file; without one, of the built-in set. None: all of the file, `default_count` built-in ones.
 
     A file has one prompt per line; "\\n" and other escapes in it stay as they are. A .jsonl file has one JSON string per line, or
-    an object with "prompt" (text), "token_ids" (for models without a tokenizer) or "turns" (MT-bench: the first turn counts).
+    an object with "prompt" (text), "token_ids" (for models without a tokenizer), "turns" (MT-bench: the first turn counts) or
+    "messages" (OpenAI's), and its "kind" if you like. "chat" names a file of the package: 48 conversations of six kinds.
 
     Raises:
         ValueError: the file can't be read, has too few prompts, or a line of it has no prompt.
@@ -85,6 +96,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
         from jaxspec.train.data import heldout_prompts  # loads the tokenizers library
 
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))
+    path = CHAT_PROMPTS if str(path) == CHAT else path
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -95,17 +107,24 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
         raise ValueError(f"{path} has {len(lines)} prompts, {max(1, count)} were asked for: lower --num-prompts")
     if path.suffix != ".jsonl":
         return PromptSet(str(path), list(lines[:count]))
-    return PromptSet(str(path), [_from_json(line, f"{path}, prompt {number}") for number, line in enumerate(lines[:count], 1)])
+    found = [_from_json(line, f"{path}, prompt {number}") for number, line in enumerate(lines[:count], 1)]
+    kinds = [kind for _, kind in found if kind is not None]
+    return PromptSet(str(path), [prompt for prompt, _ in found], kinds if len(kinds) == len(found) else None)
 
 
-def _from_json(line: str, where: str) -> "Prompt":
+def _from_json(line: str, where: str) -> "tuple[Prompt | Chat, str | None]":
+    """The prompt and its kind."""
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON ({error})") from None
+    kind = None
     if isinstance(entry, dict):
-        turns = entry.get("turns")
+        kind = entry["kind"] if isinstance(entry.get("kind"), str) else None
+        turns, messages = entry.get("turns"), entry.get("messages")
+        if isinstance(messages, list) and messages and all(isinstance(each, dict) for each in messages):
+            return Chat(messages), kind
         entry = entry.get("prompt", entry.get("token_ids", turns[0] if isinstance(turns, list) and turns else None))
     if isinstance(entry, str) or (isinstance(entry, list) and entry and all(type(token) is int for token in entry)):
-        return entry
-    raise ValueError(f'{where}: expected a string, or an object with "prompt", "token_ids" or "turns"; got {line[:80]}')
+        return entry, kind
+    raise ValueError(f'{where}: expected a string, or an object with "prompt", "token_ids", "turns" or "messages"; got {line[:80]}')

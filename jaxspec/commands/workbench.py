@@ -4,12 +4,14 @@ import itertools
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from jaxspec.chat_template import ChatTemplate
+from jaxspec.commands.common import Chat
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
@@ -42,18 +44,21 @@ class Workbench:
         config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache)
         return Engine(self.llm.target, head, self.llm.tokenizer, spec, config)
 
-    def encode(self, prompts: Sequence[Prompt], *, chat: bool = False) -> list[list[int]]:
-        """Token ids of the prompts; `chat`: as users' messages in the model's chat template."""
-        if not chat:
-            return [self.llm.encode(prompt) for prompt in prompts]
-        template, tokenizer = ChatTemplate.of_model(self.llm.tokenizer), self.llm.tokenizer
-        if template is None or tokenizer is None:
-            raise ValueError("the model has no chat template: leave out --chat")
-        if not all(isinstance(prompt, str) for prompt in prompts):
+    def encode(self, prompts: Sequence[Prompt | Chat], *, chat: bool = False) -> list[list[int]]:
+        """Token ids of the prompts; conversations, and with `chat` texts as users' messages, in the model's chat template."""
+        template = ChatTemplate.of_model(self.llm.tokenizer)  # not the LLM's own, whose process would stay
+        with template or nullcontext():
+            return [self._encode(prompt, template, chat=chat) for prompt in prompts]
+
+    def _encode(self, prompt: Prompt | Chat, template: ChatTemplate | None, *, chat: bool) -> list[int]:
+        if not chat and not isinstance(prompt, Chat):
+            return self.llm.encode(prompt)
+        if template is None or self.llm.tokenizer is None:
+            raise ValueError("the model has no chat template: leave out --chat, or give prompts of text")
+        if not isinstance(prompt, str | Chat):
             raise ValueError("--chat needs prompts of text, but one consists of token ids")
-        with template:  # not the LLM's own, whose process would stay
-            texts = [template.render([{"role": "user", "content": str(prompt)}]) for prompt in prompts]
-        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        messages = prompt.messages if isinstance(prompt, Chat) else [{"role": "user", "content": prompt}]
+        return self.llm.tokenizer.encode(template.render(messages), add_special_tokens=False)
 
     def context_for(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
         """A context length for these prompts and their outputs. Raises ValueError if the model's is too short."""

@@ -1,5 +1,6 @@
 """The parts that target and draft heads share: norm, rotation, attention over cache and window, MLP, decoder layer."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -125,7 +126,7 @@ class Attention(nnx.Module):
 
     kernel: str | None = None
     """The implementation of tree_attention; None: the platform's default."""
-    attend = staticmethod(tree_attention)
+    attend: Callable[..., Array] = staticmethod(tree_attention)
     """Training puts one that needs less memory here."""
 
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):

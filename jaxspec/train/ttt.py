@@ -182,10 +182,9 @@ def cross_entropy(
         The sum over the steps of DECAY^step times their losses, which alone has a gradient; the losses, weighted sums over the
         positions; and the head's likeliest tokens.
     """
-    graph, params, rest = nnx.split(head, nnx.Param, ...)
+    graph, params, *others = nnx.split(head, nnx.Param, ...)
     target_graph, target_state = nnx.split(target)
-    inputs = (goal, hidden, weights)
-    return _cross_entropy((graph, target_graph), params, (rest, target_state), inputs)
+    return _cross_entropy((graph, target_graph), params, (others, target_state), (goal, hidden, weights))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -198,7 +197,7 @@ def _cross_entropy(graphs, params, frozen, inputs):
 
 def _entropy(graphs, params, frozen, goal, hidden, weights):
     """Of one chunk: goal [n, h], hidden [n, steps, d], weights [n, steps]."""
-    head, target = nnx.merge(graphs[0], params, frozen[0]), nnx.merge(graphs[1], frozen[1])
+    head, target = nnx.merge(graphs[0], params, *frozen[0]), nnx.merge(graphs[1], frozen[1])
     teacher = jax.nn.softmax(restricted_logits(target, goal, head.target_vocab()))
     logits = head.logits(hidden, target)
     entropies = jax.nn.logsumexp(logits, -1) - jnp.einsum("nv,nsv->ns", teacher, logits)

@@ -19,7 +19,14 @@ def test_rates_are_counted_by_hand():
     assert found["accepted_at_depth"] == pytest.approx([2 / 3, 1 / 3])
     assert found["accepted_given_parent"] == pytest.approx([0.667, 0.5])
     assert found["accept_rate"] == pytest.approx(3 / 9)  # three of three times three drafts
-    assert found["accept_length_of_prompts"] == [2.0]
+    assert found["accept_length_of_prompts"] == [2.0] and found["kinds"] is None
+
+
+def test_kinds_of_prompts_are_apart():
+    load = Load(tokens=dict.fromkeys(range(4), (1,)), accept_lengths={0: (3, 1, 9), 1: (1, 9), 2: (2, 9), 3: (9,)})
+    found = acceptance.describe(SpecConfig(2, 2, 4), load, load, ["code", "lists", "code", "lists"])
+    assert found["kinds"] == {"code": 2.0, "lists": 1.0}
+    assert acceptance.by_kind([found]).splitlines()[-2:] == ["| code           |  2.00 |", "| lists          |  1.00 |"]
 
 
 @pytest.mark.exhaustive

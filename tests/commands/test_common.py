@@ -1,10 +1,12 @@
 """Prompts from files and built-in ones; errors, warnings and Ctrl-C in one line."""
 
 import warnings
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from jaxspec.commands.common import BUILT_IN, load_prompts, run_guarded
+from jaxspec.commands.common import BUILT_IN, Chat, load_prompts, run_guarded
 
 
 def test_prompts_come_from_lines_or_json_lines(tmp_path):
@@ -13,6 +15,13 @@ def test_prompts_come_from_lines_or_json_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n"four\\n"\n[5, 6]\n{"token_ids": [7]}\n')
     assert load_prompts(tmp_path / "a.jsonl", None).prompts == ["one", "two", "four\n", [5, 6], [7]]
     assert load_prompts(tmp_path / "a.jsonl", 1).prompts == ["one"]
+
+
+def test_conversations_have_kinds():
+    chat = load_prompts(Path("chat"), None)
+    assert chat.kinds is not None and set(Counter(chat.kinds).values()) == {8} and len(set(chat.kinds)) == 6
+    assert all(isinstance(prompt, Chat) for prompt in chat.prompts) and chat.describe()["count"] == 48
+    assert load_prompts(Path("chat"), 3).kinds == ["questions"] * 3
 
 
 @pytest.mark.parametrize("line", ['{"wrong": 1}', "3", "[]", "[true]", '{"token_ids": ["a"]}', "{", "null"])

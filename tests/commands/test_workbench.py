@@ -1,15 +1,18 @@
 """The workbench: what it counts, and contexts that hold the prompts."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.commands.common import Chat
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
 from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_config, tiny_engine, tiny_target
+from tests.server.fakes import byte_tokenizer
 
 
 def test_acceptance_by_depth():
@@ -32,6 +35,21 @@ def test_prompts_that_are_too_long_for_the_model_are_an_error():
     bench = SimpleNamespace(llm=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=20))))
     with pytest.raises(ValueError, match="need 21 tokens, but the model's limit is 20"):
         Workbench.context_for(bench, [[1] * 11], 10)  # type: ignore
+
+
+def test_conversations_are_put_into_the_chat_template():
+    """With or without --chat; texts only with it."""
+    tokenizer = byte_tokenizer(chat_template="{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}")
+    bench: Any = Workbench.__new__(Workbench)
+    bench.llm = SimpleNamespace(tokenizer=tokenizer, encode=tokenizer.encode)
+    chat = Chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert bench.encode([chat, "a"]) == [tokenizer.encode("<user>a<assistant>b"), tokenizer.encode("a")]
+    assert bench.encode([chat, "a"], chat=True)[1] == tokenizer.encode("<user>a")
+    with pytest.raises(ValueError, match="one consists of token ids"):
+        bench.encode([[1, 2]], chat=True)
+    bench.llm.tokenizer = byte_tokenizer(chat_template=None)
+    with pytest.raises(ValueError, match="the model has no chat template: leave out --chat, or give prompts of text"):
+        bench.encode([chat])
 
 
 def test_a_pass_finds_nothing_that_the_last_one_left():
