@@ -26,7 +26,7 @@ from jaxspec.spec.settings import MAX_STOP_TOKENS
 class Engine:
     """Runs requests step by step. A step launches some prefill chunks and one cycle, and returns updates.
 
-    There are two loops with the same tokens: `plain_step` reads what it launched; `overlapped_step` reads what the step before
+    There are two loops with the same tokens: `serial_step` reads what it launched; `overlapped_step` reads what the step before
     launched, so that host and device work at the same time.
     """
 
@@ -209,10 +209,10 @@ class Engine:
             if self.config.overlap:
                 self.overlapped_step()
             else:
-                self.plain_step()
+                self.serial_step()
         return self.output.take_updates()
 
-    def plain_step(self) -> None:
+    def serial_step(self) -> None:
         """Plans, launches, and waits for the results of the same step."""
         plan = self.scheduler.plan(self.trees.most_emitted)
         self._read(self._launch(plan))
