@@ -34,8 +34,8 @@ class TrainSettings:
     """eagle3, eagle (EAGLE-1 and 2), or mtp, which finetunes the model's own layer."""
     steps: int = 1000
     """Batches."""
-    rows: int = 8
-    """Rows of a batch."""
+    rows: int = 4
+    """Rows of a batch. Few, for many steps, learn most from few tokens."""
     length: int = 512
     """Tokens of a row, and of the longest conversation."""
     depth: int = 5
@@ -44,7 +44,7 @@ class TrainSettings:
     """Tokens that an EAGLE-3 head can draft: those that answers use most."""
     intermediate_size: int | None = None
     """Of the head's MLP. None: the target's."""
-    matrix_rate: float = 0.01
+    matrix_rate: float = 0.02
     """Peak learning rate of Muon, which trains the matrices inside layers."""
     other_rate: float = 1e-3
     """Peak learning rate of AdamW, which trains the rest."""

@@ -15,7 +15,7 @@ from jaxspec.checkpoints.loading import load_head
 from jaxspec.config import SpecConfig
 from jaxspec.testing import random_mtp, tiny_target, write_target
 from jaxspec.train.conversations import Conversation, read_shards
-from jaxspec.train.head import Trainer
+from jaxspec.train.head import Trainer, new_head
 from jaxspec.train.judge import Trial, accept_length, card, texts_agree
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import TrainSettings
@@ -96,6 +96,22 @@ def test_the_draft_vocabulary_is_what_answers_use_most():
     assert draft_vocabulary(given, 99, 10).tolist() == list(range(10))
 
 
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "qkv_bias": True}])
+def test_a_new_head_begins_as_the_targets_last_layer(data, changes):
+    target = tiny_target(**changes)
+    parts, origin = split(read_shards(data), 24), target.merge(target.params)
+    whole, narrow = (new_head(replace(SETTINGS, intermediate_size=size), target, None, parts) for size in (None, 16))
+    last, found = origin.layers[-1], whole.merge(whole.params)
+    size = target.config.hidden_size
+    np.testing.assert_array_equal(found.self_attn.qkv_proj.kernel[...][size:], last.self_attn.qkv_proj.kernel[...])
+    assert np.abs(found.self_attn.qkv_proj.kernel[...][:size]).max() < 0.2, "embeddings have small random weights"
+    for own, theirs in ((found.self_attn.o_proj, last.self_attn.o_proj), (found.mlp.down_proj, last.mlp.down_proj)):
+        np.testing.assert_array_equal(own.kernel[...], theirs.kernel[...])
+    other = narrow.merge(narrow.params)
+    np.testing.assert_array_equal(other.self_attn.o_proj.kernel[...], last.self_attn.o_proj.kernel[...])
+    assert other.mlp.down_proj.kernel[...].shape == (16, size)
+
+
 @pytest.mark.parametrize("algorithm", ["eagle3", exhaustive("eagle"), exhaustive("mtp")])
 def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     model = tiny_target(qkv_bias=algorithm == "mtp")
@@ -141,7 +157,7 @@ def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
 import jax, jax.numpy as jnp
 from pathlib import Path
 from jaxspec.checkpoints.loading import load_target
-from jaxspec.train.head import Trainer
+from jaxspec.train.head import Trainer, new_head
 from jaxspec.train.settings import TrainSettings
 target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
 run = Trainer({SETTINGS!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))
