@@ -121,7 +121,7 @@ def programs(settings: TrainSettings, target: LoadedTarget, head: LoadedHead) ->
         origin = target.merge(frozen["target"])
         dtype = origin.embed_tokens[...].dtype
         learner = head.merge({**jax.tree.map(lambda array: array.astype(dtype), params), **frozen["head"]})
-        out = unroll(learner, origin, teach(origin, head.config.captured_layers, rows), rows, settings.depth)
+        out = unroll(learner, origin, teach(origin, head.config.captured_layers, rows), rows, settings.depth, settings.loss)
         return out.loss, out
 
     @jax.jit(donate_argnums=(0, 1))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 ALGORITHMS = ("eagle3", "eagle", "mtp")
+LOSSES = ("cross-entropy", "lk")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class TrainSettings:
 
     algorithm: str = "eagle3"
     """eagle3, eagle (EAGLE-1 and 2), or mtp, which finetunes the model's own layer."""
+    loss: str = "cross-entropy"
+    """cross-entropy, or lk: the chance of acceptance at temperature 1 (arXiv 2602.23881)."""
     steps: int = 1000
     """Batches."""
     rows: int = 4
@@ -54,6 +57,8 @@ class TrainSettings:
     def __post_init__(self):
         if self.algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {self.algorithm!r:.80}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r:.80}")
         for name in ("steps", "rows", "length", "depth", "draft_vocab_size"):
             if vars(self)[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {vars(self)[name]}")

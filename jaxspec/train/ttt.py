@@ -15,6 +15,7 @@ from flax import nnx
 from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import Attention, AttentionMetadata
 from jaxspec.models.llama import Llama
+from jaxspec.train.settings import LOSSES as LOSS_NAMES
 from jaxspec.typing import Array, Bool, Float, Int
 
 DECAY = 0.8
@@ -23,6 +24,19 @@ CHUNK = 256
 """Positions whose logits exist at the same time, for all unroll steps."""
 REGRESSION, CROSS_ENTROPY = 1.0, 0.1
 """EAGLE-1's weights of the two losses (EAGLE paper, section 3.2)."""
+
+
+def cross_entropy(teacher: Float[Array, "*rows v"], logits: Float[Array, "*rows v"]) -> Float[Array, "*rows"]:
+    """Of the head's distribution to the target's, from the logits of both (EAGLE-3's loss)."""
+    return jax.nn.logsumexp(logits, -1) - jnp.sum(jax.nn.softmax(teacher) * logits, -1)
+
+
+def unlikely_match(teacher: Float[Array, "*rows v"], logits: Float[Array, "*rows v"]) -> Float[Array, "*rows"]:
+    """Minus the logarithm of the chance that rejection sampling accepts, which is the overlap of the two (LK, arXiv 2602.23881)."""
+    return -jax.nn.logsumexp(jnp.minimum(jax.nn.log_softmax(teacher), jax.nn.log_softmax(logits)), -1)
+
+
+LOSSES = dict(zip(LOSS_NAMES, (cross_entropy, unlikely_match), strict=True))
 
 
 class Rows(NamedTuple):
@@ -105,13 +119,13 @@ def teach(target: Llama, captured_layers: tuple[int, ...], rows: Rows) -> Lesson
     return Lesson(out.features, out.hidden, whole(jax.lax.map(lambda chunk: jnp.argmax(target.logits(*chunk), -1), flat)))
 
 
-def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: int) -> Unrolled:
-    """Drafts `steps` tokens from every position of the text.
+def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: int, loss: str = LOSS_NAMES[0]) -> Unrolled:
+    """Drafts `steps` tokens from every position of the text. `loss` is one of LOSSES.
 
     Pair t of step i reads the embedding of token t + 1 + i and, at step 0, the feature of position t, later its own output. It
-    counts if token t + i is learnt and of the same conversation. Its loss is the cross-entropy to the target's distribution at
-    position t + 1 + i over the draft vocabulary, 0 where the target's choice has no draft id. An EAGLE-1 head, whose output
-    is a feature, also learns to come near the target's.
+    counts if token t + i is learnt and of the same conversation. Its loss compares its distribution with the target's at position
+    t + 1 + i, over the draft vocabulary; it is 0 where the target's choice has no draft id. An EAGLE-1 head, whose output is a
+    feature, also learns to come near the target's.
     """
     tokens, segments, learnt = (jnp.asarray(part) for part in (rows.tokens, rows.segments, rows.learnt))
     head = nnx.merge(*nnx.split(head))
@@ -134,18 +148,18 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     has_id = jnp.ones_like(learnt) if ids is None else members(ids, target.config.vocab_size)[taught.choice]
     weights = [(_at_goals(counts, number) & has_id) / tokens.size for number, counts in enumerate(counted)]
     aligned = [_at_goals(output, number) for number, output in enumerate(outputs)]
-    loss, losses, drafted = cross_entropy(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2))
+    total, losses, drafted = distances(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2), loss)
     if head.config.algorithm == "EAGLE":
-        distances = jnp.stack(
+        regression = jnp.stack(
             [
                 jnp.sum(jnp.where(counts, _smooth_l1(output, shifted(taught.hidden, number + 1)), 0.0)) / tokens.size
                 for number, (output, counts) in enumerate(zip(outputs, counted, strict=True))
             ]
         )
-        loss = REGRESSION * jnp.sum(distances * DECAY ** jnp.arange(steps)) + CROSS_ENTROPY * loss
-        losses = REGRESSION * distances + CROSS_ENTROPY * losses
+        total = REGRESSION * jnp.sum(regression * DECAY ** jnp.arange(steps)) + CROSS_ENTROPY * total
+        losses = REGRESSION * regression + CROSS_ENTROPY * losses
     right = [counts & shifted(drafted[:, :, number] == taught.choice, number + 1) for number, counts in enumerate(counted)]
-    return Unrolled(loss, losses, jnp.stack(right), jnp.stack(counted))
+    return Unrolled(total, losses, jnp.stack(right), jnp.stack(counted))
 
 
 def chain_attention(q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, *, implementation: None = None):
@@ -165,14 +179,15 @@ def chain_attention(q, k_pages, v_pages, page_table, start, length, k_window, v_
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)
 
 
-def cross_entropy(
+def distances(
     head: DraftHead,
     target: Llama,
     goal: Float[Array, "b n h"],
     hidden: Float[Array, "b n steps d"],
     weights: Float[Array, "b n steps"],
+    loss: str,
 ) -> tuple[Float[Array, ""], Float[Array, " steps"], Int[Array, "b n steps"]]:
-    """The cross-entropy of the head's distributions to the target's, over the draft vocabulary.
+    """How far the head's distributions are from the target's, over the draft vocabulary.
 
     Args:
         goal: the target's hidden that the distribution to be learnt is made from.
@@ -184,38 +199,38 @@ def cross_entropy(
     """
     graph, params, *others = nnx.split(head, nnx.Param, ...)
     target_graph, target_state = nnx.split(target)
-    return _cross_entropy((graph, target_graph), params, (others, target_state), (goal, hidden, weights))
+    return _distances((graph, target_graph, loss), params, (others, target_state), (goal, hidden, weights))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _cross_entropy(graphs, params, frozen, inputs):
+def _distances(how, params, frozen, inputs):
     """Simple, and for judging: logits exist CHUNK positions at a time."""
     flat, whole = _chunks(inputs)
-    totals, losses, drafted = jax.lax.map(lambda chunk: _entropy(graphs, params, frozen, *chunk), flat)
+    totals, losses, drafted = jax.lax.map(lambda chunk: _of_chunk(how, params, frozen, *chunk), flat)
     return totals.sum(), losses.sum(0), whole(drafted)
 
 
-def _entropy(graphs, params, frozen, goal, hidden, weights):
+def _of_chunk(how, params, frozen, goal, hidden, weights):
     """Of one chunk: goal [n, h], hidden [n, steps, d], weights [n, steps]."""
-    head, target = nnx.merge(graphs[0], params, *frozen[0]), nnx.merge(graphs[1], frozen[1])
-    teacher = jax.nn.softmax(restricted_logits(target, goal, head.target_vocab()))
+    graph, target_graph, loss = how
+    head, target = nnx.merge(graph, params, *frozen[0]), nnx.merge(target_graph, frozen[1])
+    teacher = restricted_logits(target, goal, head.target_vocab())
     logits = head.logits(hidden, target)
-    entropies = jax.nn.logsumexp(logits, -1) - jnp.einsum("nv,nsv->ns", teacher, logits)
-    losses = jnp.sum(weights * entropies, 0)
+    losses = jnp.sum(weights * LOSSES[loss](teacher[:, None], logits), 0)
     return jnp.sum(losses * DECAY ** jnp.arange(len(losses))), losses, head.target_ids(jnp.argmax(logits, -1))
 
 
-def _forward(graphs, params, frozen, inputs):
+def _forward(how, params, frozen, inputs):
     """The gradient is made together with the loss, so that no logits are made twice and none are kept."""
 
     def chunk(summed, part):
         goal, hidden, weights = part
 
-        def entropy(params, hidden):
-            total, *others = _entropy(graphs, params, frozen, goal, hidden, weights)
+        def learnt(params, hidden):
+            total, *others = _of_chunk(how, params, frozen, goal, hidden, weights)
             return total, others
 
-        (total, (losses, drafted)), (gradient, of_hidden) = jax.value_and_grad(entropy, (0, 1), has_aux=True)(params, hidden)
+        (total, (losses, drafted)), (gradient, of_hidden) = jax.value_and_grad(learnt, (0, 1), has_aux=True)(params, hidden)
         return jax.tree.map(jnp.add, summed, (gradient, total, losses)), (of_hidden, drafted)
 
     flat, whole = _chunks(inputs)
@@ -229,7 +244,7 @@ def _backward(_, gradients, cotangents):
     return gradient, None, (None, of_hidden, None)
 
 
-_cross_entropy.defvjp(_forward, _backward)
+_distances.defvjp(_forward, _backward)
 
 
 def _smooth_l1(output: Float[Array, "b n d"], goal: Float[Array, "b n d"]) -> Float[Array, "b n"]:

@@ -201,6 +201,7 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
             list(read_shards(tmp_path))
     for wrong, message in (
         ({"algorithm": "medusa"}, "algorithm must be one of eagle3, eagle, mtp"),
+        ({"loss": "l2"}, "loss must be one of cross-entropy, lk, got 'l2'"),
         ({"steps": 0}, "steps must be"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -18,7 +18,19 @@ from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model
 from jaxspec.train.data import batches
 from jaxspec.train.optimizer import Schedule, muon, scale_of
-from jaxspec.train.ttt import DECAY, Rows, accuracies, chain_attention, metadata, teach, unroll, whole_rows
+from jaxspec.train.ttt import (
+    DECAY,
+    LOSSES,
+    Rows,
+    accuracies,
+    chain_attention,
+    distances,
+    metadata,
+    teach,
+    unlikely_match,
+    unroll,
+    whole_rows,
+)
 from pallas_kernels.tree_attention import tree_attention
 
 TARGET = {
@@ -92,6 +104,33 @@ def test_unrolling_is_drafting_from_every_position_at_once(models):
     np.testing.assert_allclose(out.losses, losses, rtol=1e-5)
     np.testing.assert_allclose(out.loss, sum(DECAY**step * loss for step, loss in enumerate(losses)), rtol=1e-5)
     np.testing.assert_array_equal(out.correct[:, 0], correct)
+
+
+def test_losses_by_hand():
+    logits, teacher = np.random.default_rng(0).normal(size=(2, 6, 9)).astype(np.float32) * 3
+    p, q = (np.exp(each) / np.exp(each).sum(-1, keepdims=True) for each in (teacher, logits))
+    np.testing.assert_allclose(LOSSES["cross-entropy"](teacher, logits), -(p * np.log(q)).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(LOSSES["lk"](teacher, logits), -np.log(np.minimum(p, q).sum(-1)), rtol=1e-4)
+    far = np.array([200.0, 0, -200]), np.array([-200.0, 0, 200])
+    assert np.isfinite(LOSSES["lk"](*far)) and np.isfinite(jax.grad(LOSSES["lk"], 1)(*far)).all()
+
+
+def test_the_gradient_of_a_loss_is_that_of_its_definition(models):
+    """It is made together with the loss, chunk by chunk."""
+    target, head = models
+    random = np.random.default_rng(1)
+    goal, hidden = (jnp.asarray(random.normal(size=size), jnp.float32) for size in ((2, 3, 16), (2, 3, 2, 16)))
+    weights = jnp.asarray(random.uniform(size=(2, 3, 2)), jnp.float32)
+    logits = target.logits(goal)[..., IDS][:, :, None]
+
+    def simple(hidden):
+        return jnp.sum(weights * unlikely_match(logits, head.logits(hidden, target)) * DECAY ** jnp.arange(2))
+
+    def ours(hidden):
+        return distances(head, target, goal, hidden, weights, "lk")[0]
+
+    for one, other in zip(*(jax.value_and_grad(each)(hidden) for each in (simple, ours)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_unrolled_mask():
