@@ -57,6 +57,17 @@ def test_answers_are_the_targets_own(llm):
         assert list(output.token_ids) == tokens[start:]
 
 
+def test_answers_keep_their_tokens_even_where_their_text_has_others(llm, monkeypatch):
+    generate, answers = llm.generate, []
+    monkeypatch.setattr(llm, "generate", lambda *asked: answers.extend(found := generate(*asked)) or found)
+    odd = DataSettings("built-in", per_shard=4, max_answer_tokens=24, temperatures=(2.0,))
+    with Writer(llm, odd, [[{"role": "user", "content": "def f(x):"}]] * 4) as writer:
+        written = writer.shard(0)
+    tokens = [list(answer.token_ids) for answer in answers]
+    assert [each.tokens[start:] for each in written for start, _ in each.answers] == tokens
+    assert any(llm.tokenizer.encode(answer.text) != list(answer.token_ids) for answer in answers)
+
+
 def test_several_turns_are_answered_in_order(llm):
     script = [
         [
