@@ -120,7 +120,7 @@ class Runner:
         if limit is None or config.num_pages is not None:
             self.num_pages = config.num_pages or cache.pages(CPU_CACHE_BYTES, "lower context_length, or raise num_pages")
             self.programs = programs_for(self.num_pages)
-            logger.info(
+            logger.debug(
                 "memory: weights %s, cache %s in %d pages",
                 readable(weights), readable(self.num_pages * page_bytes), self.num_pages,
             )  # fmt: skip

@@ -194,13 +194,17 @@ class Trainer:
         return replace(self.head, params={**params, **self._fixed})
 
     def save(self) -> None:
-        """A checkpoint, whole or not at all."""
+        """A checkpoint, whole or not at all. Raises ValueError if it can't be written, as on a full disk; earlier ones stay."""
         folder = self.work / "checkpoints"
         place = folder / f"{self.step:08}"
         if place.exists():
             return
-        with ParameterWriter(place) as writer:
-            writer.add({"params": jax.device_get(self.params), "state": _numbered(jax.device_get(self.state))})
+        try:
+            with ParameterWriter(place) as writer:
+                writer.add({"params": jax.device_get(self.params), "state": _numbered(jax.device_get(self.state))})
+        except (ValueError, OSError) as error:  # TensorStore's end with the system's words
+            reason = str(error).rpartition(": ")[2] if isinstance(error, ValueError) else error.strerror
+            raise ValueError(f"the checkpoint {place} can't be written ({reason}); earlier ones stay") from None
         for old in self.checkpoints()[:-KEPT]:
             shutil.rmtree(old)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -149,6 +150,27 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
     damaged.write_bytes(damaged.read_bytes()[:-1])
     third = trainer(SETTINGS, target, data, tmp_path / "cut")
     assert third.resume() and third.step == 3, "a damaged checkpoint is left out"
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, target, data):
+    """The limit on a file's size stands for the disk: a write fails in the middle of a checkpoint."""
+    run = trainer(SETTINGS, target, data, tmp_path)
+    run.learn()
+    run.save()
+    run.learn()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(ValueError, match=r"00000002 can't be written \(File too large.*\); earlier ones stay") as error:
+            run.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(error.value)
+    again = trainer(SETTINGS, target, data, tmp_path)
+    assert again.resume() and again.step == 1
+    again.learn()
+    again.save()
+    assert [place.name for place in again.checkpoints()] == ["00000001", "00000002"]
 
 
 def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
