@@ -231,7 +231,7 @@ def shard_files(folder: Path) -> list[Path]:
 def read_shards(folder: Path) -> Iterator[Conversation]:
     """Every conversation of a folder. Raises ValueError that names a damaged line."""
     if not shard_files(folder):
-        raise ValueError(f"{folder} holds no shards: write them with jaxspec train data --out {folder}")
+        raise ValueError(f"{folder} holds no shards: write them with jaxspec train data --data {folder}")
     for file in shard_files(folder):
         for number, line in enumerate(file.read_text().splitlines(), 1):
             try:
