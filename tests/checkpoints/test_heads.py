@@ -223,9 +223,10 @@ def test_an_embedding_is_a_copy_up_to_the_rounding_of_float16(tmp_path, differen
     model = tiny_target()
     embedding = np.array(model.params["embed_tokens"])
     embedding[3, 5] = 0.0
-    model.params["embed_tokens"] = jnp.array(embedding)  # a copy: asarray may share the memory
-    embedding[3, 5] = -difference
-    tensors = eagle_llama2().tensors | {"embed_tokens.weight": embedding}
+    model.params["embed_tokens"] = jnp.array(embedding)
+    changed = embedding.copy()  # JAX may still be reading the first
+    changed[3, 5] = -difference
+    tensors = eagle_llama2().tensors | {"embed_tokens.weight": changed}
     assert load_head(Head(eagle_llama2().config, tensors).write(tmp_path / "head"), model).config.own_embedding is own
 
 
