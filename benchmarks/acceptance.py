@@ -77,13 +77,16 @@ def describe(spec: SpecConfig, load: Load, plain: Load, kinds: Sequence[str] | N
         "accept_length_of_prompts": of_prompts,
         "equal_to_plain": load.count_equal(plain),
         "prompts": len(plain.tokens),
-        "kinds": {
-            each: mean([length for kind, several in zip(kinds, complete, strict=True) if kind == each for length in several])
-            for each in dict.fromkeys(kinds)
-        }
-        if kinds
-        else None,
+        "kinds": mean_of_kinds(kinds, complete) if kinds else None,
     }
+
+
+def mean_of_kinds(kinds: Sequence[str], accept_lengths: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Mean accept length of each kind of prompt."""
+    of_kinds: dict[str, list[int]] = {kind: [] for kind in kinds}
+    for kind, lengths in zip(kinds, accept_lengths, strict=True):
+        of_kinds[kind] += lengths
+    return {kind: mean(lengths) for kind, lengths in of_kinds.items()}
 
 
 def tables(results: dict) -> dict[str, str]:

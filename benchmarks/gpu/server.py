@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import tempfile
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,9 @@ def load(lab: Lab, concurrency: int) -> dict[str, Any]:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise Skip(f"not installed: {', '.join(missing)}")
     cache = {} if lab.cache is None else {"JAXSPEC_COMPILATION_CACHE": str(lab.cache)}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as until_measured:
         with lab.compile_phase():
-            server = start.serving([], cache)
-            url, _ = server.__enter__()
-        try:
-            out = Path(folder) / "serving.jsonl"
-            serving.main(["--base-url", url, "--num-prompts", "32", "--max-concurrency", str(concurrency), "--out", str(out)])
-        finally:
-            server.__exit__(None, None, None)
+            url, _ = until_measured.enter_context(start.serving([], cache))
+        out = Path(folder) / "serving.jsonl"
+        serving.main(["--base-url", url, "--num-prompts", "32", "--max-concurrency", str(concurrency), "--out", str(out)])
         return json.loads(out.read_text().splitlines()[-1])["results"]

@@ -248,7 +248,7 @@ def byte_pairs(fields: dict[str, Any], how: PreTokenizer) -> "Tokenizer":
 
 def sentence_pieces(fields: dict[str, Any]) -> "Tokenizer":
     """Of the kind llama: SentencePiece's byte pairs. Of all neighbours that make a token, the two whose token has the highest score
-    are merged first; what is no token is spelt in bytes."""
+    are merged first. Text outside the vocabulary becomes byte tokens."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]

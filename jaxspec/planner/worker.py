@@ -57,6 +57,12 @@ def gpu_mesh(gpu: str) -> Mesh:
     return Mesh(np.array(topology.devices), ("tensor",))
 
 
+def placed(shapes: Any, mesh: Mesh) -> Any:
+    """The same shapes and dtypes, whole on every device of the mesh."""
+    here = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), shapes)
+
+
 def compile_cycle(
     target: ModelConfig,
     head: HeadConfig | None,
@@ -71,11 +77,6 @@ def compile_cycle(
     page_size: int,
 ) -> dict[str, Any]:
     """Compiles one cycle as the engine does, with `pages` pages per sequence; returns the fields of `CompiledCycle`."""
-    here = NamedSharding(mesh, PartitionSpec())
-
-    def placed(shapes):
-        return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), shapes)
-
     configs = (target, head)
     models: list[Any] = [None if config is None else LoadedModel(config, *abstract_model(config, dtype)) for config in configs]
     params = {"target": models[0].params, "head": models[1].params if models[1] else {}}
@@ -83,7 +84,7 @@ def compile_cycle(
     state = jax.eval_shape(
         lambda: new_state(target, head, sizes, rows=batch + 1, num_pages=batch * pages, page_size=page_size, dtype=dtype)
     )
-    programs = Programs(merger(*models), placed(params), placed(state), LOSSLESS)
+    programs = Programs(merger(*models), placed(params, mesh), placed(state, mesh), LOSSLESS)
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
         lowered = programs.lower(CycleProgram(batch, pages, SpecConfig(*tree)), "cuda")
         started = time.perf_counter()

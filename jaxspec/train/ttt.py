@@ -146,8 +146,8 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
 
     ids = head.target_vocab()
     has_id = jnp.ones_like(learnt) if ids is None else members(ids, target.config.vocab_size)[taught.choice]
-    weights = [(_at_goals(counts, number) & has_id) / tokens.size for number, counts in enumerate(counted)]
-    aligned = [_at_goals(output, number) for number, output in enumerate(outputs)]
+    weights = [(shifted(counts, -number - 1) & has_id) / tokens.size for number, counts in enumerate(counted)]
+    aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # at the positions that predict the same
     total, losses, drafted = distances(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2), loss)
     if head.config.algorithm == "EAGLE":
         regression = jnp.stack(
@@ -267,21 +267,14 @@ def members(ids: Int[Array, " v"], vocab_size: int) -> Bool[Array, " vocab"]:
 
 
 def shifted(values: Array, places: int) -> Array:
-    """Each position gets what stands `places` further; the end is filled with zeros.
+    """Each position gets what stands `places` further on, or before it if negative; zeros where nothing stands.
 
-    In:  [[1, 2, 3]], 1
-    Out: [[2, 3, 0]]
+    In:  [[1, 2, 3]], 1      [[1, 2, 3]], -1
+    Out: [[2, 3, 0]]         [[0, 1, 2]]
     """
+    if places < 0:
+        return jnp.concatenate([jnp.zeros_like(values[:, :-places]), values[:, :places]], 1)
     return jnp.concatenate([values[:, places:], jnp.zeros_like(values[:, :places])], 1) if places else values
-
-
-def _at_goals(values: Array, step: int) -> Array:
-    """Values of the pairs of a step, at the positions whose distribution they learn; zeros where there are none.
-
-    In:  [[1, 2, 3]], step=0
-    Out: [[0, 1, 2]]
-    """
-    return jnp.concatenate([jnp.zeros_like(values[:, : step + 1]), values[:, : -step - 1]], 1)
 
 
 def _chunks(arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Callable[[Array], Array]]:

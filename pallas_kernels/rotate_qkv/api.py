@@ -4,9 +4,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import call
 from pallas_kernels.product import Product
-from pallas_kernels.rotate_qkv.layout import QkvLayout as QkvLayout
 from pallas_kernels.rotate_qkv.pallas_triton import pallas_triton_rotate
-from pallas_kernels.rotate_qkv.reference import reference_rotate
+from pallas_kernels.rotate_qkv.reference import QkvLayout, reference_rotate
 
 IMPLEMENTATIONS = {"reference": reference_rotate, "pallas_triton": pallas_triton_rotate}
 

@@ -9,7 +9,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.product import Product, load_sum, partial_sums
-from pallas_kernels.rotate_qkv.layout import QkvLayout
+from pallas_kernels.rotate_qkv.reference import QkvLayout
 
 
 @jax.named_scope("rotate_qkv")

@@ -1,11 +1,25 @@
 """Splitting, norms and rotation in plain XLA. See `api.rotate_qkv`."""
 
+from dataclasses import dataclass
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.product import Product
 from pallas_kernels.rms_norm.reference import reference_norm
-from pallas_kernels.rotate_qkv.layout import QkvLayout
+
+
+@dataclass(frozen=True)
+class QkvLayout:
+    """A row of the fused projection: the query heads, then the key heads, then the value heads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float | None = None
+    """Queries and keys are normed head by head (Qwen3) with this epsilon; None: they are not."""
+    rope_length: float = 1.0
+    """YaRN: rotated queries and keys are multiplied by it."""
 
 
 def reference_rotate(

@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
 from jaxspec.models.registry import LoadedModel, abstract_model
-from jaxspec.planner.worker import gpu_mesh
+from jaxspec.planner.worker import gpu_mesh, placed
 from jaxspec.train.head import TOKEN_MAP, optimizer_of, programs
 from jaxspec.train.settings import TrainSettings
 from jaxspec.train.ttt import Rows
@@ -26,11 +25,6 @@ SETTINGS = TrainSettings(rows=4, length=2048, depth=7, draft_vocab_size=32000)
 def main() -> None:
     """Prints the memory of the compiled step, in bytes."""
     mesh = gpu_mesh("h100")
-    here = NamedSharding(mesh, PartitionSpec())
-
-    def placed(shapes):
-        return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), shapes)
-
     target_config = ModelConfig.from_hf(LLAMA_8B)
     config = Eagle3Config(
         layer=replace(target_config, num_layers=1),
@@ -45,7 +39,7 @@ def main() -> None:
     frozen = {"target": target.params, "head": {TOKEN_MAP: head.params[TOKEN_MAP]}}
     sizes = SETTINGS.rows, SETTINGS.length
     rows = Rows(*(jax.ShapeDtypeStruct(sizes, kind) for kind in (jnp.int32, jnp.int32, jnp.int32, jnp.bool_)))
-    arguments = placed((params, state, frozen, rows, jax.ShapeDtypeStruct((), jnp.float32)))
+    arguments = placed((params, state, frozen, rows, jax.ShapeDtypeStruct((), jnp.float32)), mesh)
     learn, _ = programs(SETTINGS, target, head)
     started = time.perf_counter()
     with jax.set_mesh(mesh):
