@@ -39,7 +39,12 @@ def make_parser() -> Parser:
     parser.add_argument("--work", type=Path, metavar="DIR", help="folder of the run: checkpoints and log.jsonl (default: OUT.work)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the head goes, with its card")
     add = parser.add_argument_group("data").add_argument
-    add("--prompts", type=Path, metavar="FILE", help="JSONL or text with prompts (default: the model invents users, too)")
+    add(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSONL or text with prompts; topics: some are made (default: the model invents them)",
+    )
     add("--shards", type=whole(1), default=8, metavar="N", help="of 128 conversations each (default: %(default)s)")
     add("--data-seed", type=whole(0), default=0, metavar="N", help="another one gives other conversations (default: %(default)s)")
     add("--batch-size", type=whole(1), default=32, metavar="N", help="conversations at once (default: %(default)s)")
@@ -87,12 +92,17 @@ def run(options: argparse.Namespace) -> int:
 
 def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
     """The shards that are missing."""
-    from jaxspec.train.conversations import read_prompts, write_shards
+    from jaxspec.train.conversations import TOPICS, read_prompts, topic_prompts, write_shards
 
-    prompts = None if options.prompts is None else read_prompts(options.prompts)
-    digest = None if options.prompts is None else hashlib.sha256(options.prompts.read_bytes()).hexdigest()
+    made = options.prompts == Path("topics")
+    file = TOPICS if made else options.prompts
+    digest = None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
     settings = DataSettings(options.model_path, digest, seed=options.data_seed, max_tokens=llm.engine.context_length)
-    count = options.shards if prompts is None else min(options.shards, -(-len(prompts) // settings.per_shard))
+    if file is None:
+        prompts, count = None, options.shards
+    else:
+        prompts = topic_prompts(options.shards * settings.per_shard, settings.seed, settings) if made else read_prompts(file)
+        count = min(options.shards, -(-len(prompts) // settings.per_shard))
     write_shards(llm, settings, prompts, data, count)
 
 

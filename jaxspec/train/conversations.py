@@ -1,12 +1,14 @@
 """`jaxspec train data`: conversations whose answers the target writes itself, in its own words and its own tokens.
 
-With prompts, their user turns are answered again. Without any, the target writes the users' turns too: behind the beginning of its
-chat template it invents what a user might ask (Magpie, arXiv 2406.08464).
+With prompts, their user turns are answered again; topics.toml makes some. Without any, the target writes the users' turns too:
+behind the beginning of its chat template it invents what a user might ask (Magpie, arXiv 2406.08464).
 """
 
 import json
 import os
 import random
+import re
+import tomllib
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +35,9 @@ LEAST_ROOM = 16
 REPETITIVE = 0.3
 """Of the size that zlib leaves of a text. English prose is near 0.5; a sentence said over and over is below 0.2."""
 ASSISTANT, USER = "assistant", "user"
+TOPICS = Path(__file__).parent / "topics.toml"
+TRIES = 10
+"""Prompts that are made for each one that is new."""
 
 
 class Conversation(NamedTuple):
@@ -182,6 +187,31 @@ def is_repetitive(text: str) -> bool:
     """Whether a text of some length says the same over and over."""
     raw = text.encode()
     return len(raw) >= 200 and len(zlib.compress(raw)) < REPETITIVE * len(raw)
+
+
+def topic_prompts(count: int, seed: int, settings: DataSettings) -> list[list[Message]]:
+    """What users of a chat model might ask, made of the templates and words in topics.toml; no two begin alike.
+
+    More prompts are the same and some more. Raises ValueError if the templates don't make so many.
+    """
+    book, chance = tomllib.loads(TOPICS.read_text(encoding="utf-8")), random.Random(seed)
+    kinds, shares = list(book["kinds"].values()), [kind["share"] for kind in book["kinds"].values()]
+
+    def filled(templates: list[str]) -> Message:
+        return user_says(re.sub(r"{(\w+)}", lambda slot: chance.choice(book["words"][slot[1]]), chance.choice(templates)))
+
+    found: dict[str, list[Message]] = {}
+    for _ in range(TRIES * count):
+        (kind,) = chance.choices(kinds, shares)
+        turns = [filled(kind["prompts"])]
+        while len(turns) < settings.max_turns and chance.random() < settings.more_turns:
+            turns.append(filled(kind["then"]))
+        found.setdefault(turns[0]["content"], turns)
+        if len(found) == count:
+            return list(found.values())
+    raise ValueError(
+        f"{TOPICS.name} makes about {len(found)} prompts, {count} are needed: give a file of your own, or fewer shards"
+    )
 
 
 def read_prompts(file: Path) -> list[list[Message]]:

@@ -1,6 +1,6 @@
 """`jaxspec train head`: trains a draft head for a frozen target, from conversations that the target wrote.
 
-The target runs in the same program; nothing is stored but tokens. A run can be killed at any moment: it goes on from its last
+The target runs in the same process; nothing is stored but tokens. A run can be killed at any moment: it goes on from its last
 checkpoint with the same losses as without, because batches and learning rates depend on the step's number only.
 """
 
@@ -10,8 +10,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +35,13 @@ from jaxspec.train.conversations import read_shards, write_file
 from jaxspec.train.optimizer import muon, scale_of
 from jaxspec.train.rows import Split, batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import TrainSettings
-from jaxspec.train.ttt import Rows, Unrolled, accuracies, teach, unroll
+from jaxspec.train.ttt import Lesson, Rows, Unrolled, accuracies, teach, unroll
 
 KEPT = 2
 """Checkpoints; older ones are removed."""
 HELDOUT_ROWS = 32
+LESSONS_BYTES = 8 << 30
+"""Host memory for the target's outputs."""
 TOKEN_MAP = "draft_to_target"
 """The one parameter that is not learnt."""
 
@@ -105,33 +108,65 @@ def optimizer_of(settings: TrainSettings) -> optax.GradientTransformation:
     return muon(settings.matrix_rate, settings.other_rate)
 
 
-def programs(settings: TrainSettings, target: LoadedTarget, head: LoadedHead) -> tuple[Callable, Callable]:
-    """The jitted functions of a run; of the models only the graphs are used.
-
-    Returns:
-        learn(params, state, frozen, rows, scale) -> params, state, Unrolled, which uses up params and state;
-        judge(params, frozen, rows) -> Unrolled.
+class Programs(NamedTuple):
+    """The jitted functions of a run.
 
     params: the learnt parameters, in float32. The head runs in the target's dtype. frozen: {"target": its parameters, "head": those
     that are not learnt}.
     """
-    optimizer = optimizer_of(settings)
 
-    def losses(params: dict, frozen: dict, rows: Rows) -> tuple[jax.Array, Unrolled]:
-        origin = target.merge(frozen["target"])
-        dtype = origin.embed_tokens[...].dtype
-        learner = head.merge({**jax.tree.map(lambda array: array.astype(dtype), params), **frozen["head"]})
-        out = unroll(learner, origin, teach(origin, head.config.captured_layers, rows), rows, settings.depth, settings.loss)
-        return out.loss, out
+    teach: Callable
+    """(frozen, rows) -> Lesson."""
+    learn: Callable
+    """(params, state, frozen, rows, lesson, scale) -> params, state, Unrolled; it uses up params and state."""
+    judge: Callable
+    """(params, frozen, rows, lesson) -> Unrolled."""
 
-    @jax.jit(donate_argnums=(0, 1))
-    def learn(params: dict, state: Any, frozen: dict, rows: Rows, scale: jax.Array) -> tuple[dict, Any, Unrolled]:
-        (_, out), gradient = jax.value_and_grad(losses, has_aux=True)(params, frozen, rows)
-        updates, state = optimizer.update(gradient, state, params)
-        updates = jax.tree.map(lambda update: scale * update, updates)
-        return optax.apply_updates(params, updates), state, out
+    @classmethod
+    def of(cls, settings: TrainSettings, target: LoadedTarget, head: LoadedHead) -> Self:
+        """Of the models only the graphs are used."""
+        optimizer = optimizer_of(settings)
 
-    return learn, jax.jit(lambda *inputs: losses(*inputs)[1])
+        def taught(frozen: dict, rows: Rows) -> Lesson:
+            return teach(target.merge(frozen["target"]), head.config.captured_layers, rows)
+
+        def losses(params: dict, frozen: dict, rows: Rows, lesson: Lesson) -> tuple[jax.Array, Unrolled]:
+            origin = target.merge(frozen["target"])
+            dtype = origin.embed_tokens[...].dtype
+            learner = head.merge({**jax.tree.map(lambda array: array.astype(dtype), params), **frozen["head"]})
+            out = unroll(learner, origin, lesson, rows, settings.depth, settings.loss)
+            return out.loss, out
+
+        @jax.jit(donate_argnums=(0, 1))
+        def learn(
+            params: dict, state: Any, frozen: dict, rows: Rows, lesson: Lesson, scale: jax.Array
+        ) -> tuple[dict, Any, Unrolled]:
+            (_, out), gradient = jax.value_and_grad(losses, has_aux=True)(params, frozen, rows, lesson)
+            updates, state = optimizer.update(gradient, state, params)
+            updates = jax.tree.map(lambda update: scale * update, updates)
+            return optax.apply_updates(params, updates), state, out
+
+        return cls(jax.jit(taught), learn, jax.jit(lambda *inputs: losses(*inputs)[1]))
+
+
+class Lessons:
+    """The target's outputs for batches. If LESSONS_BYTES hold those of all rows, they are kept and the target runs in the first
+    epoch only."""
+
+    def __init__(self, teach: Callable[[Rows], Lesson], count: int):
+        self._teach, self._count = teach, count
+        self._kept: dict[int, Lesson] = {}
+        """By the row's number, in the host's memory."""
+
+    def of(self, numbers: np.ndarray, rows: Rows) -> Lesson:
+        """Of the rows with these numbers."""
+        if all(number in self._kept for number in numbers):
+            return jax.tree.map(lambda *parts: np.stack(parts), *(self._kept[number] for number in numbers))
+        lesson = self._teach(rows)
+        if sum(part.nbytes for part in lesson) // len(numbers) * self._count <= LESSONS_BYTES:
+            parts = jax.device_get(lesson)
+            self._kept |= {number: Lesson(*(part[place] for part in parts)) for place, number in enumerate(numbers)}
+        return lesson
 
 
 class Trainer:
@@ -169,22 +204,26 @@ class Trainer:
         self.state = jax.device_put(jax.jit(optimizer_of(settings).init)(self.params), everywhere)
         self.step = 0
 
-        self._learn, self._judge = programs(settings, target, self.head)
+        self._programs = Programs.of(settings, target, self.head)
         frozen = {"target": target.params, "head": fixed}
         self._fixed, self._everywhere, self._frozen = fixed, everywhere, jax.device_put(frozen, everywhere)
+        self._lessons = Lessons(partial(self._programs.teach, self._frozen), len(self.rows.tokens))
 
     def learn(self) -> Unrolled:
         """One step."""
-        rows = batch(self.rows, self.settings.rows, self.step, self.settings.seed)
+        numbers = batch(len(self.rows.tokens), self.settings.rows, self.step, self.settings.seed)
+        rows = self._by_devices(self.rows.map(lambda part: part[numbers]))
+        lesson = self._by_devices(self._lessons.of(numbers, rows))
         scale = np.float32(scale_of(self.step, self.settings.steps))
-        self.params, self.state, out = self._learn(self.params, self.state, self._frozen, self._placed(rows), scale)
+        self.params, self.state, out = self._programs.learn(self.params, self.state, self._frozen, rows, lesson, scale)
         self.step += 1
         return out
 
     def judge(self) -> dict[str, Any]:
         """Loss and accuracies on held-out conversations."""
         count = len(self.heldout.tokens) // jax.device_count() * jax.device_count() or None
-        out = self._judge(self.params, self._frozen, self.heldout.map(lambda part: part[:count]))
+        rows = self.heldout.map(lambda part: part[:count])
+        out = self._programs.judge(self.params, self._frozen, rows, self._programs.teach(self._frozen, rows))
         return {"loss": round(float(out.loss), 4), **accuracies(np.asarray(out.correct), np.asarray(out.counted))}
 
     def trained(self) -> LoadedHead:
@@ -294,8 +333,8 @@ class Trainer:
                     self.save()
                     saved = time.monotonic()
 
-    def _placed(self, rows: Rows) -> Rows:
-        return rows.map(lambda part: jax.device_put(part, self._by_row))
+    def _by_devices[T: tuple](self, arrays: T) -> T:
+        return jax.device_put(arrays, self._by_row)
 
 
 def describe(config: HeadConfig, params: dict) -> str:

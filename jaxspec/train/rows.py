@@ -71,15 +71,13 @@ OPEN_ROWS = 64
 """Rows that a conversation may still go into."""
 
 
-def batch(rows: Rows, size: int, step: int, seed: int) -> Rows:
-    """Batch number `step`: every row once per epoch, in an order that depends on seed and epoch only, so that training can go on
-    from any step."""
-    count = len(rows.tokens)
+def batch(count: int, size: int, step: int, seed: int) -> NDArray[np.int64]:
+    """The rows of batch number `step`, of `count` rows in all: every row once per epoch, in an order that depends on seed and epoch
+    only, so that training can go on from any step."""
     size = min(size, count)
     per_epoch = count // size
     epoch, place = divmod(step, per_epoch)
-    order = np.random.default_rng([seed, epoch]).permutation(count)[place * size : (place + 1) * size]
-    return rows.map(lambda part: part[order])
+    return np.random.default_rng([seed, epoch]).permutation(count)[place * size : (place + 1) * size]
 
 
 def draft_vocabulary(conversations: Iterable[Conversation], size: int, vocab_size: int) -> NDArray[np.int64]:

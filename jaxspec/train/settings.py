@@ -23,7 +23,7 @@ class DataSettings:
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7)
     """Of answers; one for each, by chance."""
     more_turns: float = 0.35
-    """The chance of another turn of an invented user, up to max_turns."""
+    """The chance of another turn of a user whose turns are not given, up to max_turns."""
     max_turns: int = 3
 
 

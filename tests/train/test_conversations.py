@@ -5,8 +5,18 @@ import json
 import pytest
 
 from jaxspec import LLM
+from jaxspec.commands.common import CHAT_PROMPTS
 from jaxspec.train import command, conversations
-from jaxspec.train.conversations import CUT, DataSettings, Writer, is_repetitive, read_prompts, read_shards, write_shards
+from jaxspec.train.conversations import (
+    CUT,
+    DataSettings,
+    Writer,
+    is_repetitive,
+    read_prompts,
+    read_shards,
+    topic_prompts,
+    write_shards,
+)
 
 SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_tokens=12)
 
@@ -42,6 +52,20 @@ def test_prompts_in_all_shapes(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(ValueError, match=r"empty.txt holds no prompts"):
         read_prompts(tmp_path / "empty.txt")
+
+
+def test_prompts_are_made_of_topics():
+    """More are the same and some more; no two begin alike, and none is one of those that benchmarks use."""
+    prompts = topic_prompts(3000, 0, SETTINGS)
+    assert topic_prompts(100, 0, SETTINGS) == prompts[:100] != topic_prompts(100, 1, SETTINGS)
+    first = [messages[0]["content"] for messages in prompts]
+    assert len(set(first)) == 3000 and not any("{" in text and "}" not in text for text in first)
+    assert {len(messages) for messages in prompts} == {1, 2, 3}
+    assert all(message["role"] == "user" for messages in prompts for message in messages)
+    known = {json.loads(line)["messages"][0]["content"] for line in CHAT_PROMPTS.read_text().splitlines()}
+    assert len(known) == 48 and not known & set(first)
+    with pytest.raises(ValueError, match=r"topics.toml makes about \d+ prompts, 50000 are needed: give a file of your own"):
+        topic_prompts(50_000, 0, SETTINGS)
 
 
 def test_answers_are_the_targets_own(llm):

@@ -84,11 +84,14 @@ def test_packing_loses_nothing():
 def test_every_row_once_per_epoch():
     rows = pack(conversations(60), 24)
     count = len(rows.tokens) // 4
-    epochs = [np.concatenate([batch(rows, 4, step, seed=3).tokens for step in range(first, first + count)]) for first in (0, count)]
+    epochs = [
+        np.concatenate([rows.tokens[batch(4 * count, 4, step, seed=3)] for step in range(first, first + count)])
+        for first in (0, count)
+    ]
     for epoch in epochs:
         assert len(np.unique(epoch, axis=0)) == 4 * count
     assert not (epochs[0] == epochs[1]).all()
-    assert (batch(rows, 4, 5, seed=3).tokens == batch(rows, 4, 5, seed=3).tokens).all()
+    assert (batch(4 * count, 4, 5, seed=3) == batch(4 * count, 4, 5, seed=3)).all()
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most():
@@ -150,6 +153,28 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
     damaged.write_bytes(damaged.read_bytes()[:-1])
     third = trainer(SETTINGS, target, data, tmp_path / "cut")
     assert third.resume() and third.step == 3, "a damaged checkpoint is left out"
+
+
+def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data, monkeypatch):
+    """With the same losses as if it ran in every epoch, resumed in the middle of one or not."""
+    settings = replace(SETTINGS, steps=30)
+    kept = trainer(settings, target, data, tmp_path / "kept")
+    epoch, taught = len(kept.rows.tokens) // settings.rows, []
+    teach = kept._lessons._teach
+    kept._lessons._teach = lambda rows: taught.append(rows) or teach(rows)
+    losses = []
+    for step in range(2 * epoch + 2):
+        losses.append(float(kept.learn().loss))
+        if step == epoch + 1:
+            kept.save()
+    assert epoch <= len(taught) <= epoch + 1, "rows that are left over in the first epoch come in the second"
+    resumed = trainer(settings, target, data, tmp_path / "kept")
+    assert resumed.resume()
+    monkeypatch.setattr("jaxspec.train.head.LESSONS_BYTES", 0)
+    runs_again = trainer(settings, target, data, tmp_path / "again")
+    assert [float(runs_again.learn().loss) for _ in losses] == losses
+    assert not runs_again._lessons._kept
+    assert [float(resumed.learn().loss) for _ in range(epoch)] == losses[epoch + 2 :]
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, target, data):
