@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("other commands")
     group.add_argument(
         "--export",
-        choices=("huggingface", "safeailab", "sglang", "speculators"),
+        choices=("huggingface", "safeailab", "sglang", "speculators", "mimo"),
         help="write SOURCE in this dialect instead (targets: huggingface, heads: the others)",
     )
     group.add_argument("--inspect", type=Path, metavar="PATH", help="describe a checkpoint; with --target, check that it fits")

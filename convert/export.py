@@ -54,7 +54,7 @@ def export_head(source: Path, output: Path, dialect: str, *, target: Path | None
     Args:
         source: the head, converted or not, or a converted target with its head.
         output: must not exist.
-        dialect: safeailab, sglang or speculators.
+        dialect: safeailab, sglang or speculators; mimo for an MTP layer.
         target: its target; required for a head that was not converted, because the default layers depend on it.
         progress: show a progress bar.
 

@@ -4,14 +4,15 @@ import warnings
 from typing import Any, NamedTuple
 
 from jaxspec.checkpoints.layout import Layout
-from jaxspec.checkpoints.layouts import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout, eagle_layout
+from jaxspec.checkpoints.layouts import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout, eagle_layout, mtp_layout
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.mtp import MTPConfig
 from jaxspec.models.rope import RopeConfig
 
-DIALECTS = ("safeailab", "sglang", "speculators")
+DIALECTS = ("safeailab", "sglang", "speculators", "mimo")
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
@@ -31,9 +32,12 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
     """
     if dialect not in DIALECTS:
         raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")
-    if isinstance(config, EagleConfig) and dialect != "speculators":
+    if isinstance(config, MTPConfig) and dialect == "mimo":
+        settings = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
+        return Exported(hf_config(config.layer) | settings, mtp_layout(config))
+    if isinstance(config, EagleConfig) and dialect in ("safeailab", "sglang"):
         return _eagle(config, dialect)
-    if isinstance(config, Eagle3Config):
+    if isinstance(config, Eagle3Config) and dialect != "mimo":
         return _speculators(config) if dialect == "speculators" else _eagle3(config, dialect)
     raise ValueError(f"an {config.algorithm} head can't be written in the {dialect} dialect")
 

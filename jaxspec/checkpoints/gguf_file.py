@@ -89,6 +89,10 @@ def write_directory(file: Path, directory: Path) -> None:
         raise ValueError(f"{file} has no {error}") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # what libraries raise for metadata of other types, such as lists for numbers
+        raise ValueError(f"{file} can't be read: {type(error).__name__} {' '.join(str(error).split())[:200]}") from None
     for name, text in files.items():
         (directory / name).write_text(text)
 
@@ -210,8 +214,10 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
             f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: llama, or gpt2 with {known}"
         )
     for token, role in zip(tokens, types, strict=True):
-        if role in (CONTROL, USER_DEFINED):
-            tokenizer.add_special_tokens([AddedToken(token, special=role == CONTROL, normalized=False)])
+        if role == CONTROL:
+            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        elif role == USER_DEFINED:  # one token in prompts and, unlike control tokens, part of the text
+            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],

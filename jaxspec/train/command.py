@@ -41,7 +41,6 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("data").add_argument
     add(
         "--prompts",
-        type=Path,
         metavar="FILE",
         help="JSONL or text with prompts; topics: some are made (default: the model invents them)",
     )
@@ -94,8 +93,8 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
     """The shards that are missing."""
     from jaxspec.train.conversations import TOPICS, read_prompts, topic_prompts, write_shards
 
-    made = options.prompts == Path("topics")
-    file = TOPICS if made else options.prompts
+    made = options.prompts == "topics"
+    file = TOPICS if made else None if options.prompts is None else Path(options.prompts)
     digest = None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
     settings = DataSettings(options.model_path, digest, seed=options.data_seed, max_tokens=llm.engine.context_length)
     if file is None:

@@ -4,6 +4,7 @@ With prompts, their user turns are answered again; topics.toml makes some. Witho
 behind the beginning of its chat template it invents what a user might ask (Magpie, arXiv 2406.08464).
 """
 
+import hashlib
 import json
 import os
 import random
@@ -221,8 +222,8 @@ def read_prompts(file: Path) -> list[list[Message]]:
     Raises ValueError that names the line.
     """
     conversations = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+        if line := line.strip():
             try:
                 conversations.append(_messages(json.loads(line)) if file.suffix in (".jsonl", ".json") else [user_says(line)])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -240,22 +241,36 @@ ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, 
 
 def _messages(entry: dict[str, Any]) -> list[Message]:
     if "prompt" in entry:
-        return [user_says(entry["prompt"])]
+        return [user_says(_text_of(entry["prompt"]))]
     turns = entry.get("messages") or [{"role": each["from"], "content": each["value"]} for each in entry["conversations"]]
-    messages = [{"role": ROLES[turn["role"]], "content": str(turn["content"])} for turn in turns]
+    messages = [{"role": ROLES[turn["role"]], "content": _text_of(turn["content"])} for turn in turns]
     if not any(message["role"] == USER for message in messages):
         raise ValueError("no message of a user")
     return messages
 
 
+def _text_of(content: Any) -> str:
+    """A message's text: OpenAI's may be a list of parts."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if any(part["type"] != "text" for part in parts):
+        raise ValueError("a message has other parts than text")
+    return "".join(part["text"] for part in parts)
+
+
 def user_says(text: str) -> Message:
     """One message."""
-    return {"role": USER, "content": str(text)}
+    return {"role": USER, "content": text}
 
 
 def shard_files(folder: Path) -> list[Path]:
     """The shards of a folder, in order."""
     return sorted(folder.glob("shard-*.jsonl"))
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the shards of a folder."""
+    hashes = [hashlib.sha256(file.read_bytes()).digest() for file in shard_files(folder)]
+    return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
 def read_shards(folder: Path) -> Iterator[Conversation]:

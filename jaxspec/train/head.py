@@ -4,8 +4,10 @@ The target runs in the same process; nothing is stored but tokens. A run can be 
 checkpoint with the same losses as without, because batches and learning rates depend on the step's number only.
 """
 
+import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +33,7 @@ from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import DecoderLayer
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
-from jaxspec.train.conversations import read_shards, write_file
+from jaxspec.train.conversations import digest, read_shards, write_file
 from jaxspec.train.optimizer import muon, scale_of
 from jaxspec.train.rows import Split, batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import TrainSettings
@@ -40,7 +42,7 @@ from jaxspec.train.ttt import Lesson, Rows, Unrolled, accuracies, teach, unroll
 KEPT = 2
 """Checkpoints; older ones are removed."""
 HELDOUT_ROWS = 32
-LESSONS_BYTES = 8 << 30
+LESSONS_BYTES = min(8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3)
 """Host memory for the target's outputs."""
 TOKEN_MAP = "draft_to_target"
 """The one parameter that is not learnt."""
@@ -165,15 +167,15 @@ class Lessons:
         lesson = self._teach(rows)
         if sum(part.nbytes for part in lesson) // len(numbers) * self._count <= LESSONS_BYTES:
             parts = jax.device_get(lesson)
-            self._kept |= {number: Lesson(*(part[place] for part in parts)) for place, number in enumerate(numbers)}
+            self._kept |= {number: Lesson(*(part[place].copy() for part in parts)) for place, number in enumerate(numbers)}
         return lesson
 
 
 class Trainer:
     """One run in a folder: `settings.json`, `log.jsonl`, and checkpoints.
 
-    Raises ValueError if the folder holds a run of other settings, the data is too small, or the batch can't be divided among the
-    devices.
+    Raises ValueError if the folder holds another run, the data is too small or not the target's, the batch can't be divided among
+    the devices, or the target is in float16, which loses small gradients.
     """
 
     def __init__(self, settings: TrainSettings, target: LoadedTarget, directory: Path, data: Path, work: Path):
@@ -188,10 +190,17 @@ class Trainer:
             )
         if settings.rows % jax.device_count():
             raise ValueError(f"rows ({settings.rows}) must be a multiple of the {jax.device_count()} devices")
+        if target.params["embed_tokens"].dtype == jnp.float16:
+            raise ValueError("the target is in float16, which loses small gradients: expected bfloat16 or float32")
+        largest, vocab_size = max(int(part.tokens.max()) for part in (self.rows, self.heldout)), target.config.vocab_size
+        if largest >= vocab_size:
+            raise ValueError(f"{data} has the token {largest}, the target {vocab_size}: the conversations are another model's")
         work.mkdir(parents=True, exist_ok=True)
-        described, file = json.loads(json.dumps(asdict(settings))), work / "settings.json"
-        if file.exists() and json.loads(file.read_text()) != described:
-            raise ValueError(f"{work} holds a run of other settings, see {file}: give another folder")
+        file, marks = work / "settings.json", {"data": digest(data), "target": fingerprint(target)}
+        described = json.loads(json.dumps(asdict(settings) | marks))
+        if file.exists() and (known := json.loads(file.read_text())) != described:
+            other = ", ".join(name for name in described if known.get(name) != described[name])
+            raise ValueError(f"{work} holds a run with another {other}: give another folder")
         write_file(file, json.dumps(described, indent=2) + "\n")
 
         self.head = new_head(settings, target, directory, self.parts)
@@ -221,10 +230,15 @@ class Trainer:
 
     def judge(self) -> dict[str, Any]:
         """Loss and accuracies on held-out conversations."""
-        count = len(self.heldout.tokens) // jax.device_count() * jax.device_count() or None
-        rows = self.heldout.map(lambda part: part[:count])
-        out = self._programs.judge(self.params, self._frozen, rows, self._programs.teach(self._frozen, rows))
-        return {"loss": round(float(out.loss), 4), **accuracies(np.asarray(out.correct), np.asarray(out.counted))}
+        size, held = self.settings.rows, len(self.heldout.tokens)
+        outs: list[Unrolled] = []
+        for first in range(0, held, size):
+            numbers = np.arange(first, first + size)
+            rows = Rows(*(part[numbers % held] for part in self.heldout))
+            rows = self._by_devices(rows._replace(learnt=rows.learnt & (numbers < held)[:, None]))  # each counts once
+            outs.append(self._programs.judge(self.params, self._frozen, rows, self._programs.teach(self._frozen, rows)))
+        correct, counted = (np.concatenate(parts, 1) for parts in zip(*((out.correct, out.counted) for out in outs), strict=True))
+        return {"loss": round(sum(float(out.loss) for out in outs) * size / held, 4), **accuracies(correct, counted)}
 
     def trained(self) -> LoadedHead:
         """The head as it is now, for an engine: in the target's dtype."""
@@ -258,7 +272,8 @@ class Trainer:
             try:
                 saved = load_parameters(place, shapes)
             except ValueError as error:
-                tqdm.write(f"{place} is left out: {error}")
+                tqdm.write(f"{place} is removed: {error}")
+                shutil.rmtree(place)
                 continue
             saved = jax.tree.map(lambda array: jnp.array(array, copy=True), saved)  # training donates them, and files are mapped
             self.params = jax.device_put(saved["params"], self._everywhere)
@@ -295,9 +310,9 @@ class Trainer:
             f"{len(self.parts.heldout)} held out"
         )
 
-    def export(self, directory: Path, dialect: str = "safeailab") -> None:
-        """Writes the head as a checkpoint in 16 bits."""
-        exported = head_checkpoint(self.head.config, dialect)
+    def export(self, directory: Path) -> None:
+        """Writes the head as a checkpoint in 16 bits: SafeAILab's, or MiMo's if it is an MTP layer."""
+        exported = head_checkpoint(self.head.config, "mimo" if self.settings.algorithm == "mtp" else "safeailab")
         write_checkpoint(directory, exported.config, tensors_of(exported.layout, self.trained().params), dtype=jnp.bfloat16)
 
     def run(self, save_seconds: float = 300.0, judge_every: int = 100) -> Iterator[dict[str, Any]]:
@@ -317,7 +332,11 @@ class Trainer:
                     raise ValueError(f"the loss is {recent[-1]} at step {self.step} (last checkpoint: {last}): lower the rates")
                 bar.update()
                 bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
-                if self.step % judge_every == 0 or self.step == self.settings.steps:
+                judged = self.step % judge_every == 0 or self.step == self.settings.steps
+                if time.monotonic() - saved > save_seconds or (judged and self.step < self.settings.steps):
+                    self.save()
+                    saved = time.monotonic()
+                if judged:
                     pace = (time.monotonic() - started) / (self.step - first)
                     entry = {
                         "step": self.step,
@@ -329,12 +348,18 @@ class Trainer:
                     log.write(json.dumps(entry) + "\n")
                     log.flush()
                     yield entry
-                if time.monotonic() - saved > save_seconds or self.step == self.settings.steps:
-                    self.save()
-                    saved = time.monotonic()
+            self.save()  # behind the last judgement, so that a run that was killed in it judges again
 
     def _by_devices[T: tuple](self, arrays: T) -> T:
         return jax.device_put(arrays, self._by_row)
+
+
+def fingerprint(target: LoadedTarget) -> str:
+    """Tells targets apart: SHA-256 of the config, the final norm and some rows of the embedding."""
+    some = jax.device_get(
+        (target.params["norm"]["weight"], target.params["embed_tokens"][:: max(1, target.config.vocab_size // 64)])
+    )
+    return hashlib.sha256(b"".join([str(target.config).encode(), *(part.tobytes() for part in some)])).hexdigest()
 
 
 def describe(config: HeadConfig, params: dict) -> str:

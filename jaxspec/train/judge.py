@@ -23,9 +23,15 @@ class Trial(NamedTuple):
 
     @classmethod
     def of(cls, heldout: Sequence[Conversation], count: int, max_tokens: int, length: int) -> "Trial":
-        """The first prompts of held-out conversations that leave room for an answer."""
+        """The first prompts of held-out conversations that leave room for an answer. Raises ValueError if there is none."""
         prompts = [tokens[: answers[0][0]] for tokens, answers in heldout]
-        return cls([prompt for prompt in prompts if len(prompt) + max_tokens <= length][:count], max_tokens)
+        short = [prompt for prompt in prompts if len(prompt) + max_tokens <= length]
+        if not short:
+            raise ValueError(
+                f"none of the {len(prompts)} held-out prompts leaves room for {max_tokens} tokens within --length {length}: "
+                "give a larger one, or write more conversations"
+            )
+        return cls(short[:count], max_tokens)
 
 
 def accept_length(

@@ -21,7 +21,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 DECAY = 0.8
 """Weight of each unroll step's loss, relative to the step before."""
 CHUNK = 256
-"""Positions whose logits exist at the same time, for all unroll steps."""
+"""Positions whose logits exist at the same time, for all unroll steps: as many of each row."""
 REGRESSION, CROSS_ENTROPY = 1.0, 0.1
 """EAGLE-1's weights of the two losses (EAGLE paper, section 3.2)."""
 
@@ -211,12 +211,12 @@ def _distances(how, params, frozen, inputs):
 
 
 def _of_chunk(how, params, frozen, goal, hidden, weights):
-    """Of one chunk: goal [n, h], hidden [n, steps, d], weights [n, steps]."""
+    """Of one chunk: goal [b, n, h], hidden [b, n, steps, d], weights [b, n, steps]."""
     graph, target_graph, loss = how
     head, target = nnx.merge(graph, params, *frozen[0]), nnx.merge(target_graph, frozen[1])
     teacher = restricted_logits(target, goal, head.target_vocab())
     logits = head.logits(hidden, target)
-    losses = jnp.sum(weights * LOSSES[loss](teacher[:, None], logits), 0)
+    losses = jnp.sum(weights * LOSSES[loss](teacher[:, :, None], logits), (0, 1))
     return jnp.sum(losses * DECAY ** jnp.arange(len(losses))), losses, head.target_ids(jnp.argmax(logits, -1))
 
 
@@ -231,11 +231,14 @@ def _forward(how, params, frozen, inputs):
             return total, others
 
         (total, (losses, drafted)), (gradient, of_hidden) = jax.value_and_grad(learnt, (0, 1), has_aux=True)(params, hidden)
-        return jax.tree.map(jnp.add, summed, (gradient, total, losses)), (of_hidden, drafted)
+        return jax.tree.map(lambda sum, part: sum + part.astype(sum.dtype), summed, (gradient, total, losses)), (of_hidden, drafted)
 
     flat, whole = _chunks(inputs)
-    zeros = jax.tree.map(jnp.zeros_like, params), jnp.float32(0), jnp.zeros(inputs[2].shape[-1])
-    (gradient, total, losses), (of_hidden, drafted) = jax.lax.scan(chunk, zeros, flat)
+    wide = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), params)
+    (gradient, total, losses), (of_hidden, drafted) = jax.lax.scan(
+        chunk, (wide, jnp.float32(0), jnp.zeros(inputs[2].shape[-1])), flat
+    )
+    gradient = jax.tree.map(lambda sum, array: sum.astype(array.dtype), gradient, params)
     return (total, losses, whole(drafted)), (gradient, whole(of_hidden))
 
 
@@ -278,19 +281,18 @@ def shifted(values: Array, places: int) -> Array:
 
 
 def _chunks(arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Callable[[Array], Array]]:
-    """Arrays [b, n, ...] as [chunks, CHUNK, ...], filled with zeros; and the way back for a result."""
+    """Arrays [b, n, ...] as [chunks, b, size, ...], filled with zeros, and the way back for a result. Devices that share the
+    rows share every chunk."""
     batch, width = arrays[0].shape[:2]
-    size = min(CHUNK, batch * width)
-    count = -(-batch * width // size)
+    size = min(max(1, CHUNK // batch), width)
+    count = -(-width // size)
 
     def chunked(array):
-        flat = array.reshape(batch * width, *array.shape[2:])
-        return jnp.pad(flat, ((0, count * size - batch * width), *((0, 0),) * (flat.ndim - 1))).reshape(
-            count, size, *flat.shape[1:]
-        )
+        padded = jnp.pad(array, ((0, 0), (0, count * size - width), *((0, 0),) * (array.ndim - 2)))
+        return padded.reshape(batch, count, size, *array.shape[2:]).swapaxes(0, 1)
 
     def whole(array):
-        return array.reshape(count * size, *array.shape[2:])[: batch * width].reshape(batch, width, *array.shape[2:])
+        return array.swapaxes(0, 1).reshape(batch, count * size, *array.shape[3:])[:, :width]
 
     return tuple(map(chunked, arrays)), whole
 

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARK = "<think>"
 MERGES = ["Ġ t", "h e", "Ġt he", "1 2", "12 3"]
 TEXTS = ["the  the\n\ntheme", "x12345 y", "föx 🦊 日本語\t", "It's<|im_end|>the", "", "e\u0301"]
 
@@ -41,7 +42,7 @@ def byte_vocabulary() -> list[str]:
 
 
 def tokens() -> list[str]:
-    known = [*WORDS, *byte_vocabulary(), *("".join(merge.split(" ")) for merge in MERGES)]
+    known = [*WORDS, *byte_vocabulary(), MARK, *("".join(merge.split(" ")) for merge in MERGES)]
     return known + [f"unused{number}" for number in range(SIZES["vocab_size"] - len(known))]
 
 
@@ -103,7 +104,7 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
         writer.add_token_types(vocabulary.kinds)
     else:
         writer.add_token_list(tokens())
-        writer.add_token_types([3 if token in WORDS else 1 for token in tokens()])
+        writer.add_token_types([3 if token in WORDS else 4 if token == MARK else 1 for token in tokens()])
         writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1 if vocabulary else 0)
     writer.add_eos_token_id(2)
@@ -241,6 +242,8 @@ def test_tokenizers_split_text_as_they_say(tmp_path: Path, pre: str):
         decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
         assert decoded == ("é" if how.normalizes and text == "e\u0301" else text)
     assert tokenizer.encode("<|im_end|>", add_special_tokens=False) == [2]
+    marked = tokenizer.encode(f"a{MARK}<|im_end|>", add_special_tokens=False)
+    assert len(marked) == 3 and tokenizer.decode(marked, skip_special_tokens=True) == f"a{MARK}", "a user's token is text"
     assert (tokenizer.encode("the")[:1] == [0]) == how.adds_bos
     digits = tokenizer.tokenize("123")
     assert len(digits) == (3 if how.digits_apart or pre == "qwen2" else 1)
@@ -296,6 +299,15 @@ def test_damaged_files_are_refused_in_a_line(tmp_path: Path):
         with pytest.raises(ValueError, match=r"damaged\.gguf") as error:
             write_directory(tmp_path / "damaged.gguf", tmp_path / "read")
         assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("merge", ["x", "e zz"])
+def test_odd_metadata_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str):
+    monkeypatch.setattr(f"{__name__}.MERGES", [*MERGES, merge])
+    file = write(tmp_path / "odd.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama")
+    with pytest.raises(ValueError, match=r"odd\.gguf can't be read: \w+ ") as error:
+        write_directory(file, tmp_path / "read")
+    assert "\n" not in str(error.value) and not (tmp_path / "read").exists()
 
 
 def test_a_file_is_dequantised_once_and_served(tmp_path: Path, monkeypatch):

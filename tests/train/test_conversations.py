@@ -38,14 +38,25 @@ def test_prompts_in_all_shapes(tmp_path):
         },
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"}]},
         {"prompt": "x"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a\u2028"}, {"type": "text", "text": "b"}]}]},
     )
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    first, second, third = read_prompts(tmp_path / "prompts.jsonl")
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n\n")
+    first, second, third, fourth = read_prompts(tmp_path / "prompts.jsonl")
+    assert fourth == [{"role": "user", "content": "a\u2028b"}], "a line break of Unicode's within a string ends no line"
     assert [message["role"] for message in first] == ["system", "user", "assistant"]
     assert [message["content"] for message in second] == ["a", "b", "c"] and third == [{"role": "user", "content": "x"}]
     (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
     assert read_prompts(tmp_path / "prompts.txt") == [[{"role": "user", "content": text}] for text in ("one", "two")]
-    for wrong in ("{", "[]", "{}", '{"messages": []}', '{"messages": [{"role": "tool", "content": "x"}]}', '{"messages": 3}'):
+    image = '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}'
+    for wrong in (
+        image,
+        "{",
+        "[]",
+        "{}",
+        '{"messages": []}',
+        '{"messages": [{"role": "tool", "content": "x"}]}',
+        '{"messages": 3}',
+    ):
         (tmp_path / "wrong.jsonl").write_text('{"prompt": "x"}\n' + wrong)
         with pytest.raises(ValueError, match=r"wrong.jsonl, line 2: expected messages, conversations or prompt"):
             read_prompts(tmp_path / "wrong.jsonl")

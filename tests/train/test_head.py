@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -127,8 +128,6 @@ def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     assert [entry["step"] for entry in entries] == [10, 20, 30]
     assert entries[-1]["train_loss"] < entries[0]["train_loss"]
     assert [json.loads(line) for line in (tmp_path / "work/log.jsonl").read_text().splitlines()] == entries
-    if algorithm == "mtp":
-        return
     run.export(tmp_path / "head")
     again = load_head(tmp_path / "head", model)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=0.01, rtol=0.01), run.trained().params, again.params)
@@ -153,6 +152,10 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
     damaged.write_bytes(damaged.read_bytes()[:-1])
     third = trainer(SETTINGS, target, data, tmp_path / "cut")
     assert third.resume() and third.step == 3, "a damaged checkpoint is left out"
+    assert [float(third.learn().loss) for _ in range(3)] == losses[3:]
+    third.save()
+    fourth = trainer(SETTINGS, target, data, tmp_path / "cut")
+    assert fourth.resume() and fourth.step == 6, "and it is no hindrance to a new one"
 
 
 def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data, monkeypatch):
@@ -167,7 +170,8 @@ def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data,
         losses.append(float(kept.learn().loss))
         if step == epoch + 1:
             kept.save()
-    assert epoch <= len(taught) <= epoch + 1, "rows that are left over in the first epoch come in the second"
+    left_over = len(kept.rows.tokens) % settings.rows
+    assert epoch <= len(taught) <= epoch + left_over, "rows that the first epoch left over come in the second"
     resumed = trainer(settings, target, data, tmp_path / "kept")
     assert resumed.resume()
     monkeypatch.setattr("jaxspec.train.head.LESSONS_BYTES", 0)
@@ -220,6 +224,41 @@ print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.judg
     np.testing.assert_allclose(losses[:3], [float(alone.learn().loss) for _ in range(3)], atol=1e-6, rtol=1e-6)
 
 
+def test_devices_share_the_logits_too(data, tmp_path, target):
+    """Each has about a quarter of the work of one device, of which logits are most here."""
+    write_target(tmp_path / "target", target)
+    program = f"""
+import jax, jax.numpy as jnp
+from pathlib import Path
+from jaxspec.checkpoints.loading import load_target
+from jaxspec.train.head import Trainer
+from jaxspec.train.settings import TrainSettings
+target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
+settings = TrainSettings(steps=6, rows=4, length=24, depth=2, draft_vocab_size=128, intermediate_size=16)
+run = Trainer(settings, target, None, Path({str(data)!r}), Path({str(tmp_path / "run")!r}))
+rows = run._by_devices(run.rows.map(lambda part: part[:4]))
+lesson = run._programs.teach(run._frozen, rows)
+print(run._programs.judge.lower(run.params, run._frozen, rows, lesson).compile().cost_analysis()["flops"])
+"""
+    flops = []
+    for count in (1, 4):
+        environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={count}"}
+        ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        flops.append(float(ended.stdout))
+    assert 0.2 < flops[1] / flops[0] < 0.35
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_all_held_out_rows_are_judged_once(rows, data, tmp_path, target):
+    """Whatever the size of a batch."""
+    one, other = (trainer(replace(SETTINGS, rows=size), target, data, tmp_path / str(size)) for size in (rows, 4))
+    assert len(one.heldout.tokens) % rows or rows == 1
+    found, expected = one.judge(), other.judge()
+    assert found.pop("loss") == pytest.approx(expected.pop("loss"), abs=1e-3)
+    assert found == expected
+
+
 def test_a_target_in_16_bits(tmp_path, target, data):
     """The head runs in the target's dtype; its parameters are kept and changed in 32 bits."""
     half = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.bfloat16), target.params))
@@ -236,10 +275,28 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     run = trainer(endless, target, data, tmp_path / "nan")
     with pytest.raises(ValueError, match=r"the loss is nan at step \d+ \(last checkpoint: none\): lower the rates"):
         list(run.run())
-    with pytest.raises(ValueError, match=r"holds a run of other settings, see .*settings.json: give another folder"):
+    with pytest.raises(ValueError, match=r"holds a run with another steps, other_rate: give another folder"):
         trainer(SETTINGS, target, data, tmp_path / "nan")
     with pytest.raises(ValueError, match=r"makes \d+ rows to learn from and \d+ to judge by; expected at least 400 and 1"):
         trainer(TrainSettings(rows=400, length=24), target, data, tmp_path / "few")
+    trainer(SETTINGS, target, data, tmp_path / "begun")
+    more = tmp_path / "more"
+    shutil.copytree(data, more)
+    shutil.copy(data / "shard-00000.jsonl", more / "shard-00001.jsonl")
+    with pytest.raises(ValueError, match=r"holds a run with another data: give another folder"):
+        trainer(SETTINGS, target, more, tmp_path / "begun")
+    other = replace(target, params=jax.tree.map(lambda array: array * 1.5, target.params))
+    with pytest.raises(ValueError, match=r"holds a run with another target: give another folder"):
+        trainer(SETTINGS, other, data, tmp_path / "begun")
+    half = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.float16), target.params))
+    with pytest.raises(ValueError, match="in float16, which loses small gradients: expected bfloat16 or float32"):
+        trainer(SETTINGS, half, data, tmp_path / "half")
+    with (more / "shard-00001.jsonl").open("a") as file:
+        file.write('{"tokens": [1, 128, 3], "answers": [[1, 3]]}\n')
+    with pytest.raises(ValueError, match="has the token 128, the target 128: the conversations are another model's"):
+        trainer(SETTINGS, target, more, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"none of the \d+ held-out prompts leaves room for 64 tokens within --length 64"):
+        Trial.of(run.parts.heldout, 4, 64, 64)
     with pytest.raises(ValueError, match="holds no shards: write them with jaxspec train data"):
         trainer(SETTINGS, target, tmp_path, tmp_path / "none")
     for damage in ("{", '{"tokens": [1]}', '{"tokens": [1, 2], "answers": [[1, 3]]}', '{"tokens": ["a"], "answers": []}'):
