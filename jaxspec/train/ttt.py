@@ -235,9 +235,8 @@ def _forward(how, params, frozen, inputs):
 
     flat, whole = _chunks(inputs)
     wide = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), params)
-    (gradient, total, losses), (of_hidden, drafted) = jax.lax.scan(
-        chunk, (wide, jnp.float32(0), jnp.zeros(inputs[2].shape[-1])), flat
-    )
+    sums = wide, jnp.float32(0), jnp.zeros(inputs[2].shape[-1])
+    (gradient, total, losses), (of_hidden, drafted) = jax.lax.scan(chunk, sums, flat)
     gradient = jax.tree.map(lambda sum, array: sum.astype(array.dtype), gradient, params)
     return (total, losses, whole(drafted)), (gradient, whole(of_hidden))
 

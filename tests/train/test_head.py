@@ -17,8 +17,9 @@ from jaxspec.checkpoints.loading import load_head
 from jaxspec.config import SpecConfig
 from jaxspec.testing import random_mtp, tiny_target, write_target
 from jaxspec.train.conversations import Conversation, read_shards
-from jaxspec.train.head import Trainer, new_head
+from jaxspec.train.head import Trainer
 from jaxspec.train.judge import Trial, accept_length, card, texts_agree
+from jaxspec.train.new_head import new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import TrainSettings
 from tests.sets import exhaustive
@@ -208,7 +209,7 @@ def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
 import jax, jax.numpy as jnp
 from pathlib import Path
 from jaxspec.checkpoints.loading import load_target
-from jaxspec.train.head import Trainer, new_head
+from jaxspec.train.head import Trainer
 from jaxspec.train.settings import TrainSettings
 target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
 run = Trainer({SETTINGS!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))

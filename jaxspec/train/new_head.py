@@ -1,0 +1,73 @@
+"""What a head is before it is trained: as near to the target as its shapes allow."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.checkpoints.loading import load_head
+from jaxspec.models.eagle import Eagle, EagleConfig
+from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
+from jaxspec.models.layers import DecoderLayer
+from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
+from jaxspec.train.rows import Split, draft_vocabulary
+from jaxspec.train.settings import TrainSettings
+
+
+def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, parts: Split) -> LoadedHead:
+    """An untrained head. An EAGLE-3 head starts near the target: its high feature passed on to a copy of its last layer, its final
+    norm, its rows of the output projection. MTP: the target's own layer, to be finetuned."""
+    if settings.algorithm == "mtp":
+        head = load_head(directory, target)
+        if head.config.algorithm != "MTP":
+            raise ValueError(f"{directory} has no MTP layer to finetune: give another algorithm")
+        return head
+    layer = replace(
+        target.config,
+        num_layers=1,
+        intermediate_size=settings.intermediate_size or target.config.intermediate_size,
+        tie_word_embeddings=False,
+        qkv_bias=False,
+        qk_norm=False,
+    )
+    size, rngs = target.config.hidden_size, nnx.Rngs(settings.seed)
+    if settings.algorithm == "eagle":
+        eagle = EagleConfig(layer=layer, target_hidden_size=size)
+        return split_model(Eagle(eagle, rngs=rngs), eagle)
+    ids = draft_vocabulary(parts.learnt, settings.draft_vocab_size, target.config.vocab_size)
+    config = Eagle3Config(
+        layer=layer,
+        target_hidden_size=size,
+        captured_layers=default_captured_layers(target.config.num_layers),
+        draft_vocab_size=len(ids),
+    )
+    model, origin = Eagle3(config, rngs=rngs), target.merge(target.params)
+    begin_as(model, origin.layers[-1])
+    passed_on = jnp.concatenate([jnp.zeros((2 * size, size)), jnp.eye(size)])
+    model.fc.kernel[...] = passed_on + 0.1 * model.fc.kernel[...]
+    model.norm.weight[...] = origin.norm.weight[...].astype(jnp.float32)
+    tied = target.config.tie_word_embeddings
+    rows = origin.embed_tokens[...][ids].T if tied else origin.lm_head.kernel[...][:, ids]
+    model.lm_head.kernel[...] = rows.astype(jnp.float32)
+    model.draft_to_target[...] = jnp.asarray(ids, jnp.int32)
+    return split_model(model, config)
+
+
+def begin_as(model: Eagle3, layer: DecoderLayer) -> None:
+    """Copies a layer of the target, as far as its shapes are the head's. The features take its place in the first projection; the
+    embeddings, which it doesn't have, keep their random rows. It spares a quarter of the steps or more
+    (docs/experiments.md)."""
+    size = layer.input_layernorm.weight[...].shape[0]
+    qkv = model.self_attn.qkv_proj.kernel
+    qkv[...] = qkv[...].at[size:].set(layer.self_attn.qkv_proj.kernel[...].astype(jnp.float32))
+    pairs = [
+        (model.hidden_norm.weight, layer.input_layernorm.weight),
+        (model.self_attn.o_proj.kernel, layer.self_attn.o_proj.kernel),
+        (model.post_attention_layernorm.weight, layer.post_attention_layernorm.weight),
+        (model.mlp.gate_up_proj.kernel, layer.mlp.gate_up_proj.kernel),
+        (model.mlp.down_proj.kernel, layer.mlp.down_proj.kernel),
+    ]
+    for own, theirs in pairs:
+        if own[...].shape == theirs[...].shape:
+            own[...] = theirs[...].astype(jnp.float32)
