@@ -261,6 +261,8 @@ def sentence_pieces(fields: dict[str, Any]) -> "Tokenizer":
     kinds = fields["tokenizer.ggml.token_type"]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
+    if len(set(pieces.values())) == 1:
+        raise ValueError("all tokens have one score, so the order of merges is unknown: expected tokenizer.model's scores")
     splits = (
         (-score, at, token[:at], token[at:])
         for token, score in pieces.items()

@@ -267,6 +267,15 @@ def test_sentence_pieces_are_merged_by_their_scores(sentence_pieces, text: str):
     assert tokenizer.decode(found) == text
 
 
+def test_scores_that_say_nothing_are_refused(tmp_path: Path):
+    vocabulary = pieces()
+    equal = vocabulary._replace(scores=[-1000.0] * len(vocabulary.scores))
+    model = tiny_target(**SIZES | {"vocab_size": len(vocabulary.tokens)}, **MODELS["llama"])
+    file = write(tmp_path / "model.gguf", model, "llama", tokenizer={"model": "llama"}, pieces=equal)
+    with pytest.raises(ValueError, match="all tokens have one score, so the order of merges is unknown"):
+        write_directory(file, tmp_path / "read")
+
+
 def test_a_control_token_is_one_token_among_sentence_pieces(sentence_pieces):
     vocabulary, tokenizer = sentence_pieces
     word = merged_one_by_one("the", vocabulary)
