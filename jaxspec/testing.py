@@ -1,9 +1,11 @@
 """Tiny models, heads and a tokenizer for tests, of this project and of others. All random, all deterministic."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,14 @@ def tiny_config(**changes) -> ModelConfig:
 
 def tiny_target(seed: int = 0, **changes) -> LoadedTarget:
     """A random target. Its weights are scaled up so that logits are far apart and text depends on the whole context."""
-    config = tiny_config(**changes)
+    made = _made_target(seed, tuple(sorted(changes.items())))
+    return dataclasses.replace(made, params=jax.tree.map(lambda array: array, made.params))  # the dicts are the caller's own
+
+
+@functools.cache
+def _made_target(seed: int, changes: tuple[tuple[str, Any], ...]) -> LoadedTarget:
+    """Making one takes half a second, and tests ask for the same few again and again."""
+    config = tiny_config(**dict(changes))
     return scaled_up(split_model(Llama(config, rngs=nnx.Rngs(seed)), config))
 
 
@@ -97,7 +106,9 @@ class OracleHead(DraftHead):
 
     def __init__(self, config: HeadConfig, text: list[int]):
         self.config = config
-        self.text = nnx.Variable(jnp.asarray(text, jnp.int32))
+        # One length for all texts, so that engines with different ones share their programs. Past its end a text repeats its last
+        # token.
+        self.text = nnx.Variable(jnp.asarray([*text, *[text[-1]] * max(0, 256 - len(text))], jnp.int32))
 
     def first_layer(
         self,
@@ -155,11 +166,14 @@ def tiny_engine(
     config = EngineConfig(**{"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, **options})
     engine = Engine(target, head, tokenizer or TinyTokenizer(), spec, config, clock, start)
     if not every_size:
-        table = engine.runner.table
-        engine.runner.table = dataclasses.replace(
-            table, batches=table.batches[-1:], chunks=table.chunks[-1:], pages=table.pages[-1:]
-        )
+        largest_sizes_only(engine)
     return engine
+
+
+def largest_sizes_only(engine: Engine) -> None:
+    """Leaves its largest batch, chunk and page-table width: few programs to compile."""
+    table = engine.runner.table
+    engine.runner.table = dataclasses.replace(table, batches=table.batches[-1:], chunks=table.chunks[-1:], pages=table.pages[-1:])
 
 
 def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.float32, *, head: LoadedHead | None = None) -> Path:

@@ -49,7 +49,7 @@ def make_parser() -> Parser:
     add("--batch-size", type=whole(1), default=32, metavar="N", help="conversations at once (default: %(default)s)")
     add = parser.add_argument_group("head").add_argument
     for field in fields(TrainSettings):
-        kind = field.type if isinstance(field.type, type) else int
+        kind = field.type if isinstance(field.type, type) else str if field.type == str | None else int
         flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
         add(flag, type=kind, default=field.default, metavar=shown, help=help_of(TrainSettings, field.name, field.default))
     add("--judge-every", type=whole(1), default=100, metavar="N", help="steps between judgements (default: %(default)s)")

@@ -29,7 +29,7 @@ from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_check
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.train.conversations import digest, read_shards, write_file
-from jaxspec.train.new_head import new_head
+from jaxspec.train.new_head import first_head
 from jaxspec.train.optimizer import muon, scale_of
 from jaxspec.train.rows import batch, pack, split
 from jaxspec.train.settings import TrainSettings
@@ -49,7 +49,7 @@ def optimizer_of(settings: TrainSettings) -> optax.GradientTransformation:
     return muon(settings.matrix_rate, settings.other_rate)
 
 
-class Programs(NamedTuple):
+class TrainPrograms(NamedTuple):
     """The jitted functions of a run.
 
     params: the learnt parameters, in float32. The head runs in the target's dtype. frozen: {"target": its parameters, "head": those
@@ -142,7 +142,7 @@ class Trainer:
             raise ValueError(f"{work} holds a run with another {other}: give another folder")
         write_file(file, json.dumps(described, indent=2) + "\n")
 
-        self.head = new_head(settings, target, directory, self.parts)
+        self.head = first_head(settings, target, directory, self.parts)
         fixed = {TOKEN_MAP: self.head.params[TOKEN_MAP]} if TOKEN_MAP in self.head.params else {}
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
         everywhere, self._by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -152,7 +152,7 @@ class Trainer:
         self.state = jax.device_put(jax.jit(optimizer_of(settings).init)(self.params), everywhere)
         self.step = 0
 
-        self._programs = Programs.of(settings, target, self.head)
+        self._programs = TrainPrograms.of(settings, target, self.head)
         frozen = {"target": target.params, "head": fixed}
         self._fixed, self._everywhere, self._frozen = fixed, everywhere, jax.device_put(frozen, everywhere)
         self._lessons = Lessons(partial(self._programs.teach, self._frozen), len(self.rows.tokens))

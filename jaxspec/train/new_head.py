@@ -15,6 +15,16 @@ from jaxspec.train.rows import Split, draft_vocabulary
 from jaxspec.train.settings import TrainSettings
 
 
+def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, parts: Split) -> LoadedHead:
+    """The head to train: one that is there already, or a new one. Raises ValueError if it is of another algorithm."""
+    if settings.begin is None:
+        return new_head(settings, target, directory, parts)
+    head = load_head(Path(settings.begin), target)
+    if (found := head.config.algorithm.lower()) != settings.algorithm:
+        raise ValueError(f"{settings.begin} is of the algorithm {found}, not {settings.algorithm}: give --algorithm {found}")
+    return head
+
+
 def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, parts: Split) -> LoadedHead:
     """An untrained head. An EAGLE-3 head starts near the target: its high feature passed on to a copy of its last layer, its final
     norm, its rows of the output projection. MTP: the target's own layer, to be finetuned."""

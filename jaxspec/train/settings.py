@@ -35,6 +35,8 @@ class TrainSettings:
     """eagle3, eagle (EAGLE-1 and 2), or mtp, which finetunes the model's own layer."""
     loss: str = "cross-entropy"
     """cross-entropy, or lk: the chance of acceptance at temperature 1 (arXiv 2602.23881)."""
+    begin: str | None = None
+    """A head to train further; its sizes and draft vocabulary stay. None: a new one."""
     steps: int = 1000
     """Batches."""
     rows: int = 4

@@ -14,7 +14,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
 from jaxspec.models.registry import LoadedModel, abstract_model
 from jaxspec.planner.worker import gpu_mesh, placed
-from jaxspec.train.head import TOKEN_MAP, Programs, optimizer_of
+from jaxspec.train.head import TOKEN_MAP, TrainPrograms, optimizer_of
 from jaxspec.train.settings import TrainSettings
 from jaxspec.train.ttt import Rows
 from tests.planner.configs import LLAMA_8B
@@ -39,7 +39,7 @@ def main() -> None:
     frozen = {"target": target.params, "head": {TOKEN_MAP: head.params[TOKEN_MAP]}}
     sizes = SETTINGS.rows, SETTINGS.length
     rows = Rows(*(jax.ShapeDtypeStruct(sizes, kind) for kind in (jnp.int32, jnp.int32, jnp.int32, jnp.bool_)))
-    programs = Programs.of(SETTINGS, target, head)
+    programs = TrainPrograms.of(SETTINGS, target, head)
     params, state, frozen, rows, scale = placed((params, state, frozen, rows, jax.ShapeDtypeStruct((), jnp.float32)), mesh)
     started = time.perf_counter()
     with jax.set_mesh(mesh):

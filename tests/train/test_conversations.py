@@ -6,6 +6,7 @@ import pytest
 
 from jaxspec import LLM
 from jaxspec.commands.common import CHAT_PROMPTS
+from jaxspec.testing import largest_sizes_only
 from jaxspec.train import command, conversations
 from jaxspec.train.conversations import (
     CUT,
@@ -23,7 +24,8 @@ SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(spec="plain", max_running_requests=4, context_length=128) as llm:
+    with LLM(spec="plain", max_running_requests=4, context_length=128, prefill_chunk=64) as llm:
+        largest_sizes_only(llm.engine)
         yield llm
 
 

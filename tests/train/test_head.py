@@ -132,6 +132,11 @@ def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     run.export(tmp_path / "head")
     again = load_head(tmp_path / "head", model)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=0.01, rtol=0.01), run.trained().params, again.params)
+    further = replace(settings, begin=str(tmp_path / "head"))
+    assert trainer(further, model, data, tmp_path / "further").judge()["loss"] == pytest.approx(run.judge()["loss"], rel=0.01)
+    other = replace(further, algorithm="eagle" if algorithm == "eagle3" else "eagle3")
+    with pytest.raises(ValueError, match=f"is of the algorithm {algorithm}, not .*: give --algorithm {algorithm}"):
+        trainer(other, model, data, tmp_path / "other")
 
 
 def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):

@@ -12,6 +12,7 @@ from jaxspec.checkpoints.writing import tensors_of
 from jaxspec.train import ttt
 from jaxspec.train.ttt import Rows, teach, unroll
 from tests.reference import FIXTURES
+from tests.sets import exhaustive
 
 REFERENCE = FIXTURES / "eagle_ref"
 STEPS = 7
@@ -28,7 +29,7 @@ def batch():
     return numbers, target, head, Rows(ids, numbers["attention_mask"].astype(np.int32), positions, numbers["loss_mask"] > 0)
 
 
-@pytest.mark.parametrize("chunk", [1024, 10])
+@pytest.mark.parametrize("chunk", [exhaustive(1024), 10])
 def test_losses_and_gradients_are_safeailabs(batch, monkeypatch, chunk):
     """With logits made at once, and by chunks that don't divide the batch."""
     monkeypatch.setattr(ttt, "CHUNK", chunk)
