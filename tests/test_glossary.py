@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,16 @@ def names(path: Path) -> set[str]:
     return found
 
 
-NAMES = {path.relative_to(ROOT): names(path) for path in (ROOT / "jaxspec").rglob("*.py")}
+@cache
+def all_names() -> dict[Path, set[str]]:
+    """Those of every file of the package."""
+    return {path.relative_to(ROOT): names(path) for path in (ROOT / "jaxspec").rglob("*.py")}
 
 
 def test_every_word_of_the_glossary_is_a_name_in_the_code():
     rows = [re.findall(r"`(\w+)`", row.split(" | ")[-1]) for row in re.findall(r"^\| .+ \|$", WORDS, re.MULTILINE)[1:]]
     assert len(rows) >= 45 and all(rows)
-    everywhere = set().union(*NAMES.values())
+    everywhere = set().union(*all_names().values())
     assert not [word for row in rows for word in row if word not in everywhere]
 
 
@@ -44,9 +48,10 @@ def test_replaced_words_are_not_names(word):
     def parts(name: str) -> list[str]:
         return [part.lower() for part in re.findall(r"[A-Z]?[a-z]+", name)]
 
-    assert not {(str(path), name) for path, found in NAMES.items() for name in found if word in parts(name)}
+    assert not {(str(path), name) for path, found in all_names().items() for name in found if word in parts(name)}
 
 
 def test_only_the_head_catches_up_and_pages_are_published():
-    pages = NAMES[Path("jaxspec/engine/pages.py")] | NAMES[Path("jaxspec/engine/scheduler.py")]
+    in_engine = (all_names()[Path(f"jaxspec/engine/{name}.py")] for name in ("pages", "scheduler"))
+    pages = set().union(*in_engine)
     assert "publish" in pages and not [name for name in pages if "catch_up" in name]

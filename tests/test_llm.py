@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.llm import _as_list
-from jaxspec.testing import engine_target, random_eagle, random_head, tiny_target, write_head, write_target
+from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, random_head, tiny_target, write_head, write_target
 from jaxspec.train.data import heldout_prompts
 
 ROOT = Path(__file__).parents[1]
@@ -54,14 +54,21 @@ def test_the_examples_of_the_python_page_run(capsys, monkeypatch):
     chat.llm.close()
 
 
+def small_llm(**options) -> LLM:
+    """The built-in model with room for the prompts here: few and small programs to compile."""
+    llm = LLM(max_running_requests=2, context_length=256, prefill_chunk=64, **options)
+    largest_sizes_only(llm.engine)
+    return llm
+
+
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(spec=SpecConfig(num_steps=0), max_running_requests=2)
+    return small_llm(spec=SpecConfig(num_steps=0))
 
 
 @pytest.fixture(scope="module")
 def fast() -> LLM:
-    return LLM(max_running_requests=2)
+    return small_llm()
 
 
 def test_speculation_gives_the_same_tokens_and_fewer_forwards(plain, fast):
@@ -106,9 +113,10 @@ def test_one_bad_prompt_is_named_and_nothing_is_left_behind(fast):
 
 
 def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
-    target = engine_target()
-    model = write_target(tmp_path / "target", target)
-    llm = LLM(model, write_head(tmp_path / "head", random_eagle(target.config)), SpecConfig(2, 1), page_size=4)
+    target = engine_target(vocab_size=256)
+    model, head = write_target(tmp_path / "target", target), write_head(tmp_path / "head", random_eagle(target.config))
+    llm = LLM(model, head, SpecConfig(2, 2, 4), page_size=4, max_running_requests=2, prefill_chunk=16)
+    largest_sizes_only(llm.engine)
     assert llm.model_name == str(model)
     output = llm.generate([5, 6, 7], SamplingParams(max_tokens=4, temperature=0))[0]
     assert len(output.token_ids) == 4 and output.text == ""

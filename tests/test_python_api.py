@@ -11,14 +11,20 @@ import pytest
 import jaxspec
 from jaxspec import LLM, AsyncLLM, SamplingParams, SpecConfig
 from jaxspec.engine.async_engine import EngineError
-from jaxspec.testing import engine_target, random_eagle, tiny_target, write_head, write_target
+from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, tiny_target, write_head, write_target
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
 from tests.sets import exhaustive
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 HELLO = [{"role": "user", "content": "Hello"}]
-OPTIONS = {"page_size": 4, "max_running_requests": 1, "prefill_chunk": 4}
-"""Few programs to compile."""
+OPTIONS = {"page_size": 4, "max_running_requests": 2, "prefill_chunk": 16}
+"""Those of `tiny_engine`: engines of other files have the same programs."""
+
+
+def few_programs[Kind: LLM | AsyncLLM](llm: Kind) -> Kind:
+    """With programs of the largest sizes only."""
+    largest_sizes_only(llm.engine if isinstance(llm, LLM) else llm._llm.engine)
+    return llm
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def files(tmp_path_factory) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def llm(files):
     with LLM(*files, "2/2/4", **OPTIONS) as llm:
-        yield llm
+        yield few_programs(llm)
 
 
 def tokens(outputs) -> list[tuple[int, ...]]:
@@ -135,19 +141,20 @@ def test_threads_get_the_texts_that_they_would_get_alone(llm, rounds):
 
 def test_progress_is_shown_on_a_terminal_unless_told_otherwise(files, monkeypatch, capsys):
     with LLM(files[0], **OPTIONS) as quiet:
-        quiet.generate("ab", {"max_tokens": 1})
+        few_programs(quiet).generate("ab", {"max_tokens": 1})
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with LLM(files[0], **OPTIONS) as shown, LLM(files[0], progress=False, **OPTIONS) as quiet:
         capsys.readouterr()
-        quiet.generate("ab", {"max_tokens": 1})
+        few_programs(quiet).generate("ab", {"max_tokens": 1})
         assert capsys.readouterr().err == ""
-        shown.generate(["ab", "cd"], {"max_tokens": 1})
+        few_programs(shown).generate(["ab", "cd"], {"max_tokens": 1})
     assert "generating" in (err := capsys.readouterr().err) and "2/2" in err
 
 
 def test_statistics_and_compiling_ahead(files):
     with LLM(files[0], **OPTIONS) as llm:
+        few_programs(llm)
         assert llm.stats().generated_tokens == 0 and llm.warm_up() > 0
         llm.generate("ab", GREEDY)
         assert llm.stats().generated_tokens == 6
@@ -155,7 +162,7 @@ def test_statistics_and_compiling_ahead(files):
 
 def test_after_closing_every_call_is_refused(files):
     with LLM(files[0], **OPTIONS) as llm:
-        waiting = llm.stream("ab", GREEDY)
+        waiting = few_programs(llm).stream("ab", GREEDY)
         next(waiting)
     llm.close()
     for call in (lambda: llm.generate("ab"), lambda: llm.chat(HELLO), lambda: next(waiting), llm.stats, llm.warm_up):
@@ -170,7 +177,7 @@ def test_coroutines_share_one_engine(files, llm):
         return tuple([token async for update in stream for token in update.token_ids])
 
     async def work() -> None:
-        async with AsyncLLM(*files, "2/2/4", **OPTIONS) as other:
+        async with few_programs(AsyncLLM(*files, "2/2/4", **OPTIONS)) as other:
             both = await asyncio.gather(*(text(other.generate(prompt, GREEDY)) for prompt in ("ab", "cd")))
             assert (both, [await text(other.chat(HELLO, {"max_tokens": 6, "temperature": 0}))]) == expected
             indices = {update.index async for update in other.generate("ab", SamplingParams(max_tokens=2, n=3), "mine")}

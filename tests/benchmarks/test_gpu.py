@@ -30,6 +30,7 @@ from jaxspec.config import SpecConfig
 from jaxspec.planner import estimate
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import weights_of
+from tests.sets import exhaustive
 
 
 def run_parts(folder: Path, *only: str) -> SimpleNamespace:
@@ -166,7 +167,7 @@ def test_the_full_size_is_llama_3_1_8b():
     assert FULL.trees[0] == PLAIN and SpecConfig(5, 8, 32) in FULL.trees
 
 
-@pytest.mark.parametrize("part", ["copy", "peer"])
+@pytest.mark.parametrize("part", ["copy", exhaustive("peer")])
 def test_without_a_gpu_one_sentence_and_no_record(tmp_path, part):
     with pytest.raises(BenchmarkError, match=r"JAX finds no GPU, only cpu: .* --size tiny --out FILE works anywhere"):
         main(["--out", str(tmp_path / "out.json"), "--only", part])

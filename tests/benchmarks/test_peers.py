@@ -13,7 +13,7 @@ from benchmarks.peer_process import KINDS, SIDES, Kind, NotRun, Peer, one_line
 from benchmarks.peers import Contender, Measured, main, measure, summarize, tables
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.commands.common import run_guarded
-from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
 
 PROMPTS = [[5, 9, 17], [40, 2]]
 START = f"import json, os, sys\nsys.path.insert(0, {str(SIDES.parent)!r})\nfrom peer_sides import LOOKUP, PLAIN, serve\n"
@@ -48,9 +48,9 @@ serve(['numpy'], lambda task: {PLAIN: {'compiled': fails, 'eager': right}, LOOKU
 def model(tmp_path_factory) -> tuple[Path, list[str]]:
     """A folder with the tokens of plain decoding, and options for a tiny model and two prompts."""
     directory = tmp_path_factory.mktemp("peers")
-    target = tiny_target(max_position_embeddings=64)
+    target = tiny_target(num_layers=2)
     path = write_target(directory / "target", target)
-    plain = LLM(path, spec=SpecConfig(num_steps=0))
+    plain = LLM(path, spec=SpecConfig(num_steps=0), max_running_requests=1)
     outputs = plain.generate(PROMPTS, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
     (directory / "known.json").write_text(
         json.dumps([[prompt, list(output.token_ids)] for prompt, output in zip(PROMPTS, outputs, strict=True)])
@@ -58,8 +58,8 @@ def model(tmp_path_factory) -> tuple[Path, list[str]]:
     prompts = directory / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"token_ids": prompt}) + "\n" for prompt in PROMPTS))
     return directory, [
-        *("--model", str(path), "--draft", str(write_head(directory / "head", random_head(target.config)))),
-        *("--prompts", str(prompts), "--max-tokens", "6", "--tree", "2/2/4", "--rounds", "2"),
+        *("--model", str(path), "--draft", str(write_head(directory / "head", random_eagle(target.config)))),
+        *("--prompts", str(prompts), "--max-tokens", "6", "--tree", "1/1/2", "--rounds", "2"),
     ]
 
 
@@ -90,7 +90,7 @@ def test_everybody_is_measured_against_transformers(compare, capsys):
     by_name = {each["name"]: each for each in results["contenders"]}
     assert list(by_name) == [
         "jaxspec plain",
-        "jaxspec 2/2/4",
+        "jaxspec 1/1/2",
         "transformers",
         "transformers, prompt lookup",
         "llama.cpp",
@@ -108,7 +108,7 @@ def test_everybody_is_measured_against_transformers(compare, capsys):
     assert results["not_run"] == {} and set(results["versions"]["llama.cpp"]) == {"numpy", "python"}
     printed = capsys.readouterr().out
     assert tables(results)["peers"] in printed and "times transformers, median (min..max of 2)" in printed
-    assert "10 tokens instead of 12" in printed and "jaxspec 2/2/4 is " in printed
+    assert "10 tokens instead of 12" in printed and "jaxspec 1/1/2 is " in printed
 
 
 def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):

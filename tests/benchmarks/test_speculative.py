@@ -250,7 +250,7 @@ def test_the_lines_of_sglangs_script():
 
 def test_the_command_line_of_sglangs_script(tiny, tmp_path, capsys):
     """Its two documented commands, with smaller numbers."""
-    given = f"--tp-size 1 --trust-remote-code --mem-fraction-static 0.7 --batch-size 1 --output {tmp_path / 'output.jsonl'}"
+    given = f"--tp-size 1 --trust-remote-code --mem-fraction-static 0.7 --batch-size 3 --output {tmp_path / 'output.jsonl'}"
     sizes = "--steps 0 1 2 --topk 0 1 2 --num_draft_tokens 0 2 4 --num-prompts 2 --start 1 --end 2 --max-tokens 24 --rounds 1"
     assert speculative.main([*tiny, *given.split(), *sizes.split(), "--out", str(tmp_path / "out.jsonl")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "output.jsonl").read_text().splitlines()]

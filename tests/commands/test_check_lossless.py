@@ -20,7 +20,7 @@ from jaxspec.commands.check_lossless import (
 from jaxspec.commands.workbench import run
 from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import random_eagle, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, tiny_engine
 
 
 def test_a_tree_changes_no_token(model, tmp_path, capsys):
@@ -36,33 +36,31 @@ def test_a_tree_changes_no_token(model, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def unequal() -> list[Comparison]:
     """A bench whose trees run on another model than plain decoding does."""
-    right, wrong = tiny_target(num_layers=2), tiny_target(seed=5, num_layers=2)
+    right, wrong = engine_target(), engine_target(seed=5)
 
     def engine(spec: SpecConfig, batch: int, context_length: int | None):
-        options = {"max_running_requests": batch, "context_length": context_length}
-        if spec == PLAIN:
-            return tiny_engine(spec, target=right, **options)
-        return tiny_engine(spec, target=wrong, head=random_eagle(wrong.config), **options)
+        """Larger than asked for: other tests have the same programs."""
+        return tiny_engine(PLAIN, target=right, max_running_requests=1) if spec == PLAIN else tiny_engine(spec, target=wrong)
 
     ways = ways_of_sampling(2, 6, 0.8, 0)
-    return compare_all(SimpleNamespace(engine=engine), [[5, 9, 17], [40, 2]], [SpecConfig(1, 1, 2)], [1], ways, 64)  # type: ignore
+    return compare_all(SimpleNamespace(engine=engine), [[5, 9, 17], [40, 2]], [SpecConfig(3, 2, 5)], [1], ways, 64)  # type: ignore
 
 
 def test_a_difference_is_found_placed_and_explained(unequal):
     greedy, sampled = unequal
-    assert (greedy.tree, greedy.batch, greedy.sampling, greedy.equal, greedy.total) == ("1/1/2", 1, "greedy", 0, 2)
+    assert (greedy.tree, greedy.batch, greedy.sampling, greedy.equal, greedy.total) == ("3/2/5", 1, "greedy", 0, 2)
     first = greedy.differences[0]
     assert first.prompt == 0 and first.expected[0] != first.found[0] and first.context.startswith("after '")
     gaps = [each.gap for each in greedy.differences]
     assert all(gap is None or gap > 0 for gap in gaps)  # plain decoding took its likeliest token
     assert [each.gap for each in sampled.differences] == [None] * len(sampled.differences)
     said = show(unequal)
-    assert "1/1/2 at batch 1, greedy: prompt 0, generated token" in said
+    assert "3/2/5 at batch 1, greedy: prompt 0, generated token" in said
     assert verdict(unequal).startswith("NOT EQUAL: ") and " of 4 outputs differ" in verdict(unequal)
 
 
 def test_the_gap_is_the_model_s_own():
-    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=2))
+    engine = tiny_engine(PLAIN)
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=3)
     (output,) = run(engine, [[5, 9, 17]], [params]).outputs
     (best, high), (_, _), (third, low) = output.logprobs[0].top

@@ -18,7 +18,7 @@ from jaxspec.tokenizer import load_tokenizer
 @pytest.fixture(scope="module")
 def few(model) -> list[str]:
     """A small tree and few tokens."""
-    return [*model.flags, "--tree", "2/1/3", "--max-tokens", "12", "--ignore-eos"]
+    return [*model.flags, "--tree", "1/1/2", "--max-tokens", "12", "--ignore-eos"]
 
 
 @pytest.fixture(scope="module")

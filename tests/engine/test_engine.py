@@ -9,6 +9,8 @@ import pytest
 
 from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
@@ -109,14 +111,19 @@ def test_abort_at_any_moment_frees_everything_and_disturbs_no_other(text, steps_
     assert engine.stats().running == engine.stats().waiting == 0
 
 
-def test_a_full_pool_preempts_the_newest_and_changes_nothing():
-    """Three requests of 47 pages each share 64: the newest gives way, comes back and says what it would have said alone."""
+def test_a_full_pool_preempts_the_newest_and_changes_nothing(monkeypatch):
+    """Three requests of 47 pages each share 64: the newest gives way, comes back and says what it would have said alone.
+
+    The engine hands out 64 of more pages, so that both engines have the same programs.
+    """
     params = SamplingParams(max_tokens=180, temperature=0.9, seed=3, ignore_eos=True)
     alone = tiny_engine(SpecConfig(3, 2, 5), page_size=4)
     expected = [alone.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
     finish(alone)
     assert alone.stats().preemptions == 0
-    engine = tiny_engine(SpecConfig(3, 2, 5), num_pages=64, page_size=4, prefix_cache=False)
+    monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(64, page_size))
+    engine = tiny_engine(SpecConfig(3, 2, 5), page_size=4, prefix_cache=False)
+    assert engine.stats().total_pages == 64
     requests = [engine.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
     finish(engine)
     assert [request.output for request in requests] == [request.output for request in expected]
@@ -162,7 +169,8 @@ def test_duplicate_ids_and_missing_heads_are_refused(fast):
 
 
 def test_nothing_compiles_after_warm_up(caplog):
-    engine = tiny_engine(SpecConfig(1, 2, 2), max_running_requests=2, context_length=64, prefill_chunk=2, every_size=True)
+    small = {"target": engine_target(num_layers=1), "context_length": 64, "prefill_chunk": 2}
+    engine = tiny_engine(SpecConfig(1, 2, 2), max_running_requests=2, **small, every_size=True)
     engine.warm_up()
     with jax.no_tracing():
         for temperature in (0.0, 0.7):
@@ -256,14 +264,16 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     assert engine.runner.ready_trees == engine.trees.all
 
 
-@pytest.mark.parametrize("spec", [SpecConfig(num_steps=0), SpecConfig(3, 2, 5)])
-def test_programs_update_the_caches_in_place(spec):
+def test_programs_update_the_caches_in_place():
     """Donated caches alias the results, and no program holds a copy of one among its temporaries."""
-    engine = tiny_engine(spec, num_pages=4096)
-    runner = engine.runner
+    plain = SpecConfig(num_steps=0)
+    runner = tiny_engine(SpecConfig(2, 2, 4), target=engine_target(num_layers=1), request_trees=(plain,), num_pages=4096).runner
     cache_bytes = sum(array.nbytes for array in jax.tree.leaves(runner.state.caches))
     one_array = jax.tree.leaves(runner.state.caches)[0].nbytes
-    for program in runner.table.first():
+    programs = runner.table.largest_of_all()
+    assert {type(program) for program in programs} == {AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram}
+    assert {program.spec for program in programs if isinstance(program, CycleProgram)} == {plain, SpecConfig(2, 2, 4)}
+    for program in programs:
         memory = runner.programs._compile(program).memory_analysis()
         assert memory.alias_size_in_bytes >= cache_bytes, str(program)
         assert memory.temp_size_in_bytes < one_array, str(program)

@@ -5,7 +5,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_engine
+from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_config, tiny_engine
 from tests.sets import exhaustive
 
 PLAIN = SpecConfig(num_steps=0)
@@ -59,15 +59,16 @@ def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
     assert run(tiny_engine(spec, **options), PROMPTS, mixed_params(len(PROMPTS))) == expected
 
 
-TINY = engine_target().config
+TINY = tiny_config(num_layers=3)
+"""Of `engine_target`."""
 HEADS = {
-    "EAGLE": random_eagle(TINY),
-    "EAGLE, two layers, no bias": random_eagle(TINY, fc_bias=False, num_layers=2),
-    "EAGLE-3, narrower than its target": random_head(TINY, layer={"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1}),
-    "EAGLE-3, the target's lm_head": random_head(TINY, draft_vocab_size=None),
-    "EAGLE-3, all switches": random_head(TINY, fc_norm=True, norm_before_residual=True, norm_output=True, fc_bias=True),
-    "EAGLE-3, two layers, two streams": random_head(TINY, captured_layers=(0, 2), layer={"num_layers": 2, "qk_norm": True}),
-    "MTP": random_mtp(TINY),
+    "EAGLE": lambda: random_eagle(TINY),
+    "EAGLE, two layers, no bias": lambda: random_eagle(TINY, fc_bias=False, num_layers=2),
+    "EAGLE-3, narrower than its target": lambda: random_head(TINY, layer={"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1}),
+    "EAGLE-3, the target's lm_head": lambda: random_head(TINY, draft_vocab_size=None),
+    "EAGLE-3, all switches": lambda: random_head(TINY, fc_norm=True, norm_before_residual=True, norm_output=True, fc_bias=True),
+    "EAGLE-3, two layers, two streams": lambda: random_head(TINY, captured_layers=(0, 2), layer={"num_layers": 2, "qk_norm": True}),
+    "MTP": lambda: random_mtp(TINY),
 }
 
 
@@ -83,7 +84,7 @@ IN_DEFAULT_SET = ("EAGLE, two layers, no bias", "EAGLE-3, all switches")
     ],
 )
 def test_tokens_do_not_depend_on_the_head(expected, name, spec):
-    engine = tiny_engine(spec, head=HEADS[name], max_running_requests=1, page_size=64)  # few programs to compile
+    engine = tiny_engine(spec, head=HEADS[name](), max_running_requests=1, page_size=64)  # few programs to compile
     assert run(engine, PROMPTS, mixed_params(len(PROMPTS))) == expected
 
 
@@ -122,7 +123,7 @@ def test_a_random_head_is_hardly_accepted():
     assert request.result().speculation.accept_length < 1.5
 
 
-@pytest.mark.parametrize("options", [exhaustive({}), {"draft_window_size": 16, "draft_sink_size": 4}])
+@pytest.mark.parametrize("options", [exhaustive({}), {"draft_window_size": 6, "draft_sink_size": 3, "matmul": "skinny"}])
 def test_texts_longer_than_the_head_was_made_for(options):
     """Heads say 2048 positions where their target has 128 thousand: past that they go on, and the text is the target's."""
     head, target = random_head(TINY, layer={"max_position_embeddings": 16}), engine_target()

@@ -191,7 +191,7 @@ def test_a_failure_loses_no_update_of_its_step(monkeypatch, error):
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_chunk_that_fails_silently_ends_its_own_request_too(monkeypatch, expected, overlap):
     """A chunk that is not its prompt's last reports nothing: the next result tells, and the culprit must not come back for ever."""
-    engine = tiny_engine(overlap=overlap, prefill_chunk=8)
+    engine = tiny_engine(overlap=overlap)
     running = engine.add(PROMPTS[0], PARAMS)
     for _ in range(3):
         engine.step()

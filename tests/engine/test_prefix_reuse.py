@@ -5,6 +5,7 @@ import pytest
 from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
+from jaxspec.testing import largest_sizes_only
 from tests.sets import exhaustive
 
 SYSTEM = "import os\nimport sys\n\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
@@ -31,6 +32,8 @@ def test_the_cache_changes_neither_text_nor_accept_length(page_size, chunk):
     """With the built-in model, whose head really has drafts accepted: wrong keys in a shared page would show."""
     options = dict(max_running_requests=1, context_length=160, page_size=page_size, prefill_chunk=chunk)
     with_cache, without = (LLM(spec=SpecConfig(3, 1, 4), prefix_cache=on, **options) for on in (True, False))
+    for llm in (with_cache, without):
+        largest_sizes_only(llm.engine)
     cold = run(without.engine, without, PROMPTS)
     conversation = list(cold[0].prompt_token_ids + cold[0].token_ids)  # a second turn: prefix of prompt and output
     cold += run(without.engine, without, [conversation])

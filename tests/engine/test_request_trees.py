@@ -7,7 +7,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Timing, Update
 from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, oracle_head, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, oracle_head, tiny_engine
 
 WIDE, CHAIN = SpecConfig(3, 2, 6), SpecConfig(4, 1)
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2], [9, 9, 9]]
@@ -32,10 +32,16 @@ def expected() -> list[list[int]]:
     return run(tiny_engine(PLAIN), [None] * 4)[0]
 
 
+def engine_that_knows(text: list[int]) -> Engine:
+    """Drafts are accepted in the first request, which says this; elsewhere by chance."""
+    target = engine_target()
+    return tiny_engine(WIDE, target=target, head=oracle_head(target.config, [*PROMPTS[0], *text]), request_trees=(PLAIN, CHAIN))
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_each_request_has_its_own_tree_and_the_tokens_stay_the_same(expected, overlap, adaptive):
-    engine = tiny_engine(WIDE, request_trees=(PLAIN, CHAIN), overlap=overlap, adaptive=adaptive, max_running_requests=3)
+    engine = tiny_engine(WIDE, request_trees=(PLAIN, CHAIN), overlap=overlap, adaptive=adaptive)
     tokens, requests, _ = run(engine, TREES)
     assert tokens == expected
     for request, tree in zip(requests, TREES, strict=True):
@@ -62,10 +68,7 @@ def test_pages_of_a_plain_request_are_as_good_as_any(expected):
 
 
 def test_updates_show_the_trees(expected):
-    target = engine_target()
-    head = oracle_head(target.config, [*PROMPTS[0], *expected[0]])  # accepted in the first request, by chance elsewhere
-    engine = tiny_engine(WIDE, target=target, head=head, request_trees=(PLAIN, CHAIN))
-    tokens, requests, updates = run(engine, TREES, wants_trees=True)
+    tokens, requests, updates = run(engine_that_knows(expected[0]), TREES, wants_trees=True)
     assert tokens == expected
     for request, tree in zip(requests, TREES, strict=True):
         own = [update for update in updates if update.request_id == request.id and update.token_ids]
@@ -95,9 +98,8 @@ def check_tree(tree, spec: SpecConfig, newest: int, emitted, accepted: int) -> N
     assert drafts[:accepted] == list(emitted[:accepted])
 
 
-def test_statistics_add_up():
-    target = tiny_target()  # some of its random head's drafts are accepted
-    engine = tiny_engine(WIDE, target=target, request_trees=(PLAIN, CHAIN))
+def test_statistics_add_up(expected):
+    engine = engine_that_knows(expected[0])
     _, requests, updates = run(engine, TREES)
     assert {update.verification.tree for update in updates if update.verification} == {None}, "no request asked for trees"
     stats, cycles = engine.stats(), [cycle for request in requests for cycle in request.speculation.cycles]

@@ -66,7 +66,7 @@ def test_every_kind_has_an_effect(alone):
 @pytest.mark.parametrize("spec", [SpecConfig(3, 2, 5), exhaustive(SpecConfig(5, 4, 16))])
 def test_speculation_and_company_change_nothing(alone, spec):
     """All kinds in one engine, so that batches mix them."""
-    outputs = run(tiny_engine(spec, max_running_requests=3), [params_of(kind) for kind in KINDS])
+    outputs = run(tiny_engine(spec), [params_of(kind) for kind in KINDS])
     for kind, output in zip(KINDS, outputs, strict=True):
         assert output.token_ids == alone[kind].token_ids, kind
         assert output.logprobs is None and output.prompt_logprobs is None
@@ -84,7 +84,7 @@ def test_accepted_drafts_obey_every_rule(alone, kind):
 
 def test_log_probabilities_do_not_depend_on_speculation(alone):
     wanted = [params_of(kind, logprobs=5, prompt_logprobs=3) for kind in KINDS]
-    outputs = run(tiny_engine(SpecConfig(3, 2, 5), max_running_requests=3, prefill_chunk=3), wanted)
+    outputs = run(tiny_engine(SpecConfig(3, 2, 5), prefill_chunk=2), wanted)
     for output, plain in zip(outputs, alone.values(), strict=True):
         assert output.token_ids == plain.token_ids
         for entries, expected in ((output.logprobs, plain.logprobs), (output.prompt_logprobs[1:], plain.prompt_logprobs[1:])):

@@ -82,19 +82,19 @@ def test_too_little_memory_is_refused_with_its_parts(memory, temporaries, messag
 
 
 def test_an_engine_compiles_first_and_then_allocates_what_fits():
-    small: dict[str, Any] = {"target": tiny_target(num_layers=1), "max_running_requests": 8}
+    small: dict[str, Any] = {"target": tiny_target(num_layers=1)}
     usual = tiny_engine(PLAIN, **small)
     shapes, pages, first = usual.runner.programs.state, usual.runner.num_pages, usual.runner.table.first()
     usual.runner.programs.compile_all(first)
     temporaries, largest = usual.runner.programs.most_temporaries()
     page_bytes = nbytes(shapes.caches) // pages
-    limit = nbytes(usual.runner.params) + nbytes(shapes) + temporaries - 100 * page_bytes  # 100 pages too little
+    limit = nbytes(usual.runner.params) + nbytes(shapes) + temporaries - 20 * page_bytes  # 20 pages too little
 
     engine = tiny_engine(PLAIN, **small, start=Start(memory_limit=limit), mem_fraction=1.0)
     programs, fitting = engine.runner.programs, engine.runner.num_pages
     assert set(programs.compilations) == set(first) and programs.most_temporaries() == (temporaries, largest)
     assert engine.pages.num_pages == engine.stats().total_pages == fitting
-    missing = (pages - 100 - fitting) * page_bytes - limit * MARGIN
+    missing = (pages - 20 - fitting) * page_bytes - limit * MARGIN
     assert 0 <= missing < page_bytes, "as many pages as fit beside the temporaries and the margin"
 
     cache = programs.state.caches.target[0].k.shape
@@ -134,7 +134,7 @@ def test_what_the_device_says_of_its_memory():
 def every_kind() -> Engine:
     """An engine with each kind of program, warmed up."""
     small = tiny_target(num_layers=2)
-    engine = tiny_engine(SpecConfig(1, 2, 2), target=small, head=random_eagle(small.config), request_trees=(PLAIN,))
+    engine = tiny_engine(SpecConfig(1, 2, 2), target=small, head=random_eagle(small.config), request_trees=(PLAIN,), page_size=32)
     engine.warm_up()
     return engine
 

@@ -40,9 +40,9 @@ def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[
 
 @pytest.mark.parametrize("overlap", [exhaustive(True), False])
 def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
-    expected = run(tiny_engine(PLAIN, max_running_requests=3))
-    engine, rng = tiny_engine(SpecConfig(5, 2, 6), adaptive=True, max_running_requests=3, overlap=overlap), random.Random(0)
-    assert engine.trees.all == (SpecConfig(5, 2, 6), SpecConfig(3, 1, 4), PLAIN)
+    expected = run(tiny_engine(PLAIN))
+    engine, rng = tiny_engine(SpecConfig(3, 2, 6), adaptive=True, overlap=overlap), random.Random(0)
+    assert engine.trees.all == (SpecConfig(3, 2, 6), SpecConfig(3, 1, 4), PLAIN)
     stretches = ([tree] * rng.randrange(1, 25) for tree in iter(lambda: rng.choice(engine.trees.all), None))
     taken = choose_by(engine, monkeypatch, (tree for stretch in stretches for tree in stretch))
     assert run(engine) == expected
@@ -55,12 +55,12 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     """Of the head's cache tests/spec has the rest: an oracle attends to nothing, but it knows where it is."""
     target, prompt = engine_target(), PROMPTS[0]
     params = SamplingParams(max_tokens=80, temperature=0)
-    plain = tiny_engine(PLAIN, target=target, max_running_requests=1)
+    plain = tiny_engine(PLAIN, target=target)
     text = plain.add(prompt, params)
     while plain.has_work:
         plain.step()
     head = oracle_head(target.config, [*prompt, *text.output])
-    engine = tiny_engine(SpecConfig(4, 1), target=target, head=head, adaptive=True, max_running_requests=1)
+    engine = tiny_engine(SpecConfig(4, 1), target=target, head=head, adaptive=True)
     choose_by(engine, monkeypatch, iter([PLAIN] * plain_cycles + [SpecConfig(4, 1)] * 100))
     request = engine.add(prompt, params)
     while engine.has_work:

@@ -1,6 +1,7 @@
 """Every kind and variant of draft head, from its file to its logits, against the same head in NumPy."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -175,12 +176,13 @@ def test_mimo_equals_its_reference():
 
 
 @pytest.mark.parametrize(
-    "head",
-    [random_eagle(tiny_config(), num_layers=2), random_head(tiny_config(), layer={"num_layers": 2}), random_mtp(tiny_config())],
-    ids=lambda head: head.config.algorithm,
+    "make",
+    [partial(random_eagle, num_layers=2), partial(random_head, layer={"num_layers": 2}), random_mtp],
+    ids=["EAGLE", "EAGLE3", "MTP"],
 )
-def test_every_layer_reads_its_own_cache_and_window(head):
+def test_every_layer_reads_its_own_cache_and_window(make):
     """Rows 0-4 from the cache and 5-8 from the window are to rows 9-11 what they are in one pass over all."""
+    head = make(tiny_config())
     module = head.merge(head.params)
     embeddings, hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, ROWS, HIDDEN)), jnp.float32)
     causal = causal_metadata(1, ROWS)

@@ -8,12 +8,18 @@ import pytest
 
 from pallas_kernels.product import Product
 from pallas_kernels.rms_norm.api import ADD_IMPLEMENTATIONS, IMPLEMENTATIONS, add_norm, rms_norm
+from tests.sets import exhaustive
 
 RUNNABLE, RUNNABLE_ADD = (
     {name: norm if name == "reference" else partial(norm, interpret=True) for name, norm in table.items()}
     for table in (IMPLEMENTATIONS, ADD_IMPLEMENTATIONS)
 )
-TOLERANCES = [("float32", 1e-6), ("bfloat16", 2e-2)]
+
+
+def with_dtypes(first: tuple, *others: tuple) -> list:
+    """The cases in float32; the first also in bfloat16, and in the exhaustive set the others too. Each with its tolerance."""
+    half = [pytest.param(first, "bfloat16", 2e-2), *(exhaustive(other, "bfloat16", 2e-2) for other in others)]
+    return [*((case, "float32", 1e-6) for case in (first, *others)), *half]
 
 
 def formula(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -21,8 +27,7 @@ def formula(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
-@pytest.mark.parametrize("shape", [(1, 1, 64), (2, 3, 96), (5, 4, 2, 80)])
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize(("shape", "dtype", "tolerance"), with_dtypes((1, 1, 64), (2, 3, 96), (5, 4, 2, 80)), ids=str)
 def test_equals_the_formula(implementation, shape, dtype, tolerance):
     rng = np.random.default_rng(shape[-1])
     x, weight = (jnp.asarray(3 * rng.normal(size=size), dtype) for size in (shape, shape[-1:]))
@@ -33,10 +38,12 @@ def test_equals_the_formula(implementation, shape, dtype, tolerance):
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE_ADD)
-@pytest.mark.parametrize(("rows", "k", "bias"), [((1, 1), 1024, False), ((2, 3), 512, True), ((2, 2), 100, True)], ids=str)
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_the_sum_and_its_norm_equal_the_formula(implementation, rows, k, bias, dtype, tolerance):
+@pytest.mark.parametrize(
+    ("case", "dtype", "tolerance"), with_dtypes(((1, 1), 1024, False), ((2, 3), 512, True), ((2, 2), 100, True)), ids=str
+)
+def test_the_sum_and_its_norm_equal_the_formula(implementation, case, dtype, tolerance):
     """The first product is summed up in four parts, the second in two, the third whole."""
+    rows, k, bias = case
     rng = np.random.default_rng(k)
     sizes = ((*rows, 80), (*rows, k), (k, 80), (80,), (80,))
     x, inputs, matrix, added, weight = (jnp.asarray(rng.normal(size=size) / size[0] ** 0.5, dtype) for size in sizes)

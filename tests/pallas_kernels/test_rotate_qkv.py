@@ -8,6 +8,7 @@ import pytest
 
 from pallas_kernels.product import Product, partial_sums
 from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS, QkvLayout, rotate_qkv
+from tests.sets import exhaustive
 
 RUNNABLE = {name: turn if name == "reference" else partial(turn, interpret=True) for name, turn in IMPLEMENTATIONS.items()}
 LAYOUTS = [
@@ -29,8 +30,14 @@ def by_hand(x: np.ndarray, angle: np.ndarray, weight: np.ndarray | None, eps: fl
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 4e-2)])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "tolerance"),
+    [
+        *((layout, "float32", 1e-5) for layout in LAYOUTS),
+        *((exhaustive if layout != LAYOUTS[0] else pytest.param)(layout, "bfloat16", 4e-2) for layout in LAYOUTS),
+    ],
+    ids=str,
+)
 def test_equals_complex_multiplication(implementation, layout, dtype, tolerance):
     rng = np.random.default_rng(layout.head_dim)
     heads, kv_heads, head_dim = layout.heads, layout.kv_heads, layout.head_dim

@@ -39,7 +39,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("k", "n", "epilogue", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("k", "n", "epilogue", "dtype"), [each if each[:3] == (300, 50, "swiglu") else exhaustive(*each) for each in CASES]
+)
 def test_equals_the_reference(interpreted, k, n, epilogue, dtype):
     arguments = case(k, n, 5, epilogue, dtype)
     result = jnp.dtype(jnp.float32 if epilogue == "best" else dtype)

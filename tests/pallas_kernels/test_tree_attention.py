@@ -16,6 +16,11 @@ from tests.pallas_kernels.attention_cases import CASES, DTYPES, TOLERANCES, Case
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 SEEDS = 4
 SMALL = Case("wide tree", 2, 8, 8, 4, 2, 64, 16, 3)
+LARGE_IN_DEFAULT_SET = (
+    Case("chain", 1, 2, 2, 2, 1, 64, 64, 34, longest=True),
+    Case("itself", 1, 100, 100, 2, 2, 64, 16, 2, "bfloat16"),
+)
+"""Of the large cases those that show what no small one does: a merge in two chunks, and tiles of rows that skip a block."""
 
 
 @functools.cache
@@ -44,15 +49,20 @@ def is_large(case: Case) -> bool:
 def combinations():
     """Every implementation with the cases that it supports; all seeds but the first are for the exhaustive set.
 
-    Mosaic's interpreter looks for races and is slow: one seed, and large cases only in the exhaustive set.
+    Interpreters are slow: large cases of Triton only in the exhaustive set. So are all of Mosaic, with one seed, whose interpreter
+    looks for races: test_mosaic.py has the same kernel in the default set.
     """
+    assert set(LARGE_IN_DEFAULT_SET) <= set(CASES)
+    on_gpu = jax.default_backend() == "gpu"
     for implementation in IMPLEMENTATIONS:
-        seeds = 1 if implementation == "mosaic" and jax.default_backend() != "gpu" else SEEDS
+        seeds = 1 if implementation == "mosaic" and not on_gpu else SEEDS
         for case in CASES:
             if supported(implementation, case):
                 for seed in range(seeds):
-                    is_slow = implementation == "mosaic" and is_large(case)
-                    marks = [pytest.mark.exhaustive] if seed or is_slow else []
+                    is_slow = implementation == "mosaic" or (
+                        implementation == "pallas_triton" and is_large(case) and case not in LARGE_IN_DEFAULT_SET
+                    )
+                    marks = [pytest.mark.exhaustive] if seed or (is_slow and not on_gpu) else []
                     yield pytest.param(implementation, case, seed, id=f"{implementation}-{case}-{seed}", marks=marks)
 
 

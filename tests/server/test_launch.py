@@ -104,7 +104,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory):
         yield hub
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", [exhaustive(name) if name == "torch.compile" else name for name in LAUNCHES])
 def test_the_model_and_its_head_are_loaded(name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))

@@ -195,12 +195,16 @@ def test_a_template_is_read_and_bounded(places, tmp_path):
         load_chat_template(arguments(places, "target", None, f"--chat-template {path}"), llm)
 
 
-def test_a_given_template_wins(tmp_path):
-    llm = load(parse_arguments(["--speculative-algorithm", "NONE", "--log-level", "error"]))
+@pytest.fixture(scope="module")
+def built_in() -> LLM:
+    return load(parse_arguments(["--speculative-algorithm", "NONE", "--log-level", "error"]))
+
+
+def test_a_given_template_wins(built_in, tmp_path):
     path = tmp_path / "template.jinja"
     path.write_text("{{ messages[0].content }}!")
     for argv, text in ([], "a"), (["--chat-template", str(path)], "a!"):
-        template = load_chat_template(parse_arguments(argv), llm)
+        template = load_chat_template(parse_arguments(argv), built_in)
         assert template is not None
         with template:
             assert template.render([{"role": "user", "content": "a"}]) == text
@@ -241,10 +245,9 @@ CHAT = [
         ),
     ],
 )
-def test_templates_have_sglangs_names_and_texts(name, text, first):
+def test_templates_have_sglangs_names_and_texts(built_in, name, text, first):
     """The texts follow from get_prompt of SGLang's Conversation, by hand."""
-    llm = load(parse_arguments(["--speculative-algorithm", "NONE", "--log-level", "error"]))
-    template = load_chat_template(parse_arguments(["--chat-template", name]), llm)
+    template = load_chat_template(parse_arguments(["--chat-template", name]), built_in)
     assert template is not None
     with template:
         assert template.render(CHAT) == text

@@ -25,7 +25,8 @@ LENGTH = 24
 
 
 def new_engine() -> Engine:
-    return tiny_engine(SpecConfig(2, 2, 4), target=engine_target(vocab_size=256))
+    target = engine_target(vocab_size=256)
+    return tiny_engine(SpecConfig(2, 2, 4), target=target, head=random_eagle(target.config))
 
 
 @pytest.fixture(scope="module")
@@ -227,8 +228,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_the_command(checkpoints: list[str], expected: list[list[int]]):
     """python -m jaxspec.serve, as users run it: loads, says when it is ready, answers, and ends in order on SIGTERM."""
-    flags = """--speculative-num-steps 2 --speculative-eagle-topk 2 --speculative-num-draft-tokens 4 --max-running-requests 1
-        --chunked-prefill-size 16 --page-size 8 --context-length 32 --port 0"""
+    flags = """--speculative-num-steps 2 --speculative-eagle-topk 2 --speculative-num-draft-tokens 4 --max-running-requests 2
+        --chunked-prefill-size 16 --page-size 4 --speculative-request-trees none --port 0"""  # programs of new_engine
     command = [sys.executable, "-m", "jaxspec.serve", *checkpoints, *flags.split()]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -241,7 +242,7 @@ def test_the_command(checkpoints: list[str], expected: list[list[int]]):
             else:
                 pytest.fail(log)
             url = ready[1]
-            assert "max_running_requests=1" in log and "draft tree 2/2/4" in log
+            assert "max_running_requests=2" in log and "draft tree 2/2/4" in log
             assert f"curl {url}/v1/completions" in process.stderr.readline()
             with httpx.Client(base_url=url, timeout=60) as http:
                 assert generate(http, PROMPTS[0])["output_ids"] == expected[0]

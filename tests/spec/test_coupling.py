@@ -62,8 +62,56 @@ def running(params: SamplingParams) -> State:
     return state._replace(history=history, sequences=state.sequences._replace(length=length, done=jnp.zeros(ROWS, bool)))
 
 
+@jax.jit
+def compiled_couple(state: State) -> Coupling:
+    return couple(state, gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None]), DEPTHS)
+
+
 def coupled(state: State) -> tuple[Coupling, State]:
-    return couple(state, gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None]), DEPTHS), state
+    return compiled_couple(state), state
+
+
+@cache
+def drafted_and_chosen(vocabulary: str):
+    """Compiled once for all kinds of sampling: the head's choice and the target's, given the target's logits of many rounds."""
+    _, head = heads()[vocabulary]
+    ids = head.target_vocab()
+
+    @jax.jit
+    def run(state, coupling, logits):
+        batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+
+        def both(logits):
+            scores = coupled_scores(coupling, head, logits if ids is None else logits[..., ids], 0)
+            drafted = head.target_ids(jnp.argmax(scores, -1))
+            return drafted, choose_tokens(state, batch, root_only(batch.now.root), logits)
+
+        return jax.vmap(both)(logits)
+
+    return run
+
+
+@cache
+def learning(vocabulary: str):
+    """Compiled once for all temperatures: the weights after 1500 observations of a head whose logits are multiplied by a factor."""
+    models, head = heads()[vocabulary]
+    ids = jnp.arange(VOCAB) if head.target_vocab() is None else head.target_vocab()
+
+    @jax.jit
+    def run(begin, coupling, temperature, factor):
+        batch = gather(begin, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+
+        def observe(state, key):
+            logits, noise, errors = (jax.random.gumbel(each, (ROWS, VOCAB)) for each in jax.random.split(key, 3))
+            known = 1.5 * logits[:, ids]
+            chosen = ids[jnp.argmax((known + 0.8 * errors[:, ids]) / temperature + noise[:, ids], -1)]
+            now = coupling._replace(noise=jnp.broadcast_to(noise[:, None], coupling.noise.shape))
+            return learn(models, state, batch, now, factor * known, chosen), state.sharpness.weights
+
+        state, steps = jax.lax.scan(observe, begin, jax.random.split(jax.random.key(4), 1500))
+        return state.sharpness.weights, steps
+
+    return run
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -72,19 +120,12 @@ def test_with_the_targets_logits_the_head_drafts_the_targets_token(vocabulary, n
     """At the root, where the head knows all of the context. (Rough cut-offs may let through a token that the target drops.)"""
     _, head = heads()[vocabulary]
     coupling, state = coupled(running(KINDS[name]))
-    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
     logits = 2 * jax.random.normal(jax.random.key(1), (40, ROWS, 1, VOCAB))
     ids = head.target_vocab()
     if ids is not None:  # the target can't choose what the head does not know
         logits = jnp.full_like(logits, -1e9).at[..., ids].set(logits[..., ids])
 
-    @jax.vmap
-    def both(logits):
-        scores = coupled_scores(coupling, head, logits if ids is None else logits[..., ids], 0)
-        drafted = head.target_ids(jnp.argmax(scores, -1))
-        return drafted, choose_tokens(state, batch, root_only(batch.now.root), logits)
-
-    drafted, chosen = jax.jit(both)(logits)
+    drafted, chosen = drafted_and_chosen(vocabulary)(state, coupling, logits)
     equal = np.mean(np.asarray(drafted == chosen))
     assert equal > 0.95 if name in ("top_k", "top_p", "min_p", "mixture") else equal == 1
 
@@ -123,25 +164,9 @@ def test_a_head_whose_whole_vocabulary_is_banned_still_has_finite_scores():
 @pytest.mark.parametrize("temperature", ["hot", "temperature"])
 def test_the_weights_undo_what_was_done_to_the_heads_logits(vocabulary, temperature):
     """The head's logits are the target's with Gumbel errors of scale 0.8, times a factor; a factor of 100 is out of bounds."""
-    models, head = heads()[vocabulary]
     coupling, begin = coupled(running(KINDS[temperature]))
-    batch = gather(begin, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
-    ids = jnp.arange(VOCAB) if head.target_vocab() is None else head.target_vocab()
-
-    @jax.jit
-    def learnt(factor):
-        def observe(state, key):
-            logits, noise, errors = (jax.random.gumbel(each, (ROWS, VOCAB)) for each in jax.random.split(key, 3))
-            known = 1.5 * logits[:, ids]
-            chosen = ids[jnp.argmax((known + 0.8 * errors[:, ids]) / KINDS[temperature].temperature + noise[:, ids], -1)]
-            now = coupling._replace(noise=jnp.broadcast_to(noise[:, None], coupling.noise.shape))
-            return learn(models, state, batch, now, factor * known, chosen), state.sharpness.weights
-
-        state, steps = jax.lax.scan(observe, begin, jax.random.split(jax.random.key(4), 1500))
-        return state.sharpness.weights, steps
-
     for factor in (0.5, 1.0, 2.0, 100.0):
-        (of_logits, of_noise), steps = learnt(factor)
+        (of_logits, of_noise), steps = learning(vocabulary)(begin, coupling, KINDS[temperature].temperature, factor)
         sharpness = steps[:, 0] / steps[:, 1]
         assert abs(of_logits / of_noise / max(1 / factor, LEAST) - 1) < 0.1, factor
         assert factor == 100 or abs(of_noise * 0.8 - 1) < 0.2, factor

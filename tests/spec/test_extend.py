@@ -259,7 +259,7 @@ def test_the_first_token_is_penalized_for_the_whole_prompt():
     assert root == int(np.argmax(np.where(np.arange(len(penalized)) == newest, -np.inf, penalized)))
 
 
-@pytest.mark.parametrize(("size", "width"), [(18, 40), (18, 18), (5, 24), (7, 7)])
+@pytest.mark.parametrize(("size", "width"), [(18, 40), exhaustive(18, 18), (5, 24), exhaustive(7, 7)])
 def test_prompt_logprobs_are_those_of_a_whole_forward(size, width):
     expected = log_probabilities(PROMPT)
     state = fresh("EAGLE3", PROMPT, SamplingParams(temperature=0.5, top_k=3, presence_penalty=1.0, prompt_logprobs=0))

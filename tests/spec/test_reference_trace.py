@@ -8,9 +8,9 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.cycle import cycle
-from jaxspec.spec.draft import draft_tree
 from jaxspec.spec.prefill import prefill
-from jaxspec.spec.state import Models, admit, gather
+from jaxspec.spec.state import Models, admit
+from jaxspec.spec.tree import ancestor_mask
 from tests.reference import head, target, trace
 from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
@@ -38,9 +38,9 @@ class Reference:
         return prefill(self.models(params), state, chunk)
 
     def _cycle(self, params, state):
-        models = self.models(params)
-        tree = draft_tree(models, state, gather(state, ROWS, PAGE_TABLE), self.spec).tree
-        return tree, cycle(models, state, ROWS, PAGE_TABLE, spec=self.spec)
+        step = cycle(self.models(params), state, ROWS, PAGE_TABLE, spec=self.spec)
+        depth = jnp.sum(ancestor_mask(step.drafted.parents, self.spec.num_steps), -1) - 1  # as build_tree has it
+        return step, depth
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,10 @@ def test_trace(references, case, number):
         state = step.state
     out = step.report[0, 3:].tolist()
     for expected, accepted in zip(run["steps"], run["accept_lens"], strict=True):
-        tree, step = reference.cycle(params, state)
-        assert tree.tokens[0].tolist() == expected["draft_tokens"]
-        assert tree.parents[0].tolist() == expected["parent"]
-        assert tree.depth[0].tolist() == expected["pos"]
+        step, depth = reference.cycle(params, state)
+        assert step.drafted.tokens[0].tolist() == expected["draft_tokens"]
+        assert step.drafted.parents[0].tolist() == expected["parent"]
+        assert depth[0].tolist() == expected["pos"]
         assert int(state.sequences.length[0]) == expected["prefix_len"]
         state = step.state
         count = int(step.report[0, 0])
