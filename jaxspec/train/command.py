@@ -107,29 +107,34 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
 
 def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data: Path) -> None:
     """Trains; the head of the judgement with the best accept length goes to `out`, with its card."""
+    from tensorboardX import SummaryWriter
+
     from jaxspec.checkpoints.loading import load_head
     from jaxspec.train.head import Trainer, describe
-    from jaxspec.train.judge import Trial, accept_length, card, texts_agree
+    from jaxspec.train.judge import Trial, accept_lengths, card, curves, texts_agree
 
     trainer = Trainer(settings, llm.target, llm.directory, data, options.work)
     trainer.resume()
     print(f"{describe(trainer.head.config, trainer.params)}; {trainer.describe_data()}", flush=True)
     trial = Trial.of(trainer.parts.heldout, options.judge_prompts, JUDGED_TOKENS, llm.engine.context_length)
-    for entry in trainer.run(judge_every=options.judge_every):
-        length = accept_length(llm.target, trainer.trained(), llm.tokenizer, trial, JUDGED_TREE, 0.0)
-        heldout = entry["heldout"]
-        print(
-            f"step {entry['step']}: loss {entry['train_loss']}, held out {heldout['loss']}, right drafts {heldout['accuracy']}, "
-            f"accept length {length:.2f} with {JUDGED_TREE.name}, {entry['seconds_left']} s left",
-            flush=True,
-        )
-        trainer.keep_best(entry["step"], length)
+    with SummaryWriter(str(options.work)) as board:
+        for entry in trainer.run(judge_every=options.judge_every):
+            [length] = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, JUDGED_TREE)
+            heldout = entry["heldout"]
+            print(
+                f"step {entry['step']}: loss {entry['train_loss']}, held out {heldout['loss']}, "
+                f"right drafts {heldout['accuracy']}, accept length {length:.2f} with {JUDGED_TREE.name}, "
+                f"{entry['seconds_left']} s left",
+                flush=True,
+            )
+            trainer.keep_best(entry["step"], length)
+            for name, value in curves(entry, length).items():
+                board.add_scalar(name, value, entry["step"])
     best = load_head(trainer.best, llm.target)
-    lengths = {
-        (tree, temperature): accept_length(llm.target, best, llm.tokenizer, trial, SpecConfig.of(tree), temperature)
-        for tree in TREES
-        for temperature in TEMPERATURES
-    }
+    lengths: dict[tuple[str, float], float] = {}
+    for tree in TREES:
+        found = accept_lengths(llm.target, best, llm.tokenizer, trial, SpecConfig.of(tree), TEMPERATURES)
+        lengths |= {(tree, temperature): length for temperature, length in zip(TEMPERATURES, found, strict=True)}
     same = texts_agree(llm.target, best, llm.tokenizer, trial, JUDGED_TREE)
     facts = {
         "head": describe(best.config, trainer.params),

@@ -34,16 +34,24 @@ class Trial(NamedTuple):
         return cls(short[:count], max_tokens)
 
 
-def accept_length(
-    target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | None, trial: Trial, spec: SpecConfig, temperature: float
-) -> float:
-    """Mean tokens per verification of the trial's answers."""
+def accept_lengths(
+    target: LoadedTarget,
+    head: LoadedHead,
+    tokenizer: Tokenizer | None,
+    trial: Trial,
+    spec: SpecConfig,
+    temperatures: Sequence[float] = (0.0,),
+) -> list[float]:
+    """Mean tokens per verification of the trial's answers, at each temperature."""
     longest = max(map(len, trial.prompts)) + trial.max_tokens
     config = EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
-    params = [
-        SamplingParams(temperature=temperature, seed=number, max_tokens=trial.max_tokens) for number in range(len(trial.prompts))
+    engine, seeds = Engine(target, head, tokenizer, spec, config), range(len(trial.prompts))
+    return [
+        run(
+            engine, trial.prompts, [SamplingParams(temperature=each, seed=seed, max_tokens=trial.max_tokens) for seed in seeds]
+        ).accept_length
+        for each in temperatures
     ]
-    return run(Engine(target, head, tokenizer, spec, config), trial.prompts, params).accept_length
 
 
 def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | None, trial: Trial, spec: SpecConfig) -> int:
@@ -56,6 +64,18 @@ def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | N
         run(Engine(target, None, tokenizer, PLAIN, config), trial.prompts, params),
     ]
     return sum(one == other for one, other in zip(*(each.tokens for each in both), strict=True))
+
+
+def curves(entry: dict[str, Any], length: float) -> dict[str, float]:
+    """A judgement as TensorBoard's curves, by their names."""
+    heldout = entry["heldout"]
+    return {
+        "loss/learnt": entry["train_loss"],
+        "loss/held_out": heldout["loss"],
+        "accept_length": length,
+        "tokens_per_second": entry["tokens_per_second"],
+        **{f"right_drafts/{number}": right for number, right in enumerate(heldout["accuracy"], 1)},
+    }
 
 
 def card(name: str, facts: dict[str, Any], lengths: dict[tuple[str, float], float]) -> str:

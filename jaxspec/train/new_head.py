@@ -9,6 +9,7 @@ from flax import nnx
 from jaxspec.checkpoints.loading import load_head
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
+from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import DecoderLayer
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 from jaxspec.train.rows import Split, draft_vocabulary
@@ -20,9 +21,15 @@ def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, p
     if settings.begin is None:
         return new_head(settings, target, directory, parts)
     head = load_head(Path(settings.begin), target)
-    if (found := head.config.algorithm.lower()) != settings.algorithm:
-        raise ValueError(f"{settings.begin} is of the algorithm {found}, not {settings.algorithm}: give --algorithm {found}")
+    if settings.algorithm not in (names := names_of(head.config)):
+        raise ValueError(f"{settings.begin} is of the algorithm {names[0]}, not {settings.algorithm}: give --algorithm {names[0]}")
     return head
+
+
+def names_of(config: HeadConfig) -> tuple[str, ...]:
+    """What `--algorithm` calls a head; an EAGLE-3 head with the norms of EAGLE-3.1 has two names."""
+    has_norms = isinstance(config, Eagle3Config) and config.fc_norm and config.norm_output
+    return (*(["eagle3.1"] if has_norms else []), config.algorithm.lower())
 
 
 def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, parts: Split) -> LoadedHead:
@@ -51,6 +58,8 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
         target_hidden_size=size,
         captured_layers=default_captured_layers(target.config.num_layers),
         draft_vocab_size=len(ids),
+        fc_norm=settings.algorithm == "eagle3.1",
+        norm_output=settings.algorithm == "eagle3.1",
     )
     model, origin = Eagle3(config, rngs=rngs), target.merge(target.params)
     begin_as(model, origin.layers[-1])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-ALGORITHMS = ("eagle3", "eagle", "mtp")
+ALGORITHMS = ("eagle3", "eagle3.1", "eagle", "mtp")
 LOSSES = ("cross-entropy", "lk")
 
 
@@ -32,7 +32,7 @@ class TrainSettings:
     """What decides the result, besides the data."""
 
     algorithm: str = "eagle3"
-    """eagle3, eagle (EAGLE-1 and 2), or mtp, which finetunes the model's own layer."""
+    """eagle3; eagle3.1, with its norms; eagle (EAGLE-1 and 2); or mtp, which finetunes the model's own layer."""
     loss: str = "cross-entropy"
     """cross-entropy, or lk: the chance of acceptance at temperature 1 (arXiv 2602.23881)."""
     begin: str | None = None
