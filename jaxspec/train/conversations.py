@@ -11,9 +11,9 @@ import random
 import re
 import tomllib
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import compress
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -52,15 +52,15 @@ class Conversation(NamedTuple):
 type Message = dict[str, Any]
 
 
-@dataclass
-class Unfinished:
-    """A conversation that is being written."""
+class Question(NamedTuple):
+    """What a conversation wants the target to go on with."""
 
-    script: list[Message] = field(default_factory=list)
-    """What users still say, from the file of prompts."""
-    messages: list[Message] = field(default_factory=list)
-    finished: Conversation | None = None
-    """The messages up to the last good answer, in tokens."""
+    prompt: list[int]
+    params: SamplingParams
+
+
+type Writing[T] = Generator[Question, GenerationOutput, T]
+"""Is being written: it yields questions, is sent the target's outputs, and returns what came of them."""
 
 
 class Writer:
@@ -73,7 +73,7 @@ class Writer:
         template = ChatTemplate.of_model(llm.tokenizer)
         if template is None or llm.tokenizer is None:
             raise ValueError(f"{settings.model} has no chat template, so it can't write conversations")
-        self._llm, self._tokenizer, self._template = llm, llm.tokenizer, template
+        self._engine, self._tokenizer, self._template = llm.engine, llm.tokenizer, template
         self._settings, self._prompts = settings, prompts
         self._longest = min(settings.max_tokens, llm.engine.context_length)
         self._is_plain = template.render([{"role": USER, "content": HERE}]).startswith(HERE)
@@ -86,84 +86,103 @@ class Writer:
         self._template.close()
 
     def shard(self, number: int) -> list[Conversation]:
-        """The conversations of one shard. Turns that repeat themselves or break off end theirs early."""
-        settings, chance = self._settings, random.Random(f"{self._settings.seed} {number}")
-        first = number * settings.per_shard
-        if self._prompts is None:
-            unfinished = [Unfinished() for _ in range(settings.per_shard)]
-        else:
-            given = self._prompts[first : first + settings.per_shard]
-            unfinished = [Unfinished([message for message in each if message["role"] != ASSISTANT]) for each in given]
-        active = unfinished
-        for turn in range(settings.max_turns if self._prompts is None else max(len(each.script) for each in unfinished)):
-            if self._prompts is None:
-                active = self._invent([each for each in active if turn == 0 or chance.random() < settings.more_turns], chance)
+        """The conversations of one shard."""
+        size, seed = self._settings.per_shard, f"{self._settings.seed} {number}"
+        scripts: Sequence[Sequence[Message] | None] = [None] * size
+        if self._prompts is not None:
+            scripts = self._prompts[number * size : (number + 1) * size]
+        return self._run([self._write(script, random.Random(f"{seed} {index}")) for index, script in enumerate(scripts)])
+
+    def _run(self, writings: Sequence[Writing[Conversation | None]]) -> list[Conversation]:
+        """Writes all of them, as many at once as the engine takes. Greedy and sampled questions wait for each other: one sampled
+        request makes a whole batch draw noise."""
+        waiting: dict[bool, deque[tuple[int, Question]]] = {False: deque(), True: deque()}
+        running: dict[str, int] = {}
+        written: dict[int, Conversation] = {}
+
+        def go_on(number: int, output: GenerationOutput | None) -> None:
+            try:
+                question = next(writings[number]) if output is None else writings[number].send(output)
+            except StopIteration as end:
+                if end.value is not None:
+                    written[number] = end.value
             else:
-                active = [each for each in active if spoken(each)]
-            active = self._answer(active, chance)
-        return [each.finished for each in unfinished if each.finished is not None]
+                waiting[question.params.temperature > 0].append((number, question))
 
-    def _invent(self, unfinished: list[Unfinished], chance: random.Random) -> list[Unfinished]:
-        """Adds a user's turn as the target imagines it. Out: the unfinished that got a proper one."""
-        asked = [{"role": USER, "content": HERE}]
-        if self._is_plain:
-            unfinished = [each for each in unfinished if not each.messages]  # they have one turn, which begins a text
-            start = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id, 0)
-            beginnings = [[next(token for token in start if token is not None)] for _ in unfinished]
-        else:
-            beginnings = [self._encode(self._template.render([*each.messages, *asked]).split(HERE)[0]) for each in unfinished]
-        unfinished, beginnings = self._with_room(unfinished, beginnings)
-        outputs = self._generate(beginnings, self._settings.max_user_tokens, [1.0] * len(unfinished), chance)
-        invented = []
-        for each, output in zip(unfinished, outputs, strict=True):
-            text = output.text.strip()
-            is_whole = output.finish_reason == "stop" or self._is_plain
-            if is_whole and len(output.token_ids) > LEAST_USER_TOKENS and not is_repetitive(text):
-                each.messages.append({"role": USER, "content": text})
-                invented.append(each)
-        return invented
+        for number in range(len(writings)):
+            go_on(number, None)
+        is_sampled = False
+        while running or any(waiting.values()):
+            if not waiting[is_sampled]:
+                is_sampled = not is_sampled
+            while waiting[is_sampled] and len(running) < self._engine.config.max_running_requests:
+                number, question = waiting[is_sampled].popleft()
+                running[self._engine.add(question.prompt, question.params).id] = number
+            for update in self._engine.step():
+                if update.output is not None:
+                    go_on(running.pop(update.request_id), update.output)
+        return [written[number] for number in sorted(written)]
 
-    def _answer(self, unfinished: list[Unfinished], chance: random.Random) -> list[Unfinished]:
-        """Adds the target's answer, up to where it repeats itself. Out: the unfinished that got a whole one."""
-        prompts = [self._encode(self._template.render(each.messages)) for each in unfinished]
-        unfinished, prompts = self._with_room(unfinished, prompts)
-        temperatures = [chance.choice(self._settings.temperatures) for _ in unfinished]
-        outputs = self._generate(prompts, self._settings.max_answer_tokens, temperatures, chance)
-        answered = []
-        for each, prompt, output in zip(unfinished, prompts, outputs, strict=True):
-            before = each.finished or Conversation([], [])
+    def _write(self, script: Sequence[Message] | None, chance: random.Random) -> Writing[Conversation | None]:
+        """One conversation, up to its last good answer; turns that repeat themselves or break off end it.
+
+        Args:
+            script: what its users say; None: the target invents that.
+        """
+        settings = self._settings
+        said = deque(message for message in script or () if message["role"] != ASSISTANT)
+        messages: list[Message] = []
+        written: Conversation | None = None
+        for turn in range(settings.max_turns if script is None else len(said)):
+            if script is None:
+                if turn and (self._is_plain or chance.random() >= settings.more_turns):
+                    return written
+                text = yield from self._invent(messages, chance)
+                if text is None:
+                    return written
+                messages.append(user_says(text))
+            else:
+                while said and (not messages or messages[-1]["role"] != USER):
+                    messages.append(said.popleft())
+            if not messages or messages[-1]["role"] != USER:
+                return written
+            prompt = self._encode(self._template.render(messages))
+            output = yield from self._ask(prompt, settings.max_answer_tokens, chance.choice(settings.temperatures), chance)
+            if output is None:
+                return written
             good = self._before_it_repeats(list(output.token_ids))
+            before = written or Conversation([], [])
             if not good or prompt[: len(before.tokens)] != before.tokens:
-                continue  # or its text has other tokens when read again
-            each.finished = Conversation([*prompt, *good], [*before.answers, (len(prompt), len(prompt) + len(good))])
-            each.messages.append({"role": ASSISTANT, "content": output.text})
-            if output.finish_reason == "stop" and len(good) == len(output.token_ids):
-                answered.append(each)
-        return answered
+                return written  # or its text has other tokens when read again
+            written = Conversation([*prompt, *good], [*before.answers, (len(prompt), len(prompt) + len(good))])
+            messages.append({"role": ASSISTANT, "content": output.text})
+            if output.finish_reason != "stop" or len(good) < len(output.token_ids):
+                return written
+        return written
 
-    def _with_room(self, unfinished: list[Unfinished], prompts: list[list[int]]) -> tuple[list[Unfinished], list[list[int]]]:
-        """Those whose prompts leave room for some tokens more."""
-        fits = [len(prompt) + LEAST_ROOM <= self._longest for prompt in prompts]
-        return list(compress(unfinished, fits)), list(compress(prompts, fits))
+    def _invent(self, messages: Sequence[Message], chance: random.Random) -> Writing[str | None]:
+        """A user's turn as the target imagines it. Returns None if it is no proper one."""
+        if self._is_plain:
+            start = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id, 0)
+            beginning = [next(token for token in start if token is not None)]
+        else:
+            beginning = self._encode(self._template.render([*messages, user_says(HERE)]).split(HERE)[0])
+        output = yield from self._ask(beginning, self._settings.max_user_tokens, 1.0, chance)
+        if output is None or (output.finish_reason != "stop" and not self._is_plain):
+            return None
+        text = output.text.strip()
+        return text if len(output.token_ids) > LEAST_USER_TOKENS and not is_repetitive(text) else None
 
-    def _generate(
-        self, prompts: list[list[int]], max_tokens: int, temperatures: list[float], chance: random.Random
-    ) -> list[GenerationOutput]:
-        params = [
-            SamplingParams(
-                temperature=temperature,
-                top_p=0.95 if temperature else 1.0,
-                seed=chance.getrandbits(31),
-                max_tokens=min(max_tokens, self._longest - len(prompt)),
-            )
-            for prompt, temperature in zip(prompts, temperatures, strict=True)
-        ]
-        outputs: dict[int, GenerationOutput] = {}
-        for is_sampled in (False, True):  # apart: one sampled request makes a whole batch draw noise
-            chosen = [index for index, each in enumerate(params) if (each.temperature > 0) == is_sampled]
-            found = self._llm.generate([prompts[index] for index in chosen], [params[index] for index in chosen])
-            outputs |= dict(zip(chosen, found, strict=True))
-        return [outputs[index] for index in range(len(prompts))]
+    def _ask(
+        self, prompt: list[int], max_tokens: int, temperature: float, chance: random.Random
+    ) -> Writing[GenerationOutput | None]:
+        """How the target goes on. Returns None if that leaves no room."""
+        if (room := self._longest - len(prompt)) < LEAST_ROOM:
+            return None
+        top_p, seed = 0.95 if temperature else 1.0, chance.getrandbits(31)
+        params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=min(max_tokens, room))
+        output = yield Question(prompt, params)
+        return output
 
     def _before_it_repeats(self, tokens: list[int]) -> list[int]:
         """An answer, or as much of it as does not say the same over and over."""
@@ -173,15 +192,6 @@ class Writer:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-def spoken(each: Unfinished) -> bool:
-    """Moves messages of the script into the conversation, up to the next user's turn; False if there is none."""
-    while each.script:
-        each.messages.append(each.script.pop(0))
-        if each.messages[-1]["role"] == USER:
-            return True
-    return False
 
 
 def is_repetitive(text: str) -> bool:

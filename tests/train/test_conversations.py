@@ -1,6 +1,8 @@
 """What the target writes to be learnt from: prompts in their files' shapes, answers, shards that are written once."""
 
+import itertools
 import json
+import random
 
 import pytest
 
@@ -95,14 +97,33 @@ def test_answers_are_the_targets_own(llm):
 
 
 def test_answers_keep_their_tokens_even_where_their_text_has_others(llm, monkeypatch):
-    generate, answers = llm.generate, []
-    monkeypatch.setattr(llm, "generate", lambda *asked: answers.extend(found := generate(*asked)) or found)
+    step, answers = llm.engine.step, []
+
+    def noted():
+        updates = step()
+        answers.extend(update.output for update in updates if update.output)
+        return updates
+
+    monkeypatch.setattr(llm.engine, "step", noted)
     odd = DataSettings("built-in", per_shard=4, max_answer_tokens=24, temperatures=(2.0,))
     with Writer(llm, odd, [[{"role": "user", "content": "def f(x):"}]] * 4) as writer:
         written = writer.shard(0)
     tokens = [list(answer.token_ids) for answer in answers]
-    assert [each.tokens[start:] for each in written for start, _ in each.answers] == tokens
+    assert sorted(each.tokens[start:] for each in written for start, _ in each.answers) == sorted(tokens)
     assert any(llm.tokenizer.encode(answer.text) != list(answer.token_ids) for answer in answers)
+
+
+def test_the_engine_is_kept_busy_with_one_kind_of_request(llm, monkeypatch):
+    """And a conversation is the same alone."""
+    add, asked = llm.engine.add, []
+    monkeypatch.setattr(llm.engine, "add", lambda prompt, params: asked.append(params.temperature > 0) or add(prompt, params))
+    settings = DataSettings("built-in", per_shard=12, max_user_tokens=12, max_answer_tokens=12, temperatures=(0.0, 1.0))
+    with Writer(llm, settings, None) as writer:
+        together = writer.shard(0)
+        switches = sum(one != other for one, other in itertools.pairwise(asked))
+        assert len(asked) > 12 and set(asked) == {False, True} and switches <= 4
+        alone = [writer._run([writer._write(None, random.Random(f"0 0 {index}"))]) for index in range(12)]
+    assert together == [conversation for each in alone for conversation in each]
 
 
 def test_several_turns_are_answered_in_order(llm):
