@@ -7,6 +7,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import hashlib
 import json
 import logging
+import mmap
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,16 @@ SPACE = "\u2581"
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_FACTORS = (8.0, 32.0)
 """Of Llama 3.1 and of 3.2. A file has the factor of every frequency instead."""
+
+MAGIC, VERSIONS = int.from_bytes(b"GGUF", "little"), (2, 3)
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of the types of metadata that are neither strings nor lists."""
+STRING, ARRAY = 8, 9
+MOST_ELEMENTS = 2_000_000
+"""Of all lists of the metadata; a vocabulary of 262,144 tokens has about a million."""
+LONGEST_TOKEN = 512
+"""Characters; to find what makes a token of SentencePiece's takes the square of it."""
+LONGEST_ERROR = 500
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -76,40 +87,89 @@ def write_directory(file: Path, directory: Path) -> None:
     except ImportError:
         raise ValueError(f"{file} is a GGUF file, which needs the package gguf: pip install 'jaxspec-llm[gguf]'") from None
     try:
+        check_header(file)
         reader = GGUFReader(str(file))
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # of NumPy's and the library's own kinds
-        raise ValueError(f"{file} can't be read: {type(error).__name__} {str(error)[:200]}") from None
-    try:
         tensors = {str(tensor.name): tensor for tensor in reader.tensors}
         config = config_of(fields, tensors)
         files = tokenizer_files(fields, config)
         write_checkpoint(directory, config, _renamed(tensors, config), replace=False)
-    except KeyError as error:
-        raise ValueError(f"{file} has no {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
     except OSError:
         raise
-    except Exception as error:  # what libraries raise for metadata of other types, such as lists for numbers
-        raise ValueError(f"{file} can't be read: {type(error).__name__} {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # also of libraries' own kinds, for metadata of other types, such as lists for numbers
+        kind = {KeyError: "it has no ", ValueError: ""}.get(type(error), f"it can't be read: {type(error).__name__} ")
+        raise ValueError(f"{file}: {kind}{' '.join(str(error).split())[:LONGEST_ERROR]}") from None
     for name, text in files.items():
         (directory / name).write_text(text)
 
 
+def check_header(file: Path) -> None:
+    """Raises ValueError if the header says more than the file holds, or than a model needs: the library would believe it."""
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at, elements = 0, 0
+
+        def skip(size: int) -> None:
+            nonlocal at
+            if size > len(data) - at:
+                raise ValueError("its header points outside the file")
+            at += size
+
+        def number(size: int) -> int:
+            skip(size)
+            return int.from_bytes(data[at - size : at], "little")
+
+        def size_of(kind: int) -> int:
+            if kind not in SIZES:
+                raise ValueError(f"its metadata has the unknown type {kind}")
+            return SIZES[kind]
+
+        def skip_value(kind: int) -> None:
+            nonlocal elements
+            if kind == STRING:
+                skip(number(8))
+            elif kind == ARRAY:
+                kind, count = number(4), number(8)
+                elements += count
+                if elements > MOST_ELEMENTS:
+                    raise ValueError(f"the lists of its metadata have more than {MOST_ELEMENTS:,} elements")
+                if kind == STRING:
+                    for _ in range(count):
+                        skip(number(8))
+                else:
+                    skip(count * size_of(kind))
+            else:
+                skip(size_of(kind))
+
+        if number(4) != MAGIC or number(4) not in VERSIONS:
+            raise ValueError("it is no GGUF file of version 2 or 3, little-endian")
+        tensors, entries = number(8), number(8)
+        for _ in range(entries):
+            skip_value(STRING)
+            skip_value(number(4))
+        for _ in range(tensors):
+            skip_value(STRING)
+            skip(8 * number(4))
+            skip(4 + 8)
+
+
 def directory_of(file: Path) -> Path:
-    """The file's Hugging Face directory, written once into ~/.cache/jaxspec/models. Raises as `write_directory`."""
+    """The file's Hugging Face directory, which is written once. Raises as `write_directory`."""
     if not file.is_file():
         raise ValueError(f"{file} does not exist")
-    state = file.stat()
-    key = hashlib.sha256(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
-    directory = Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
+    directory = directory_for(file)
     if not (directory / DONE).is_file():
         logger.info("dequantising %s, once, into %s", file.name, directory)
         shutil.rmtree(directory, ignore_errors=True)
         write_directory(file, directory)
         (directory / DONE).touch()
     return directory
+
+
+def directory_for(file: Path) -> Path:
+    """Where `directory_of` writes it: in ~/.cache/jaxspec/models."""
+    state = file.stat()
+    key = hashlib.sha256(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    return Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
 
 
 def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
@@ -154,10 +214,13 @@ def config_of(fields: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]
 
 def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
     """The settings of Llama 3.1's rope that have these factors. Raises ValueError if there are none."""
+    refused = ValueError(f"{ROPE_FACTORS} are not those of Llama 3.1 or 3.2")
+    if factors.shape != (config["head_dim"] // 2,):
+        raise refused
     plain = inverse_frequencies(RopeConfig(config["rope_theta"]), config["head_dim"])
     for factor in LLAMA3_FACTORS:
         scaled = inverse_frequencies(RopeConfig(config["rope_theta"], "llama3", factor), config["head_dim"])
-        if factors.shape == scaled.shape and np.allclose(plain / scaled, factors, rtol=1e-4):
+        if np.allclose(plain / scaled, factors, rtol=1e-4):
             return {
                 "rope_type": "llama3",
                 "factor": factor,
@@ -165,7 +228,7 @@ def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192,
             }
-    raise ValueError(f"{ROPE_FACTORS} are not those of Llama 3.1 or 3.2")
+    raise refused
 
 
 def _renamed(tensors: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
@@ -213,11 +276,16 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
         raise ValueError(
             f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: llama, or gpt2 with {known}"
         )
-    for token, role in zip(tokens, types, strict=True):
-        if role == CONTROL:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif role == USER_DEFINED:  # one token in prompts and, unlike control tokens, part of the text
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+    of_role = {
+        role: [
+            AddedToken(token, special=role == CONTROL, normalized=False)
+            for token, each in zip(tokens, types, strict=True)
+            if each == role
+        ]
+        for role in (CONTROL, USER_DEFINED)
+    }
+    tokenizer.add_special_tokens(of_role[CONTROL])
+    tokenizer.add_tokens(of_role[USER_DEFINED])  # one token in prompts and, unlike control tokens, part of the text
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
@@ -259,6 +327,8 @@ def sentence_pieces(fields: dict[str, Any]) -> "Tokenizer":
 
     tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
     kinds = fields["tokenizer.ggml.token_type"]
+    if max(map(len, tokens)) > LONGEST_TOKEN:
+        raise ValueError(f"a token has {max(map(len, tokens))} characters; expected at most {LONGEST_TOKEN}")
     vocabulary = {token: number for number, token in enumerate(tokens)}
     pieces = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
     if len(set(pieces.values())) == 1:

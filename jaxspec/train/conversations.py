@@ -17,11 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import jax
+import numpy as np
 from tqdm import tqdm
 
-from jaxspec.chat_template import ChatTemplate
+from jaxspec.chat_template import ChatTemplate, RenderError
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.train.settings import DataSettings
 
@@ -91,7 +94,8 @@ class Writer:
         scripts: Sequence[Sequence[Message] | None] = [None] * size
         if self._prompts is not None:
             scripts = self._prompts[number * size : (number + 1) * size]
-        return self._run([self._write(script, random.Random(f"{seed} {index}")) for index, script in enumerate(scripts)])
+        writings = [self._guarded(script, number * size + index, f"{seed} {index}") for index, script in enumerate(scripts)]
+        return self._run(writings)
 
     def _run(self, writings: Sequence[Writing[Conversation | None]]) -> list[Conversation]:
         """Writes all of them, as many at once as the engine takes. Greedy and sampled questions wait for each other: one sampled
@@ -120,8 +124,18 @@ class Writer:
                 running[self._engine.add(question.prompt, question.params).id] = number
             for update in self._engine.step():
                 if update.output is not None:
+                    if update.output.finish_reason == "error":
+                        raise ValueError(f"the engine failed, and the shard is left out: {update.output.error}")
                     go_on(running.pop(update.request_id), update.output)
         return [written[number] for number in sorted(written)]
+
+    def _guarded(self, script: Sequence[Message] | None, number: int, seed: str) -> Writing[Conversation | None]:
+        """Of a conversation that the chat template refuses, a system's message for example, a line says so."""
+        try:
+            return (yield from self._write(script, random.Random(seed)))
+        except RenderError as error:
+            tqdm.write(f"conversation {number} is left out: {error}")
+            return None
 
     def _write(self, script: Sequence[Message] | None, chance: random.Random) -> Writing[Conversation | None]:
         """One conversation, up to its last good answer; turns that repeat themselves or break off end it.
@@ -283,6 +297,14 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
+def fingerprint(model: LoadedTarget | LoadedHead) -> str:
+    """Tells models apart: SHA-256 of the config and of some numbers of every parameter, in 32 bits whatever their dtype."""
+    found = hashlib.sha256(str(model.config).encode())
+    for array in jax.tree.leaves(model.params):
+        found.update(np.asarray(array.ravel()[:: max(1, array.size // 64)], np.float32).tobytes())
+    return found.hexdigest()
+
+
 def read_shards(folder: Path) -> Iterator[Conversation]:
     """Every conversation of a folder. Raises ValueError that names a damaged line."""
     if not shard_files(folder):
@@ -302,10 +324,10 @@ def read_shards(folder: Path) -> Iterator[Conversation]:
 def write_shards(llm: LLM, settings: DataSettings, prompts: list[list[Message]] | None, out: Path, shards: int) -> None:
     """Writes the shards that a folder lacks; a shard is there whole or not at all.
 
-    Raises ValueError if the folder holds shards of other settings.
+    Raises ValueError if the folder holds shards of other settings or another target.
     """
     out.mkdir(parents=True, exist_ok=True)
-    described = json.loads(json.dumps(asdict(settings)))
+    described = json.loads(json.dumps(asdict(settings) | {"target": fingerprint(llm.target)}))
     file = out / SETTINGS
     if file.exists() and json.loads(file.read_text()) != described:
         raise ValueError(f"{out} holds conversations of other settings, see {file}: give another folder")

@@ -4,7 +4,6 @@ The target runs in the same process; nothing is stored but tokens. A run can be 
 checkpoint with the same losses as without, because batches and learning rates depend on the step's number only.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -28,7 +27,7 @@ from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
 from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget
-from jaxspec.train.conversations import digest, read_shards, write_file
+from jaxspec.train.conversations import digest, fingerprint, read_shards, write_file
 from jaxspec.train.new_head import first_head
 from jaxspec.train.optimizer import muon, scale_of
 from jaxspec.train.rows import batch, pack, split
@@ -38,8 +37,8 @@ from jaxspec.train.ttt import Lesson, Rows, Unrolled, accuracies, teach, unroll
 KEPT = 2
 """Checkpoints; older ones are removed."""
 HELDOUT_ROWS = 32
-LESSONS_BYTES = min(8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3)
-"""Host memory for the target's outputs."""
+LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of a container's memory (cgroups v2 and v1)."""
 TOKEN_MAP = "draft_to_target"
 """The one parameter that is not learnt."""
 
@@ -90,12 +89,18 @@ class TrainPrograms(NamedTuple):
         return cls(jax.jit(taught), learn, jax.jit(lambda *inputs: losses(*inputs)[1]))
 
 
+def room_for_lessons() -> int:
+    """Bytes of the host's memory for the target's outputs: a third of what this process may use, 8 GiB at most."""
+    limits = [int(text) for file in LIMIT_FILES if file.exists() and (text := file.read_text().strip()).isdecimal()]
+    return min(8 << 30, min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *limits) // 3)
+
+
 class Lessons:
-    """The target's outputs for batches. If LESSONS_BYTES hold those of all rows, they are kept and the target runs in the first
+    """The target's outputs for batches. If there is room for those of all rows, they are kept and the target runs in the first
     epoch only."""
 
     def __init__(self, teach: Callable[[Rows], Lesson], count: int):
-        self._teach, self._count = teach, count
+        self._teach, self._count, self._room = teach, count, room_for_lessons()
         self._kept: dict[int, Lesson] = {}
         """By the row's number, in the host's memory."""
 
@@ -104,7 +109,7 @@ class Lessons:
         if all(number in self._kept for number in numbers):
             return jax.tree.map(lambda *parts: np.stack(parts), *(self._kept[number] for number in numbers))
         lesson = self._teach(rows)
-        if sum(part.nbytes for part in lesson) // len(numbers) * self._count <= LESSONS_BYTES:
+        if sum(part.nbytes for part in lesson) // len(numbers) * self._count <= self._room:
             parts = jax.device_get(lesson)
             self._kept |= {number: Lesson(*(part[place].copy() for part in parts)) for place, number in enumerate(numbers)}
         return lesson
@@ -134,15 +139,18 @@ class Trainer:
         largest, vocab_size = max(int(part.tokens.max()) for part in (self.rows, self.heldout)), target.config.vocab_size
         if largest >= vocab_size:
             raise ValueError(f"{data} has the token {largest}, the target {vocab_size}: the conversations are another model's")
-        work.mkdir(parents=True, exist_ok=True)
-        file, marks = work / "settings.json", {"data": digest(data), "target": fingerprint(target)}
+        self.head = first_head(settings, target, directory, self.parts)
+        begin = settings.begin and fingerprint(self.head)
+        marks = {"data": digest(data), "target": fingerprint(target), "begin": begin}
         described = json.loads(json.dumps(asdict(settings) | marks))
-        if file.exists() and (known := json.loads(file.read_text())) != described:
-            other = ", ".join(name for name in described if known.get(name) != described[name])
-            raise ValueError(f"{work} holds a run with another {other}: give another folder")
+        file = work / "settings.json"
+        if self.checkpoints() and file.exists():
+            known = json.loads(file.read_text())
+            if other := ", ".join(name for name in described if known.get(name) != described[name]):
+                raise ValueError(f"{work} holds a run with another {other}: give another folder")
+        work.mkdir(parents=True, exist_ok=True)
         write_file(file, json.dumps(described, indent=2) + "\n")
 
-        self.head = first_head(settings, target, directory, self.parts)
         fixed = {TOKEN_MAP: self.head.params[TOKEN_MAP]} if TOKEN_MAP in self.head.params else {}
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
         everywhere, self._by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -211,8 +219,10 @@ class Trainer:
             try:
                 saved = load_parameters(place, shapes)
             except ValueError as error:
-                tqdm.write(f"{place} is removed: {error}")
-                shutil.rmtree(place)
+                aside = place.with_suffix(".unread")
+                tqdm.write(f"{place} is put aside as {aside.name}: {error}")
+                shutil.rmtree(aside, ignore_errors=True)
+                place.rename(aside)
                 continue
             saved = jax.tree.map(lambda array: jnp.array(array, copy=True), saved)  # training donates them, and files are mapped
             self.params = jax.device_put(saved["params"], self._everywhere)
@@ -228,12 +238,13 @@ class Trainer:
         return self.work / "best"
 
     def keep_best(self, step: int, length: float) -> None:
-        """Exports the head as it is now if no earlier one had this accept length."""
+        """Ends a judgement: exports the head as it is now if no earlier one had this accept length."""
         file = self.work / "best.json"
-        known = json.loads(file.read_text()) if file.exists() and self.best.exists() else {"accept_length": 0.0}
-        if length > known["accept_length"]:
+        best = json.loads(file.read_text()) if file.exists() and self.best.exists() else {"accept_length": 0.0}
+        if length > best["accept_length"]:
             self.export(self.best)
-            write_file(file, json.dumps({"step": step, "accept_length": length}) + "\n")
+            best = {"step": step, "accept_length": length}
+        write_file(file, json.dumps(best | {"judged": step}) + "\n")
 
     def write_best(self, out: Path, text: str) -> None:
         """The best head as a new directory, with its card."""
@@ -260,45 +271,44 @@ class Trainer:
         Raises ValueError if the loss is no number any more; what was saved before stays.
         """
         saved = started = time.monotonic()
-        first, recent = self.step, []
+        first, judged = self.step, self._judged()
+        recent: list[float] = []
         bar = tqdm(total=self.settings.steps, initial=self.step, mininterval=5, desc="training", unit="step")
         with bar, (self.work / "log.jsonl").open("a") as log:
-            while self.step < self.settings.steps:
-                out = self.learn()
-                recent.append(float(out.loss))
-                if not math.isfinite(recent[-1]):
-                    last = self.checkpoints()[-1].name if self.checkpoints() else "none"
-                    raise ValueError(f"the loss is {recent[-1]} at step {self.step} (last checkpoint: {last}): lower the rates")
-                bar.update()
-                bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
-                judged = self.step % judge_every == 0 or self.step == self.settings.steps
-                if time.monotonic() - saved > save_seconds or (judged and self.step < self.settings.steps):
+            while True:
+                is_due = self.step > judged and (self.step % judge_every == 0 or self.step == self.settings.steps)
+                if is_due or time.monotonic() - saved > save_seconds:
                     self.save()
                     saved = time.monotonic()
-                if judged:
-                    pace = (time.monotonic() - started) / (self.step - first)
+                if is_due:
+                    judged, seconds = self.step, time.monotonic() - started
+                    pace = seconds / (self.step - first) if self.step > first else 0.0
                     entry = {
                         "step": self.step,
-                        "train_loss": round(float(np.mean(recent[-50:])), 4),
+                        "train_loss": round(float(np.mean(recent[-50:])), 4) if recent else None,
                         "heldout": self.judge(),
-                        "tokens_per_second": round(self.settings.rows * self.settings.length / pace, 1),
+                        "tokens_per_second": round(self.settings.rows * self.settings.length / pace, 1) if pace else None,
                         "seconds_left": round(pace * (self.settings.steps - self.step)),
                     }
                     log.write(json.dumps(entry) + "\n")
                     log.flush()
                     yield entry
-            self.save()  # behind the last judgement, so that a run that was killed in it judges again
+                if self.step == self.settings.steps:
+                    return
+                recent.append(float(self.learn().loss))
+                if not math.isfinite(recent[-1]):
+                    last = self.checkpoints()[-1].name if self.checkpoints() else "none"
+                    raise ValueError(f"the loss is {recent[-1]} at step {self.step} (last checkpoint: {last}): lower the rates")
+                bar.update()
+                bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
+
+    def _judged(self) -> int:
+        """The last step whose judgement came to its end. A run that was killed in one begins with it."""
+        file = self.work / "best.json"
+        return json.loads(file.read_text()).get("judged", 0) if file.exists() else 0
 
     def _by_devices[T: tuple](self, arrays: T) -> T:
         return jax.device_put(arrays, self._by_row)
-
-
-def fingerprint(target: LoadedTarget) -> str:
-    """Tells targets apart: SHA-256 of the config, the final norm and some rows of the embedding."""
-    some = jax.device_get(
-        (target.params["norm"]["weight"], target.params["embed_tokens"][:: max(1, target.config.vocab_size // 64)])
-    )
-    return hashlib.sha256(b"".join([str(target.config).encode(), *(part.tobytes() for part in some)])).hexdigest()
 
 
 def describe(config: HeadConfig, params: dict) -> str:

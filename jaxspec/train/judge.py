@@ -69,13 +69,14 @@ def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | N
 def curves(entry: dict[str, Any], length: float) -> dict[str, float]:
     """A judgement as TensorBoard's curves, by their names."""
     heldout = entry["heldout"]
-    return {
+    found = {
         "loss/learnt": entry["train_loss"],
         "loss/held_out": heldout["loss"],
         "accept_length": length,
         "tokens_per_second": entry["tokens_per_second"],
         **{f"right_drafts/{number}": right for number, right in enumerate(heldout["accuracy"], 1)},
     }
+    return {name: value for name, value in found.items() if value is not None}  # a run that went on with a judgement has no pace
 
 
 def card(name: str, facts: dict[str, Any], lengths: dict[tuple[str, float], float]) -> str:

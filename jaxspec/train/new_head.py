@@ -23,6 +23,8 @@ def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, p
     head = load_head(Path(settings.begin), target)
     if settings.algorithm not in (names := names_of(head.config)):
         raise ValueError(f"{settings.begin} is of the algorithm {names[0]}, not {settings.algorithm}: give --algorithm {names[0]}")
+    if head.config.draft_vocab_size is not None and head.config.algorithm != "EAGLE3":
+        raise ValueError(f"{settings.begin} has a token map, which its format has no place for: give the head without it")
     return head
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import struct
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -310,11 +311,47 @@ def test_damaged_files_are_refused_in_a_line(tmp_path: Path):
         assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
+def header(*entries: tuple[int, bytes], tensors: int = 0) -> bytes:
+    """A file without tensors; an entry is its type and its bytes."""
+    text = b"".join(struct.pack("<Q1sI", 1, b"a", kind) + value for kind, value in entries)
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(entries)) + text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header((9, struct.pack("<IQ", 0, 300_000))), "its header points outside the file"),
+        (header((9, struct.pack("<IQ", 0, 2**60))), "the lists of its metadata have more than 2,000,000 elements"),
+        (header(*[(9, struct.pack("<IQ", 0, 2**20) + bytes(2**20))] * 2), "the lists of its metadata have more than 2,000,000"),
+        (header((9, struct.pack("<IQ", 8, 2**20) + bytes(100))), "its header points outside the file"),
+        (header((8, struct.pack("<Q", 2**63))), "its header points outside the file"),
+        (header((9, struct.pack("<IQ", 9, 1) + bytes(100))), "its metadata has the unknown type 9"),
+        (header((77, bytes(100))), "its metadata has the unknown type 77"),
+        (header(tensors=2**60), "its header points outside the file"),
+        (header(tensors=1) + struct.pack("<Q1sI", 1, b"a", 2**31), "its header points outside the file"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "it is no GGUF file of version 2 or 3, little-endian"),
+    ],
+)  # fmt: skip
+def test_a_header_that_promises_too_much_is_refused_before_it_is_believed(tmp_path: Path, content: bytes, message: str):
+    (tmp_path / "hostile.gguf").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"hostile\.gguf: {message}"):
+        write_directory(tmp_path / "hostile.gguf", tmp_path / "read")
+
+
+def test_sizes_in_metadata_are_checked_before_they_are_used():
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight are not those of Llama"):
+        gguf_file.llama3_scaling({"rope_theta": 10000.0, "head_dim": 2**40}, np.ones(8, np.float32))
+    with pytest.raises(ValueError, match="a token has 513 characters; expected at most 512"):
+        gguf_file.sentence_pieces(
+            {"tokenizer.ggml.tokens": ["a" * 513], "tokenizer.ggml.scores": [0.0], "tokenizer.ggml.token_type": [1]}
+        )
+
+
 @pytest.mark.parametrize("merge", ["x", "e zz"])
 def test_odd_metadata_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str):
     monkeypatch.setattr(f"{__name__}.MERGES", [*MERGES, merge])
     file = write(tmp_path / "odd.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama")
-    with pytest.raises(ValueError, match=r"odd\.gguf can't be read: \w+ ") as error:
+    with pytest.raises(ValueError, match=r"odd\.gguf: it can't be read: \w+ ") as error:
         write_directory(file, tmp_path / "read")
     assert "\n" not in str(error.value) and not (tmp_path / "read").exists()
 

@@ -3,10 +3,12 @@
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from jaxspec import LLM
+from jaxspec.chat_template import RenderError
 from jaxspec.commands.common import CHAT_PROMPTS
 from jaxspec.testing import largest_sizes_only
 from jaxspec.train import command, conversations
@@ -124,6 +126,36 @@ def test_the_engine_is_kept_busy_with_one_kind_of_request(llm, monkeypatch):
         assert len(asked) > 12 and set(asked) == {False, True} and switches <= 4
         alone = [writer._run([writer._write(None, random.Random(f"0 0 {index}"))]) for index in range(12)]
     assert together == [conversation for each in alone for conversation in each]
+
+
+def test_a_failure_of_the_engine_ends_no_shard(llm, monkeypatch):
+    def failing():
+        return [
+            replace(each, output=each.output and replace(each.output, finish_reason="error", error="no memory")) for each in step()
+        ]
+
+    step = llm.engine.step
+    with monkeypatch.context() as context, Writer(llm, SETTINGS, None) as writer:
+        context.setattr(llm.engine, "step", failing)
+        with pytest.raises(ValueError, match="the engine failed, and the shard is left out: no memory"):
+            writer.shard(0)
+    while llm.engine.has_work:
+        llm.engine.step()
+
+
+def test_a_conversation_that_the_template_refuses_is_left_out(llm, monkeypatch, capsys):
+    prompts = [[{"role": "user", "content": text}] for text in ("x = 1", "a bad one", "y = 2")]
+    with Writer(llm, replace(SETTINGS, per_shard=2), prompts) as writer:
+        render = writer._template.render
+
+        def refusing(messages):
+            if "bad" in messages[0]["content"]:
+                raise RenderError(400, "no such role")
+            return render(messages)
+
+        monkeypatch.setattr(writer._template, "render", refusing)
+        assert [len(writer.shard(number)) for number in (0, 1)] == [1, 1]
+    assert "conversation 1 is left out: no such role" in capsys.readouterr().out
 
 
 def test_several_turns_are_answered_in_order(llm):

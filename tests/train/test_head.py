@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,12 @@ import pytest
 
 from jaxspec.checkpoints.loading import load_head
 from jaxspec.config import SpecConfig
+from jaxspec.models.eagle import EagleConfig
 from jaxspec.testing import random_mtp, tiny_target, write_target
 from jaxspec.train import command
-from jaxspec.train.conversations import Conversation, read_shards
-from jaxspec.train.head import Trainer
-from jaxspec.train.judge import Trial, accept_lengths, card, texts_agree
+from jaxspec.train.conversations import Conversation, fingerprint, read_shards
+from jaxspec.train.head import Trainer, room_for_lessons
+from jaxspec.train.judge import Trial, accept_lengths, card, curves, texts_agree
 from jaxspec.train.new_head import names_of, new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import TrainSettings
@@ -166,6 +168,40 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
     assert fourth.resume() and fourth.step == 6, "and it is no hindrance to a new one"
 
 
+def test_a_run_that_was_killed_in_a_judgement_begins_with_it(tmp_path, target, data):
+    settings = replace(SETTINGS, steps=4)
+
+    def judgements():
+        run = trainer(settings, target, data, tmp_path / "run")
+        run.resume()
+        return run, run.run(judge_every=3)
+
+    _, entries = judgements()
+    assert next(entries)["step"] == 3
+    run, entries = judgements()
+    assert (first := next(entries))["step"] == 3 and first["train_loss"] is None
+    assert "loss/learnt" not in curves(first, 2.0) and curves(first, 2.0)["accept_length"] == 2.0
+    run.keep_best(3, 2.0)
+    run, entries = judgements()
+    assert next(entries)["step"] == 4
+    run, entries = judgements()
+    assert next(entries)["step"] == 4, "the last one too"
+    run.keep_best(4, 1.5)
+    assert json.loads((tmp_path / "run/best.json").read_text()) == {"step": 3, "accept_length": 2.0, "judged": 4}
+    _, entries = judgements()
+    assert list(entries) == []
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path, monkeypatch):
+    whole = room_for_lessons()
+    limit, none = tmp_path / "memory.max", tmp_path / "memory.limit"
+    monkeypatch.setattr("jaxspec.train.head.LIMIT_FILES", (limit, none, tmp_path / "missing"))
+    none.write_text("max\n")
+    for text, room in (("3000000\n", 1_000_000), ("9" * 20, whole)):
+        limit.write_text(text)
+        assert room_for_lessons() == room
+
+
 def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data, monkeypatch):
     """With the same losses as if it ran in every epoch, resumed in the middle of one or not."""
     settings = replace(SETTINGS, steps=30)
@@ -182,7 +218,7 @@ def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data,
     assert epoch <= len(taught) <= epoch + left_over, "rows that the first epoch left over come in the second"
     resumed = trainer(settings, target, data, tmp_path / "kept")
     assert resumed.resume()
-    monkeypatch.setattr("jaxspec.train.head.LESSONS_BYTES", 0)
+    monkeypatch.setattr("jaxspec.train.head.room_for_lessons", lambda: 0)
     runs_again = trainer(settings, target, data, tmp_path / "again")
     assert [float(runs_again.learn().loss) for _ in losses] == losses
     assert not runs_again._lessons._kept
@@ -285,19 +321,25 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     run = trainer(endless, target, data, tmp_path / "nan")
     with pytest.raises(ValueError, match=r"the loss is nan at step \d+ \(last checkpoint: none\): lower the rates"):
         list(run.run())
+    trainer(SETTINGS, target, data, tmp_path / "nan").save()  # nothing was saved before
     with pytest.raises(ValueError, match=r"holds a run with another steps, other_rate: give another folder"):
-        trainer(SETTINGS, target, data, tmp_path / "nan")
+        trainer(endless, target, data, tmp_path / "nan")
     with pytest.raises(ValueError, match=r"makes \d+ rows to learn from and \d+ to judge by; expected at least 400 and 1"):
         trainer(TrainSettings(rows=400, length=24), target, data, tmp_path / "few")
-    trainer(SETTINGS, target, data, tmp_path / "begun")
+    trainer(SETTINGS, target, data, tmp_path / "begun").save()
     more = tmp_path / "more"
     shutil.copytree(data, more)
     shutil.copy(data / "shard-00000.jsonl", more / "shard-00001.jsonl")
     with pytest.raises(ValueError, match=r"holds a run with another data: give another folder"):
         trainer(SETTINGS, target, more, tmp_path / "begun")
-    other = replace(target, params=jax.tree.map(lambda array: array * 1.5, target.params))
+    layers = target.params["layers"]
+    changed = jax.tree.map(lambda array: array * 1.5, layers[next(iter(layers))])
+    other = replace(target, params={**target.params, "layers": {**layers, next(iter(layers)): changed}})
     with pytest.raises(ValueError, match=r"holds a run with another target: give another folder"):
         trainer(SETTINGS, other, data, tmp_path / "begun")
+    coarse = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.bfloat16), target.params))
+    again = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.float32), coarse.params))
+    assert fingerprint(coarse) == fingerprint(again) != fingerprint(target)
     half = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.float16), target.params))
     with pytest.raises(ValueError, match="in float16, which loses small gradients: expected bfloat16 or float32"):
         trainer(SETTINGS, half, data, tmp_path / "half")
@@ -320,6 +362,13 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     ):
         with pytest.raises(ValueError, match=message):
             TrainSettings(**wrong)
+
+
+def test_a_head_that_could_not_be_written_is_not_begun_with(tmp_path, target, data, monkeypatch):
+    mapped = EagleConfig(layer=target.config, target_hidden_size=target.config.hidden_size, draft_vocab_size=8)
+    monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_: SimpleNamespace(config=mapped))
+    with pytest.raises(ValueError, match="HEAD has a token map, which its format has no place for"):
+        trainer(replace(SETTINGS, algorithm="eagle", begin="HEAD"), target, data, tmp_path / "work")
 
 
 def test_the_engine_judges(tmp_path, target, data):
