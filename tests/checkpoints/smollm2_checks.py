@@ -40,6 +40,7 @@ def main() -> None:
             "prompts": [llm.encode_chat(each) for each in messages],
             "answers": [list(output.token_ids) for output in outputs],
             "first answer": outputs[0].text,
+            "accept length": sum(len(each.token_ids) for each in outputs) / sum(each.speculation.verify_count for each in outputs),
             "lines": [zlib.crc32(np.array(encode(line), "<i4").tobytes()) for line in lines()],
             "lines that come back": sum(llm.tokenizer.decode(encode(line)) == line for line in lines()),
         }

@@ -39,6 +39,11 @@ def test_greedy_answers(found):
     assert found["first answer"] == "The capital of France is Paris."
 
 
+def test_its_own_head_drafts(found):
+    """The answers above are made with it."""
+    assert found["accept length"] > 1.5
+
+
 def test_tokens_of_lines_in_22_scripts(found):
     expected = np.load(GOLDEN / "golden.npz")["lines"].tolist()
     assert len(expected) == 2000 and found["lines"] == expected

