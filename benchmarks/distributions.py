@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxspec.llm import LLM
 from jaxspec.models.layers import causal_metadata
+from jaxspec.spec.coupling import calibrated
 from jaxspec.train.ttt import metadata, whole_rows
 from jaxspec.typing import Array, Float, Int
 
@@ -41,19 +42,16 @@ class Rules(NamedTuple):
     """1 where it was."""
 
 
-def compare(
-    llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float, weights: tuple[float, float]
-) -> dict:
+def compare(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float, weights: tuple[float, ...]) -> dict:
     """Accept lengths of each rule and number of children, and the calibration error of coupled drafts.
 
     `texts` are prompts with their continuations; the comparison is about the latter. `weights`: as spec/coupling.py learns them.
     """
     assert llm.head is not None
-    sharpness = weights[0] / weights[1]
     width = max(len(prompt) for prompt, _ in texts) + POSITIONS + STEPS + 1
     params = (llm.target.params, llm.head.params)
     logits_of = jax.jit(partial(logits_on_text, llm))
-    measure = {k: jax.jit(partial(rules, children=k, scale=weights[1] * temperature)) for k in CHILDREN}
+    measure = {k: jax.jit(partial(rules, children=k, scale=weights[2] * temperature)) for k in CHILDREN}
     found: dict[int, list[Rules]] = {k: [] for k in CHILDREN}
     for number, (prompt, continuation) in enumerate(texts):
         text = [*prompt, *continuation][:width]
@@ -62,13 +60,13 @@ def compare(
             continue
         target, head = logits_of(params, jnp.array([[*text, *[0] * (width - len(text))]]))
         log_p = jax.nn.log_softmax(target[:, first:last] / temperature)
-        log_q = jax.nn.log_softmax(sharpness * head[:, first:last] / temperature)
+        log_q = jax.nn.log_softmax(calibrated(head[:, first:last], jnp.array(weights)) / temperature)
         for k in CHILDREN:
             found[k].append(measure[k](log_p, log_q, jax.random.key(number)))
     rows = {k: Rules(*(jnp.concatenate(parts, 1) for parts in zip(*found[k], strict=True))) for k in CHILDREN}
     return {
         "positions": rows[CHILDREN[0]].coupled.shape[1],
-        "sharpness": sharpness,
+        "sharpness": weights[1] / weights[2],
         "accept_length": {
             str(k): {name: accept_length(np.asarray(getattr(each, name))) for name in ("likeliest", "rejection", "coupled")}
             for k, each in rows.items()

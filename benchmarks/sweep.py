@@ -76,10 +76,9 @@ class Sweep:
             engine.runner.programs.compile_all(needed, progress=True)
 
     @property
-    def sharpness(self) -> tuple[float, float]:
-        """What sampled drafts have learnt about the head so far: the weights of its logits and of the noise."""
-        of_logits, of_noise = self._drafting.runner.sharpness.tolist()
-        return of_logits, of_noise
+    def sharpness(self) -> tuple[float, ...]:
+        """What sampled drafts have learnt about the head so far: the weights of spec/coupling.py."""
+        return tuple(self._drafting.runner.sharpness.tolist())
 
     def accept(self, tree: SpecConfig) -> Load:
         """Runs all prompts once at the largest batch size."""

@@ -16,7 +16,10 @@ from tests.sets import SETS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there: tests that download run a Hub of their own
 # Tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
-QUICK_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# (A module per program, as the other worker has the other core.)
+QUICK_COMPILER = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
+)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}"
 
 CACHE_BYTES = 4 << 30

@@ -55,7 +55,7 @@ class Report:
     worst_prompt: str
     """The beginning of the prompt with the lowest accept length."""
     sharpness: float | None
-    """The factor on the head's logits that sampled drafts have learnt; 1: the head is as sure as the target. None: greedy."""
+    """The factor on the logits of likely tokens that sampled drafts have learnt; 1: as sure as the target. None: greedy."""
     tokens_per_second: float
     plain_tokens_per_second: float
     prompts_equal_to_plain: int
@@ -132,6 +132,7 @@ def check(options: argparse.Namespace) -> Report:
     _, plain, _, speculative = passes
     lengths, own = speculative.accept_lengths, [output.speculation.accept_length for output in speculative.outputs]
     reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, spec.num_steps + 1)]
+    _, of_likely, of_noise = engine.runner.sharpness.tolist()
     return Report(
         model=bench.llm.model_name,
         head=bench.llm.head.config.algorithm,
@@ -146,7 +147,7 @@ def check(options: argparse.Namespace) -> Report:
         histogram={length: lengths.count(length) for length in range(1, spec.num_steps + 2)},
         accept_length_of_prompts=[round(length, 3) for length in own],
         worst_prompt=short(prompts.prompts[own.index(min(own))]),
-        sharpness=round(float(engine.runner.sharpness[0] / engine.runner.sharpness[1]), 3) if options.temperature else None,
+        sharpness=round(of_likely / of_noise, 3) if options.temperature else None,
         tokens_per_second=speculative.tokens_per_second,
         plain_tokens_per_second=plain.tokens_per_second,
         prompts_equal_to_plain=count_equal(plain.tokens, speculative.tokens),
@@ -190,7 +191,9 @@ def show(report: Report, verdict: Verdict) -> str:
     }
     given = [*report.accepted_given_parent, *[0.0] * len(report.accepted_at_depth)]
     if report.sharpness is not None:
-        facts["sharpness"] = f"{report.sharpness:.2f}: the learnt factor on the head's logits; 1: as sure as the target"
+        facts["sharpness"] = (
+            f"{report.sharpness:.2f}: the learnt factor on the head's logits of likely tokens; 1: as sure as the target"
+        )
     depths = [
         [str(depth), f"{share:.0%}", f"{conditional:.0%}"]
         for depth, (share, conditional) in enumerate(zip(report.accepted_at_depth, given, strict=False), 1)

@@ -147,7 +147,9 @@ class Runner:
 
     @property
     def sharpness(self) -> np.ndarray:
-        """The weights that sampled drafts have learnt (spec/coupling.py): of logits and of noise. Waits for the device."""
+        """The weights that sampled drafts have learnt (spec/coupling.py): of unlikely and likely tokens' logits, and of noise.
+
+        Waits for the device."""
         return np.asarray(self.state.sharpness.weights)
 
     def reset(self) -> None:

@@ -7,8 +7,9 @@ Musco and Suresh, arXiv 2408.07978). The target's choice is untouched, so the te
 
 This needs a head that is as sure as its target, which most are not. Let the target's logits be `sharpness` times the head's, but
 for errors with a Gumbel distribution of some scale s. Then the chance that the target chooses a token, given the noise, is the
-softmax of (sharpness * logits + T * noise) / s. Its two weights, sharpness / s and 1 / s, are learnt while serving, by maximum
-likelihood, from the tokens that the target chose. They rank the candidates, and path scores are estimated chances of acceptance.
+softmax of (sharpness * logits + T * noise) / s. Heads know likely tokens better than others, so each kind has its sharpness. The
+three weights, both sharpnesses / s and 1 / s, are learnt while serving, by maximum likelihood, from the tokens that the target
+chose. They rank the candidates, and path scores are estimated chances of acceptance.
 """
 
 from typing import NamedTuple
@@ -24,7 +25,9 @@ from jaxspec.spec.state import Batch, Models, Sharpness, State
 from jaxspec.typing import Array, Float, Int
 
 LEAST, MOST = 1 / 8, 8.0
-"""Bounds of the sharpness and of 1 / s."""
+"""Bounds of the sharpness, of likely tokens and of others, and of 1 / s."""
+LIKELY = -4.0
+"""The log chance that parts likely tokens from others."""
 PRIOR = 30.0
 """Information, about that of 30 tokens, that keeps steps small."""
 MEMORY = 0.999
@@ -88,15 +91,32 @@ def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b 
     def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
         return logits / temperature(settings)
 
-    of_logits, of_noise = coupling.state.sharpness.weights
-    logits = jnp.where(is_sampled, of_logits / of_noise * logits, logits)
+    weights = coupling.state.sharpness.weights
+    logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
     logits = jax.lax.cond(coupling.needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
     scaled = jax.lax.cond(coupling.needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
     noise = coupling.noise[:, depth]
     if (ids := head.target_vocab()) is not None:
         noise = noise[:, ids]
-    predicted = of_noise * temperature(settings) * (scaled + noise[:, None])
+    predicted = weights[2] * temperature(settings) * (scaled + noise[:, None])
     return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
+
+
+def calibrated(logits: Float[Array, "*rows v"], weights: Float[Array, " 3"]) -> Float[Array, "*rows v"]:
+    """The target's logits as the head's predict them."""
+    of_unlikely, of_likely, of_noise = weights
+    unlikely, likely = parts(logits)
+    return (of_unlikely * unlikely + of_likely * likely) / of_noise
+
+
+def parts(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows v"], Float[Array, "*rows v"]]:
+    """Divides logits where a token's chance is exp(LIKELY).
+
+    In:  -0.1 and -5, which are logarithms of chances, LIKELY -4
+    Out: -4 and -5; 3.9 and 0
+    """
+    cut = LIKELY + jax.nn.logsumexp(logits, -1, keepdims=True)
+    return jnp.minimum(logits, cut), jnp.maximum(logits - cut, 0)
 
 
 @jax.named_scope("learn")
@@ -121,7 +141,8 @@ def learn(
 
     def observe(before: Sharpness) -> Sharpness:
         settings = coupling.settings
-        inputs = jnp.stack([logits, temperature(settings)[:, 0] * coupling.noise[:, 0, ids]], 1)  # [b, 2, v]
+        noise = temperature(settings)[:, 0] * coupling.noise[:, 0, ids]
+        inputs = jnp.stack([*parts(logits), noise], 1)  # [b, 3, v]
         chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))
         mean = jnp.einsum("bv,biv->bi", chances, inputs)
         centred = inputs - mean[:, :, None]
@@ -132,12 +153,12 @@ def learn(
         surprise = jnp.sum(jnp.where(is_chosen[:, None], centred, 0), (0, 2))
         seen = jnp.einsum("bv,biv,bjv->ij", jnp.where(counts[:, None], chances, 0), centred, centred)
         information = jnp.where(jnp.any(counts), MEMORY, 1) * before.information + seen
-        (a, b), (_, d) = information + PRIOR * jnp.eye(2)
-        step = jnp.stack([d * surprise[0] - b * surprise[1], a * surprise[1] - b * surprise[0]]) / (a * d - b * b)
-        of_logits, of_noise = before.weights + step
-        of_noise = jnp.clip(of_noise, LEAST, MOST)
-        of_logits = jnp.clip(of_logits, LEAST * of_noise, MOST * of_noise)
-        return Sharpness(jnp.stack([of_logits, of_noise]), information)
+        a, b, c = information + PRIOR * jnp.eye(3)
+        adjugate = jnp.stack([jnp.cross(b, c), jnp.cross(c, a), jnp.cross(a, b)])  # solvers are library calls on a GPU
+        step = jnp.sum(adjugate * surprise, 1) / jnp.sum(a * adjugate[0])
+        of_noise = jnp.clip(before.weights[2] + step[2], LEAST, MOST)
+        of_logits = jnp.clip(before.weights[:2] + step[:2], LEAST * of_noise, MOST * of_noise)
+        return Sharpness(jnp.append(of_logits, of_noise), information)
 
     return state._replace(
         sharpness=jax.lax.cond(coupling.needed > SamplingKind.GREEDY, observe, lambda same: same, state.sharpness)

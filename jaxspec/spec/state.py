@@ -65,9 +65,10 @@ class Sizes(NamedTuple):
 class Sharpness(NamedTuple):
     """How the head's logits tell the target's choice, as spec/coupling.py learns it while serving."""
 
-    weights: Float[Array, " 2"]
-    """Of the head's logits, and of the noise times the temperature. The larger both are, the surer is the prediction."""
-    information: Float[Array, "2 2"]
+    weights: Float[Array, " 3"]
+    """Of unlikely tokens' logits, of likely tokens', and of the noise times the temperature. The larger they are, the surer is the
+    prediction."""
+    information: Float[Array, "3 3"]
     """Of the observations so far (Fisher's): the more there is, the smaller is the next step."""
 
 
@@ -155,7 +156,7 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, sizes.vocab), jnp.float32),
         lag_features=jnp.zeros((rows, sizes.max_lag, sizes.feature), dtype),
-        sharpness=Sharpness(jnp.ones(2, jnp.float32), jnp.zeros((2, 2), jnp.float32)),
+        sharpness=Sharpness(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32)),
     )
 
 

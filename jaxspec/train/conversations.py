@@ -164,7 +164,9 @@ class Writer:
             output = yield from self._ask(prompt, settings.max_answer_tokens, chance.choice(settings.temperatures), chance)
             if output is None:
                 return written
-            good = self._before_it_repeats(list(output.token_ids))
+            good = list(output.token_ids)
+            if not self._is_plain:  # a model that only goes on with texts repeats itself when it serves, too
+                good = self._before_it_repeats(good)
             before = written or Conversation([], [])
             if not good or prompt[: len(before.tokens)] != before.tokens:
                 return written  # or its text has other tokens when read again

@@ -1,6 +1,7 @@
 """How good a head is where it counts: the accept length of the real engine on held-out prompts, and the card that says so."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -43,9 +44,7 @@ def accept_lengths(
     temperatures: Sequence[float] = (0.0,),
 ) -> list[float]:
     """Mean tokens per verification of the trial's answers, at each temperature."""
-    longest = max(map(len, trial.prompts)) + trial.max_tokens
-    config = EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
-    engine, seeds = Engine(target, head, tokenizer, spec, config), range(len(trial.prompts))
+    engine, seeds = engine_for(trial, target, head, tokenizer, spec), range(len(trial.prompts))
     return [
         run(
             engine, trial.prompts, [SamplingParams(temperature=each, seed=seed, max_tokens=trial.max_tokens) for seed in seeds]
@@ -56,14 +55,24 @@ def accept_lengths(
 
 def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | None, trial: Trial, spec: SpecConfig) -> int:
     """How many greedy answers are those of plain decoding."""
-    longest = max(map(len, trial.prompts)) + trial.max_tokens
-    config = EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
     params = [SamplingParams(temperature=0, max_tokens=trial.max_tokens)] * len(trial.prompts)
     both = [
-        run(Engine(target, head, tokenizer, spec, config), trial.prompts, params),
-        run(Engine(target, None, tokenizer, PLAIN, config), trial.prompts, params),
+        run(engine_for(trial, target, head, tokenizer, spec), trial.prompts, params),
+        run(engine_for(trial, target, None, tokenizer, PLAIN), trial.prompts, params),
     ]
     return sum(one == other for one, other in zip(*(each.tokens for each in both), strict=True))
+
+
+def engine_for(
+    trial: Trial, target: LoadedTarget, head: LoadedHead | None, tokenizer: Tokenizer | None, spec: SpecConfig
+) -> Engine:
+    """An engine for the trial. It pads every batch to the largest, so that cycles are compiled for no other."""
+    longest = max(map(len, trial.prompts)) + trial.max_tokens
+    engine = Engine(
+        target, head, tokenizer, spec, EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
+    )
+    engine.runner.table = replace(engine.runner.table, batches=(BATCH,))
+    return engine
 
 
 def curves(entry: dict[str, Any], length: float) -> dict[str, float]:

@@ -26,12 +26,15 @@ def main() -> None:
         def encode(text: str) -> list[int]:
             return llm.tokenizer.encode(text, add_special_tokens=False)
 
-        model = llm.target.merge(llm.target.params)
-        run = jax.jit(lambda ids: model.logits(model(ids, causal_metadata(*ids.shape)).hidden))
+        @jax.jit
+        def run(params, ids):  # weights that are constants of a program take minutes to compile
+            model = llm.target.merge(params)
+            return model.logits(model(ids, causal_metadata(*ids.shape)).hidden)
+
         differences = []
         for number, text in enumerate(said["texts"]):
             assert encode(text) == arrays[f"ids{number}"].tolist()
-            logits = np.asarray(run(jnp.asarray(encode(text))[None]))[0, :, :: said["every"]]
+            logits = np.asarray(run(llm.target.params, jnp.asarray(encode(text))[None]))[0, :, :: said["every"]]
             differences.append(float(np.abs(logits - arrays[f"logits{number}"]).max()))
         messages = [[{"role": "user", "content": chat["question"]}] for chat in said["chats"]]
         outputs = llm.chat(messages, {"temperature": 0, "max_tokens": 100})

@@ -11,7 +11,7 @@ import pytest
 from jaxspec.config import SpecConfig
 from jaxspec.models.head import DraftHead
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.coupling import LEAST, MOST, Coupling, couple, coupled_scores, learn
+from jaxspec.spec.coupling import LEAST, LIKELY, MOST, Coupling, calibrated, couple, coupled_scores, learn
 from jaxspec.spec.cycle import cycle
 from jaxspec.spec.state import Models, State, admit, gather
 from jaxspec.spec.tree import root_only
@@ -166,11 +166,23 @@ def test_the_weights_undo_what_was_done_to_the_heads_logits(vocabulary, temperat
     """The head's logits are the target's with Gumbel errors of scale 0.8, times a factor; a factor of 100 is out of bounds."""
     coupling, begin = coupled(running(KINDS[temperature]))
     for factor in (0.5, 1.0, 2.0, 100.0):
-        (of_logits, of_noise), steps = learning(vocabulary)(begin, coupling, KINDS[temperature].temperature, factor)
-        sharpness = steps[:, 0] / steps[:, 1]
-        assert abs(of_logits / of_noise / max(1 / factor, LEAST) - 1) < 0.1, factor
-        assert factor == 100 or abs(of_noise * 0.8 - 1) < 0.2, factor
+        weights, steps = learning(vocabulary)(begin, coupling, KINDS[temperature].temperature, factor)
+        unlikely, likely = weights[:2] / weights[2] / max(1 / factor, LEAST)
+        assert factor == 0.5 or abs(unlikely - 1) < 0.1, f"{factor}; with 0.5 hardly any token is unlikely"
+        assert factor == 100 or (abs(likely - 1) < 0.1 and abs(weights[2] * 0.8 - 1) < 0.2), (
+            f"{factor}; with 100 only one is likely"
+        )
+        sharpness = steps[:, :2] / steps[:, 2:]
         assert (sharpness > LEAST - 1e-5).all() and (sharpness < MOST + 1e-5).all() and (steps > 0).all()
+
+
+def test_each_kind_of_token_has_its_sharpness():
+    """Chances 0.9, 0.099 and 0.001: the last token is unlikely. The parts meet where a token's chance is exp(LIKELY)."""
+    logits = jnp.log(jnp.array([0.9, 0.099, 0.001])) + 7
+    scaled = calibrated(logits, jnp.array([1.0, 3.0, 0.5]))
+    cut = 7 + LIKELY
+    np.testing.assert_allclose(scaled, [2 * cut + 6 * (logits[0] - cut), 2 * cut + 6 * (logits[1] - cut), 2 * logits[2]], rtol=1e-5)
+    np.testing.assert_allclose(calibrated(logits, jnp.ones(3)), logits, rtol=1e-5)
 
 
 def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
