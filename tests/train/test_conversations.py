@@ -266,3 +266,18 @@ def test_an_answer_ends_where_it_repeats_itself(llm):
         left = writer._before_it_repeats(prose + again)
         assert left == (prose + again)[: len(left)] and 0 < len(left) < len(again)
         assert not is_repetitive(llm.tokenizer.decode(left)) and len(left) % CUT == 0
+
+
+def test_a_base_model_repeats_itself_in_its_data_as_when_it_serves(llm):
+    again = llm.tokenizer.encode("self.x = None\n", add_special_tokens=False) * 20
+    output = SimpleNamespace(token_ids=tuple(again), text="self.x = None\n" * 20, finish_reason="length")
+    with Writer(llm, DataSettings("built-in"), None) as writer:
+        for is_plain, learnt in ((True, len(again)), (False, len(writer._before_it_repeats(again)))):
+            writer._is_plain = is_plain
+            writing = writer._write([{"role": "user", "content": "def f(self):"}], random.Random(0))
+            next(writing)
+            with pytest.raises(StopIteration) as ended:
+                writing.send(output)
+            [(start, end)] = ended.value.value.answers
+            assert end - start == learnt
+    assert learnt < len(again)
