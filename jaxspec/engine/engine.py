@@ -202,6 +202,7 @@ class Engine:
 
         Raises:
             IntegrityError: pages are lost or have two owners, so no result can be trusted.
+            Exception: whatever failed while no request's program ran, such as a bug in planning.
         """
         with self._stepping, self.recovery.step(self._launched):
             for request in self.scheduler.expired(self.clock()):
@@ -231,13 +232,13 @@ class Engine:
         """Launches cycles, then prefills. Returns the programs that have a result to read."""
         launched: list[Launched] = []
         for cycle in self.trees.plan(plan.cycle, self.runner.batches, self.runner.ready_trees, prefills=bool(plan.prefills)):
-            with self.recovery.blame_launch(cycle.requests):
+            with self.recovery.blame_launch(cycle.requests, launched):
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
                 launched += self.recovery.to_read(self.runner.launch_cycle(cycle.requests, cycle.tree))
             self.counts.cycles += 1
         for chunk in plan.prefills:
-            with self.recovery.blame_launch([chunk.request]):
+            with self.recovery.blame_launch([chunk.request], launched):
                 if chunk.request in plan.admitted:
                     self.runner.launch_admission(chunk.request)
                 launched += self.recovery.to_read(self.runner.launch_prefill(chunk))

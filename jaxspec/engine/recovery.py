@@ -72,13 +72,16 @@ class Recovery:
         self._blamed = []
 
     @contextmanager
-    def blame_launch(self, requests: Sequence[Request]) -> Iterator[None]:
-        """As `blame`, for a launch, which also fails if an earlier program did. Then the requests of that program end."""
+    def blame_launch(self, requests: Sequence[Request], launched: Sequence[Launched]) -> Iterator[None]:
+        """As `blame`, for a launch, which also fails if an earlier program did. Then the requests of that program end.
+
+        `launched`: the programs with a result that this step launched before.
+        """
         with self.blame(requests):
             try:
                 yield
             except Exception:
-                self._blamed = self._first_unreadable() or [*self._unreported, *requests]
+                self._blamed = self._first_unreadable([*self._unread, *launched]) or [*self._unreported, *requests]
                 raise
 
     def to_read(self, launched: Launched) -> list[Launched]:
@@ -89,13 +92,13 @@ class Recovery:
         launched, self._unreported = launched._replace(unreported=self._unreported), []
         return [launched]
 
-    def _first_unreadable(self) -> list[Request]:
-        """Requests of the first program whose result can't be read."""
-        for launched in self._unread:
+    def _first_unreadable(self, programs: Sequence[Launched]) -> list[Request]:
+        """Requests of the first of these programs whose result can't be read."""
+        for program in programs:
             try:
-                self._runner.read(launched)
+                self._runner.read(program)
             except Exception:
-                return [*launched.requests, *launched.unreported]
+                return [*program.requests, *program.unreported]
         return []
 
     def _restart(self) -> None:

@@ -113,12 +113,14 @@ class SharedEngine:
             RuntimeError: the engine is closed, or this process is a fork of the one that created it.
         """
         check_process(self._process)
-        with self._turns.turn():
-            if self._is_closed:
-                raise RuntimeError(CLOSED)
-            self._abort_abandoned()
-            yield self._engine
-        self._sweep()
+        try:
+            with self._turns.turn():
+                if self._is_closed:
+                    raise RuntimeError(CLOSED)
+                self._abort_abandoned()
+                yield self._engine
+        finally:
+            self._sweep()
 
     def submit(self, tasks: Sequence[Task]) -> Inbox:
         """Queues all tasks or, if the engine refuses one, none.
@@ -166,13 +168,14 @@ class SharedEngine:
 
         Returns False if it was closed before.
         """
-        if self._is_closed:
-            return False
-        with self.turn() as engine:
+        check_process(self._process)
+        with self._turns.turn():
+            if self._is_closed:
+                return False
             for request_id in self._inboxes:
-                engine.abort(request_id)
+                self._engine.abort(request_id)
             self._inboxes.clear()
-            self._drain(engine)
+            self._drain(self._engine)
             self._is_closed = True
             del self._engine
         return True

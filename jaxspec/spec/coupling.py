@@ -5,10 +5,10 @@ noise on its own logits the head proposes what the target will most likely choos
 a greedy one: a match has at least the probability (1 - TV) / (1 + TV), where TV is the distance of the two distributions (Daliri,
 Musco and Suresh, arXiv 2408.07978). The target's choice is untouched, so the text stays what the seed says.
 
-This needs a head that is as sure as its target, which most are not. Let the target's logits be `sharpness` times the head's, but
-for errors with a Gumbel distribution of some scale s. Then the chance that the target chooses a token, given the noise, is the
-softmax of (sharpness * logits + T * noise) / s. Heads know likely tokens better than others, so each kind has its sharpness. The
-three weights, both sharpnesses / s and 1 / s, are learnt while serving, by maximum likelihood, from the tokens that the target
+This needs a head that is as sure as its target, which most are not. The model: the target's logits are the head's, times a
+`sharpness`, plus errors with a Gumbel distribution of scale s. Given the noise, the chance that the target chooses a token is then
+the softmax of (sharpness * logits + T * noise) / s. Heads know likely tokens better than others, so each kind has its sharpness.
+The three weights, both sharpnesses / s and 1 / s, are fitted while serving, by maximum likelihood, to the tokens that the target
 chose. They rank the candidates, and path scores are estimated chances of acceptance.
 """
 
@@ -29,11 +29,11 @@ LEAST, MOST = 1 / 8, 8.0
 LIKELY = -4.0
 """The log chance that parts likely tokens from others."""
 PRIOR = 30.0
-"""Information, about that of 30 tokens, that keeps steps small."""
+"""Information, about that of 30 tokens, which keeps the first steps small."""
 MEMORY = 0.999
 """The share of its information that a cycle keeps, so that the weights follow other texts within some thousand tokens."""
 LOWEST = -1e30
-"""In place of -inf, as all tokens that a head knows may be banned."""
+"""Replaces -inf: every token that a head knows may be banned."""
 
 
 class Coupling(NamedTuple):
@@ -46,7 +46,7 @@ class Coupling(NamedTuple):
     state: State
     rows: Int[Array, " b"]
     length: Int[Array, " b"]
-    """Of Sequences."""
+    """Sequences.length of each row."""
 
     @property
     def settings(self) -> Settings:
@@ -115,8 +115,8 @@ def parts(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows v"], Flo
     In:  -0.1 and -5, which are logarithms of chances, LIKELY -4
     Out: -4 and -5; 3.9 and 0
     """
-    cut = LIKELY + jax.nn.logsumexp(logits, -1, keepdims=True)
-    return jnp.minimum(logits, cut), jnp.maximum(logits - cut, 0)
+    least = LIKELY + jax.nn.logsumexp(logits, -1, keepdims=True)
+    return jnp.minimum(logits, least), jnp.maximum(logits - least, 0)
 
 
 @jax.named_scope("learn")

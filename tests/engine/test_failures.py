@@ -73,6 +73,36 @@ def test_a_failed_program_ends_its_own_requests_only(monkeypatch, expected, over
     assert [output.token_ids for output in finish(engine, [engine.add(prompt, PARAMS).id for prompt in PROMPTS])] == expected
 
 
+def test_a_launch_that_fails_because_of_a_program_of_the_same_step_ends_the_requests_of_that_one(monkeypatch, expected):
+    engine = tiny_engine()
+    first = engine.add(PROMPTS[0], PARAMS).id
+    for _ in range(3):
+        engine.step()
+    second = engine.add(PROMPTS[1], PARAMS).id
+    launch_cycle, read, broken = engine.runner.launch_cycle, engine.runner.read, []
+
+    def launching(*arguments):
+        launched = launch_cycle(*arguments)
+        broken.append(launched.report)
+        return launched
+
+    def failing(*_arguments):
+        monkeypatch.undo()
+        monkeypatch.setattr(engine.runner, "read", reading)
+        raise DeviceError("boom")
+
+    def reading(launched):
+        if launched.report is broken[-1]:
+            raise DeviceError("boom")
+        return read(launched)
+
+    monkeypatch.setattr(engine.runner, "launch_cycle", launching)
+    monkeypatch.setattr(engine.runner, "launch_prefill", failing)
+    outputs = finish(engine, [first, second])
+    assert [output.finish_reason for output in outputs] == ["error", "length"] and len(broken) == 1
+    assert outputs[1].token_ids == expected[1]
+
+
 def test_cached_prefixes_are_forgotten_with_the_device_state(monkeypatch):
     engine = tiny_engine()
     long = list(range(40))

@@ -114,6 +114,28 @@ def test_a_stream_that_is_collected_while_a_thread_has_the_turn_is_aborted_after
     assert not engine.has_work
 
 
+def test_it_is_aborted_also_after_a_turn_that_fails(shared, engine):
+    updates = shared.updates(shared.submit(tasks(30)))
+    next(updates)
+    with pytest.raises(ValueError), shared.turn():
+        del updates
+        gc.collect()
+        raise ValueError
+    assert not engine.has_work
+
+
+def test_two_threads_may_close(shared):
+    found: list[bool] = []
+    with shared.turn():
+        threads = [threading.Thread(target=lambda: found.append(shared.close())) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)  # both wait for the turn
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [False, True]
+
+
 def test_a_refused_task_leaves_nothing_queued_and_is_named(shared, engine):
     with pytest.raises(ValueError, match="prompt 1: prompt holds token id 999"):
         shared.submit([Task([1], SamplingParams()), Task([999], SamplingParams(), "prompt 1: ")])
