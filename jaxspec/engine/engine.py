@@ -24,7 +24,7 @@ from jaxspec.spec.settings import MAX_STOP_TOKENS
 
 
 class Engine:
-    """Runs requests step by step. A step launches some prefill chunks and one cycle, and returns updates.
+    """Runs requests step by step. A step launches a cycle for each tree in use, then prefill chunks, and returns updates.
 
     There are two loops with the same tokens: `serial_step` reads what it launched; `overlapped_step` reads what the step before
     launched, so that host and device work at the same time.

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   jaxspec train head --model-path M --data DATA --out HEAD
   jaxspec serve --model-path M --speculative-draft-model-path HEAD
 
-Each goes on where it was interrupted, if it is called again with the same options."""
+An interrupted command goes on when it is called again with the same options."""
 COMMANDS = {"data": "let the model write conversations", "head": "train a head from them", "run": "data, then head"}
 TREES = ("3/1/4", "5/4/8", "5/4/16")
 JUDGED_TREE = SpecConfig(5, 4, 8)
@@ -42,7 +42,7 @@ def make_parser() -> Parser:
     add(
         "--prompts",
         metavar="FILE",
-        help="JSONL or text with prompts; topics: some are made (default: the model invents them)",
+        help="JSONL or text with prompts; topics: made from templates (default: the model invents them)",
     )
     add("--shards", type=whole(1), default=8, metavar="N", help="of 128 conversations each (default: %(default)s)")
     add("--data-seed", type=whole(0), default=0, metavar="N", help="another one gives other conversations (default: %(default)s)")
@@ -120,7 +120,7 @@ def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data
     with SummaryWriter(str(options.work)) as board:
         for entry in trainer.run(judge_every=options.judge_every):
             [length] = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, JUDGED_TREE)
-            heldout = entry["heldout"]
+            entry["accept_length"], heldout = round(length, 4), entry["heldout"]
             print(
                 f"step {entry['step']}: loss {entry['train_loss']}, held out {heldout['loss']}, "
                 f"right drafts {heldout['accuracy']}, accept length {length:.2f} with {JUDGED_TREE.name}, "

@@ -290,9 +290,9 @@ class Trainer:
                         "tokens_per_second": round(self.settings.rows * self.settings.length / pace, 1) if pace else None,
                         "seconds_left": round(pace * (self.settings.steps - self.step)),
                     }
+                    yield entry  # the caller may add to it
                     log.write(json.dumps(entry) + "\n")
                     log.flush()
-                    yield entry
                 if self.step == self.settings.steps:
                     return
                 recent.append(float(self.learn().loss))
