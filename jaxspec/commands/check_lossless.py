@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_model_options(parser)
     group = parser.add_argument_group("what is compared")
     group.add_argument(
-        "--trees", type=tree, nargs="+", metavar="S/K/D", help="num_steps/topk/num_draft_tokens (default: 5/4/8; MTP: 1/1/2; SmolLM2: 2/1/3)"
+        "--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: 5/4/8; MTP: 1/1/2; SmolLM2: 2/1/3)"
     )
     group.add_argument("--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="batch sizes (default: 1 4)")
     group.add_argument(

@@ -165,7 +165,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--tree S/K/D", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree),
         Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1; SmolLM2: 2)", type=whole(0)),
         Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP and SmolLM2: 1)", type=whole(0)),
-        Option("--speculative-num-draft-tokens D", "nodes verified at once, the root included (default: 8; MTP: 2; SmolLM2: 3)", type=whole(0)),
+        Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 3)", type=whole(0)),
         Option(
             "--speculative-token-map FILE",
             "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",

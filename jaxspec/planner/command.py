@@ -15,7 +15,7 @@ from jaxspec.checkpoints.hub import is_hub_name, local_path
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, tree, whole
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig
-from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET, default_tree, gpu_dtype, own_head
+from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
 from jaxspec.planner.gpus import GPUS, Gpu
 
@@ -106,7 +106,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     from jaxspec.planner.models import read_head, read_target
     from jaxspec.planner.report import Plan
 
-    path = local_path(options.model_path or BUILT_IN_TARGET, weights=False)
+    path = model_directory(options.model_path, weights=False)
     where = options.speculative_draft_model_path and local_path(options.speculative_draft_model_path, weights=False)
     if options.tree == PLAIN and (where or options.speculative_token_map):
         raise ValueError("--tree plain drafts nothing: leave out --draft and --speculative-token-map")
@@ -116,7 +116,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
     target = read_target(path)
     head = None if where is None else read_head(where, target, options.speculative_token_map)
-    spec = options.tree or default_tree(None if head is None else head.algorithm)
+    spec = options.tree or default_tree(None if head is None else head.algorithm, where)
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     models = pair(target, head, dtype, options.tp)
     gpu = chosen_gpu(options)

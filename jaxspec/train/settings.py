@@ -39,12 +39,12 @@ class TrainSettings:
     """A head to train further; its sizes and draft vocabulary stay. None: a new one."""
     steps: int = 1000
     """Batches."""
-    rows: int = 4
+    rows: int = 2
     """Rows of a batch. Few, for many steps, learn most from few tokens."""
     length: int = 512
     """Tokens of a row, and of the longest conversation."""
-    depth: int = 5
-    """Unroll steps; for MTP the levels that its one layer will be used for."""
+    depth: int = 3
+    """Unroll steps. More cost time and help trees with more levels; for MTP the levels that its one layer will be used for."""
     draft_vocab_size: int = 8192
     """Tokens that an EAGLE-3 head can draft: those that answers use most."""
     intermediate_size: int | None = None
