@@ -175,8 +175,8 @@ class Engine:
         took.
 
         wait_for_all=False: only those that serve every request. Others compile in the background, those of smaller sizes when
-        launches ask for them, and are used from the next cycle on. Requests are their first run: by then the state is in use,
-        and running one on its own first would make these requests wait longer. If it fails, `step` recovers as always.
+        launches ask for them, and are used from the next cycle on. These have no first run of their own, which would have to
+        wait for the state that requests are using. If one fails, `step` recovers as always.
 
         Raises:
             ProgramError: a program can't be compiled or fails on its first run.
@@ -239,7 +239,7 @@ class Engine:
             self.counts.cycles += 1
         for chunk in plan.prefills:
             with self.recovery.blame_launch([chunk.request], launched):
-                if chunk.request in plan.admitted:
+                if chunk.request in plan.newly_admitted:
                     self.runner.launch_admission(chunk.request)
                 launched += self.recovery.to_read(self.runner.launch_prefill(chunk))
             if chunk.request.launched_at is None:

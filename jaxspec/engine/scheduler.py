@@ -33,8 +33,8 @@ class PrefillChunk(NamedTuple):
     first_slot: int
     size: int
     cached: int
-    """Slots below this one hold committed keys already and are not written. It is first_slot, or first_slot + 1 where pages of
-    the prefix cache end: the token before is computed again, as the next one needs its feature."""
+    """Slots below this one hold committed keys already and are not written. It is first_slot, or first_slot + 1 after a hit in the
+    prefix cache: the last cached token is computed again, only for its feature."""
     is_last: bool
     pages: list[int]
     """The page table of this chunk. request.held may differ: the chunk's pages are published before it is launched, and where
@@ -44,7 +44,7 @@ class PrefillChunk(NamedTuple):
 class StepPlan(NamedTuple):
     """The launches of one engine step: cycles of these requests (one cycle per tree), then the prefills in this order."""
 
-    admitted: list[Request]
+    newly_admitted: list[Request]
     """Their rows are set up before their first chunk."""
     prefills: list[PrefillChunk]
     cycle: list[Request]
@@ -98,7 +98,7 @@ class Scheduler:
             )
         self._unfinished[request.id] = request
         self._new.add(request)
-        insort(self.waiting, request, key=_importance)
+        insort(self.waiting, request, key=_place_in_line)
         if request.deadline < math.inf:
             insort(self._deadlines, request, key=_deadline)
 
@@ -166,7 +166,7 @@ class Scheduler:
         """Prefilling requests, and waiting ones as they are admitted, most important first. Waiting requests don't overtake each
         other: the first that can't be admitted ends admission."""
         for request in [each for each in self.admitted if each.status is Status.PREFILLING]:
-            while may_admit and self.waiting and _importance(self.waiting[0]) < _importance(request):
+            while may_admit and self.waiting and _place_in_line(self.waiting[0]) < _place_in_line(request):
                 may_admit = self._admit(admitted, tokens_per_cycle)
                 if may_admit:
                     yield admitted[-1]
@@ -190,7 +190,7 @@ class Scheduler:
             return False
         del self.waiting[0]
         request.held, request.row, request.status = held, self._free_rows.pop(), Status.PREFILLING
-        insort(self.admitted, request, key=_importance)
+        insort(self.admitted, request, key=_place_in_line)
         admitted.append(request)
         return True
 
@@ -225,14 +225,14 @@ class Scheduler:
         of its launched programs may still be read, and even finish it."""
         committed = request.prefilled
         if request.status is Status.RUNNING:
-            # Tokens that were read are committed, except the newest: the root of the next tree. The head lags behind.
+            # All tokens that were read are committed but the newest, the next root. The head may lag behind.
             committed = max(committed, len(request.tokens) - 1 - request.held.lag)
         self.cache.publish(request.held, request.tokens, committed)
         self.cache.release(request.held)
-        _remove(self.admitted, request, _importance)
+        _remove(self.admitted, request, _place_in_line)
         self._free_rows.append(request.row)
         request.row, request.prefilled, request.status = -1, 0, Status.WAITING
-        insort(self.waiting, request, key=_importance)
+        insort(self.waiting, request, key=_place_in_line)
 
     def lose_device_state(self) -> list[Request]:
         """Flushes the prefix cache and preempts all admitted requests, whose keys are lost. Returns these requests."""
@@ -250,14 +250,14 @@ class Scheduler:
             _remove(self._deadlines, request, _deadline)
         if request.status is not Status.WAITING:
             self.preempt(request)
-        _remove(self.waiting, request, _importance)
+        _remove(self.waiting, request, _place_in_line)
         self._new.discard(request)
         request.status = Status.FINISHED
         if not self.has_work:
             self.cache.check([])
 
 
-def _importance(request: Request) -> tuple[int, int]:
+def _place_in_line(request: Request) -> tuple[int, int]:
     """Sorts the most important request first."""
     return -request.priority, request.arrival
 

@@ -27,7 +27,7 @@ class CycleOptions:
     window: DraftWindow | None = None
     """The part of its cache that the head sees; None: all of it."""
     thresholds: Thresholds | None = None
-    """Accept drafts that the target would not have chosen. None, the default, is lossless."""
+    """Under these, drafts that the target did not choose may be accepted. None, the default: lossless."""
 
     def couples(self, spec: SpecConfig) -> bool:
         """Whether drafts may look at the target's noise. A threshold's drafts must not depend on it."""

@@ -155,7 +155,7 @@ def best_children(
     head: DraftHead, logits: Float[Array, "b w v"], k: int, depth: int, coupling: Coupling | None
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
     """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: those of the head at
-    temperature 1 or, if a request is sampled, what is known of the target's choice."""
+    temperature 1 or, for sampled requests, those that the target chooses them, given its noise."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:
         best, ids = jax.lax.top_k(logits, k)

@@ -31,7 +31,7 @@ class Caches(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """The part of r rows that changes from cycle to cycle. It does not depend on the tree, so the next cycle may use another."""
+    """The part of r rows that every cycle changes. It does not depend on the tree, so the next cycle may use another."""
 
     length: Int[Array, " r"]
     """Committed target slots: tokens 0 .. length - 1 are in the target's pages, 1 .. length - lag in the head's."""
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
 
 
 class Sharpness(NamedTuple):
-    """How the head's logits tell the target's choice, as spec/coupling.py learns it while serving."""
+    """How well the head's logits predict the target's choice, fitted while serving (spec/coupling.py). All requests share it."""
 
     weights: Float[Array, " 3"]
     """Of unlikely tokens' logits, of likely tokens', and of the noise times the temperature. The larger they are, the surer is the

@@ -13,7 +13,7 @@ from jaxspec.spec.state import Batch, Models, Sequences, State
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Float, Int, KeysValues
 
-RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # why a sequence ended, as the host reads it
+RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
 REPORT_HEADER = 3
 """Columns of a report before its tokens: emitted tokens, accepted drafts, finish code."""
 
@@ -55,7 +55,7 @@ def verify(
 ) -> Verified:
     """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each.
 
-    `noise` is that of the choices after nodes at depth 0, 1, ..., if it has been drawn.
+    noise[:, d] is that of the choice after a node at depth d; None: it is drawn here.
     """
     length = batch.now.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
@@ -92,8 +92,8 @@ def choose_tokens(
 def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps: int) -> Accepted:
     """Walks from the root while the target's token is a child; truncates at stop tokens and at the token budget.
 
-    A node is on the walk if it and all its ancestors hold the target's token after their parents. Siblings hold different
-    tokens, so the walk is a chain.
+    A node is accepted if it and each of its ancestors is the target's token after its parent. Siblings differ, so at most one per
+    level is.
     """
     parent = jnp.maximum(tree.parents, 0)
     matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)

@@ -188,7 +188,7 @@ class Lives(RuleBasedStateMachine):
         self.cache.events.clear()
         plan = self.scheduler.plan(self.tokens_per_cycle)
         self.check_plan(plan, waiting)
-        self.were_admitted |= set(plan.admitted)
+        self.were_admitted |= set(plan.newly_admitted)
         self.unread.append([])
         self.launch(plan)
         if len(self.unread) > 1:
@@ -196,13 +196,13 @@ class Lives(RuleBasedStateMachine):
 
     def check_plan(self, plan: StepPlan, waiting: list[Request]):
         steps = [step.request for step in plan.prefills]
-        assert len(set(steps)) == len(steps) and set(plan.admitted) <= set(steps)
-        assert not set(steps) & set(plan.cycle) and not (plan.preempted and plan.admitted)
+        assert len(set(steps)) == len(steps) and set(plan.newly_admitted) <= set(steps)
+        assert not set(steps) & set(plan.cycle) and not (plan.preempted and plan.newly_admitted)
         assert sum(step.size for step in plan.prefills) <= self.chunk and all(step.size > 0 for step in plan.prefills)
         for step in plan.prefills:
             assert step.is_last or step.size >= min(16, max(1, self.chunk // 2)), "a chunk too small to be worth it"
-        assert plan.admitted == waiting[: len(plan.admitted)], "someone was overtaken"
-        assert all(request.in_flight == 0 and request.row >= 0 for request in plan.admitted)
+        assert plan.newly_admitted == waiting[: len(plan.newly_admitted)], "someone was overtaken"
+        assert all(request.in_flight == 0 and request.row >= 0 for request in plan.newly_admitted)
         for request in plan.preempted:
             assert request.status is Status.WAITING and request not in plan.cycle
             assert all(importance(other) < importance(request) for other in self.scheduler.admitted)
@@ -221,7 +221,7 @@ class Lives(RuleBasedStateMachine):
             else:
                 if held in prefilling:
                     step = steps.pop(0)
-                    self.launch_prefill(step, held, is_first=step.request in plan.admitted)
+                    self.launch_prefill(step, held, is_first=step.request in plan.newly_admitted)
                 self.owner |= dict.fromkeys(pages, TREE)
         assert not steps
         if not cycle_is_launched:

@@ -57,7 +57,7 @@ def test_a_prompt_is_computed_in_chunks_and_runs_from_the_next_plan_on():
     assert [chunks(plan) for plan in plans] == [[("a", 0, 16)], [("a", 16, 16)], [("a", 32, 8)]]
     assert [plan.prefills[0].is_last for plan in plans] == [False, False, True]
     assert [plan.prefills[0].cached for plan in plans] == [0, 16, 32]
-    assert [names(plan.admitted) for plan in plans] == ["a", "", ""] and not any(plan.cycle for plan in plans)
+    assert [names(plan.newly_admitted) for plan in plans] == ["a", "", ""] and not any(plan.cycle for plan in plans)
     assert request.status is Status.RUNNING and request.prefilled == 40
     assert scheduler.plan(4) == StepPlan([], [], [request], [])
 
@@ -183,10 +183,10 @@ def _computed(scheduler: Scheduler, prompt: tuple[int, ...], max_tokens: int = 4
 def test_rows_limit_admission():
     scheduler = scheduler_of(rows=2)
     a, b, c = (added(scheduler, name, 5) for name in "abc")
-    assert names(scheduler.plan(4).admitted) == "a b" and {a.row, b.row} == {0, 1} and c.row == -1
-    assert scheduler.plan(4).admitted == [] and c.status is Status.WAITING
+    assert names(scheduler.plan(4).newly_admitted) == "a b" and {a.row, b.row} == {0, 1} and c.row == -1
+    assert scheduler.plan(4).newly_admitted == [] and c.status is Status.WAITING
     scheduler.finish(a)
-    assert scheduler.plan(4).admitted == [c] and c.row == 0 and a.status is Status.FINISHED
+    assert scheduler.plan(4).newly_admitted == [c] and c.row == 0 and a.status is Status.FINISHED
 
 
 def test_larger_priority_first_then_order_of_arrival():
@@ -204,9 +204,9 @@ def test_no_request_overtakes_one_that_waits_for_pages():
     scheduler.plan(4)
     added(scheduler, "long", 50)
     added(scheduler, "short", 1)
-    assert scheduler.plan(4).admitted == [] and names(scheduler.waiting) == "long short"
+    assert scheduler.plan(4).newly_admitted == [] and names(scheduler.waiting) == "long short"
     scheduler.finish(scheduler.find("a"))
-    assert names(scheduler.plan(4).admitted) == "long short"
+    assert names(scheduler.plan(4).newly_admitted) == "long short"
     assert scheduler.counts.prefix_queried_tokens == 40 + 50 + 1, "counted once, when admitted"
 
 
@@ -217,14 +217,14 @@ def test_admission_leaves_pages_for_two_cycles_of_the_others(num_pages, is_admit
     scheduler.plan(4)  # 5 pages: 16 + 4 tokens
     scheduler.plan(4)
     added(scheduler, "b", 36, max_tokens=20)  # 10 pages: 36 + 4 tokens; then a may need 2 more: 2 * 4 tokens
-    assert bool(scheduler.plan(4).admitted) is is_admitted
+    assert bool(scheduler.plan(4).newly_admitted) is is_admitted
     assert scheduler.cache.pages.free == (num_pages - 5 if not is_admitted else 2)
 
 
 def test_alone_a_request_needs_no_headroom():
     scheduler = scheduler_of(num_pages=5)
     added(scheduler, "a", 16, max_tokens=4)
-    assert names(scheduler.plan(4).admitted) == "a" and scheduler.cache.pages.free == 0
+    assert names(scheduler.plan(4).newly_admitted) == "a" and scheduler.cache.pages.free == 0
 
 
 def test_too_many_waiting_requests_are_refused_but_preempted_ones_never():
@@ -280,7 +280,7 @@ def test_no_cycle_is_launched_that_cannot_emit():
 def _running(scheduler: Scheduler, *priorities: int) -> list[Request]:
     """Requests of 8 tokens that hold three pages of four each."""
     requests = [added(scheduler, "abcdef"[i], 8, max_tokens=40, priority=each) for i, each in enumerate(priorities)]
-    assert len(scheduler.plan(4).admitted) == len(requests)
+    assert len(scheduler.plan(4).newly_admitted) == len(requests)
     return requests
 
 
@@ -294,7 +294,7 @@ def test_the_least_important_request_is_preempted(priorities, preempted):
     assert names(plan.preempted) == preempted and preempted not in names(plan.cycle) and len(plan.cycle) == 2
     (out,) = plan.preempted
     assert out.status is Status.WAITING and out.row == -1 and out.held.pages == [] and scheduler.waiting == [out]
-    assert plan.prefills == plan.admitted == []
+    assert plan.prefills == plan.newly_admitted == []
     scheduler.cache.check([request.held for request in scheduler.admitted])
 
 
@@ -331,9 +331,9 @@ def test_a_preempted_request_waits_in_its_old_place_until_its_results_are_read()
     request.in_flight = 1
     added(scheduler, "b", 8)
     scheduler.preempt(request)
-    assert names(scheduler.waiting) == "a b" and scheduler.plan(4).admitted == []
+    assert names(scheduler.waiting) == "a b" and scheduler.plan(4).newly_admitted == []
     request.in_flight = 0
-    assert names(scheduler.plan(4).admitted) == "a b"
+    assert names(scheduler.plan(4).newly_admitted) == "a b"
 
 
 def test_a_result_may_finish_a_request_after_its_preemption():
