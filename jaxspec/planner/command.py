@@ -34,12 +34,14 @@ def make_parser() -> Parser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     defaults = EngineConfig()
     parser = Parser(
-        "jaxspec plan", "Whether a model fits on a GPU, and how fast it can be there; needs config.json only, no GPU.", EXAMPLES
+        "jaxspec plan", "Whether a model fits on a GPU, and how fast it can be there; needs its configs only, no GPU.", EXAMPLES
     )
     group = parser.add_argument_group("model")
     add = group.add_argument
-    add("--model-path", "--model", type=Path, metavar="PATH", help="model directory or config.json (default: the built-in model)")
-    add("--speculative-draft-model-path", "--draft", type=Path, metavar="PATH", help="its draft head's directory or config.json")
+    model = "name on the Hub, directory, config.json, GGUF file, or smollm2 (default: the built-in model)"
+    add("--model-path", "--model", type=Path, metavar="MODEL", help=model)
+    draft = "its draft head's name on the Hub, directory or config.json"
+    add("--speculative-draft-model-path", "--draft", type=Path, metavar="HEAD", help=draft)
     add("--speculative-token-map", type=Path, metavar="FILE", help="FR-Spec's list of the tokens worth drafting")
     add("--dtype", choices=("auto", *DTYPES), default="auto", help="auto: float16 if the checkpoint is, else bfloat16")
     group = parser.add_argument_group("GPU")

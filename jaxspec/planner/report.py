@@ -108,7 +108,7 @@ def memory_rows(plan: Plan) -> list[list[str]]:
     sizes = {
         f"not for JAX ({1 - memory.jax_share:.0%})": memory.total - memory.managed,
         f"left free for temporaries ({1 - memory.mem_fraction:.0%} of the rest)": memory.left_free,
-        **({} if isinstance(plan.compiled, str) else {"used by the cycle": plan.temporaries}),
+        **({} if isinstance(plan.compiled, str) else {"  of which the cycle uses": plan.temporaries}),
         f"target, {models.target.weights.parameters:,} parameters": models.target.weights.total / models.tp,
     }
     if models.head:

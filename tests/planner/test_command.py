@@ -138,7 +138,7 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
     said = capsys.readouterr()
     shape = CycleShape(SpecConfig(), 2, 1000, 16)
     assert asked == [("config.json", "head.json", [shape], {"gpu": "h200", "dtype": "bfloat16", "token_map": None})]
-    assert "used by the cycle" in said.out and "|  0.02 |" in said.out
+    assert "of which the cycle uses" in said.out and "|  0.02 |" in said.out
     assert "13.0" in said.out and "all in one CUDA graph" in said.out
     assert said.err.startswith("compiling the cycle for NVIDIA H200")
     assert main([*flags, "--json"]) == 0
