@@ -27,6 +27,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
 from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.writing import remove_directory
 
 STORED_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
@@ -82,7 +83,7 @@ class ParameterWriter:
             if error_type is None:
                 self._finish()
         finally:
-            shutil.rmtree(self._unfinished, ignore_errors=True)
+            remove_directory(self._unfinished)
 
     def _finish(self) -> None:
         if not self._names:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from jaxspec.checkpoints.tensor_files import cast
 
 SHARD_BYTES = 1 << 30
 """A shard is in memory while it is written."""
+ATTEMPTS = 50
+"""To remove a directory, 0.1 s apart."""
 
 
 def tensors_of(layout: Layout, params: dict) -> Iterator[tuple[str, np.ndarray]]:
@@ -77,7 +80,17 @@ def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(final, ignore_errors=True)
         os.rename(fresh, final)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        remove_directory(fresh)
+
+
+def remove_directory(directory: Path) -> None:
+    """Removes a directory, if it is there. Writes that orbax began, and that go on after another one failed, may end in it
+    meanwhile: it is tried again for some seconds."""
+    for _ in range(ATTEMPTS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.1)
 
 
 def synchronize(directory: Path) -> None:

@@ -23,6 +23,7 @@ from jaxspec import LLM, SamplingParams, SpecConfig
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
+from jaxspec.checkpoints.writing import fresh_directory
 from jaxspec.testing import engine_target, random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same
@@ -345,6 +346,21 @@ def test_a_disk_that_fills_up_is_one_line(target, tmp_path):
     [line] = [line for line in ended.stderr.splitlines() if line.strip()]
     assert line.startswith("python -m convert: error: ") and "writing" in line and len(line) < 2000
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_ends_late_leaves_nothing(tmp_path, monkeypatch):
+    """Other writes go on after one has failed, and may end while the directory is removed."""
+    remove, late = shutil.rmtree, iter(range(3))
+
+    def removing(directory, **options):
+        remove(directory, **options)
+        if next(late, None) is not None:
+            (directory / "parameters").mkdir(parents=True)
+
+    with pytest.raises(OSError, match="full"), fresh_directory(tmp_path / "converted"):
+        monkeypatch.setattr(shutil, "rmtree", removing)
+        raise OSError("full")
+    assert list(tmp_path.iterdir()) == [] and next(late, None) is None
 
 
 def test_a_disk_that_is_too_small_is_told_before(target, tmp_path, monkeypatch):
