@@ -78,14 +78,14 @@ def complete(http: httpx.Client, body: dict[str, Any]) -> list[Choice]:
     response = http.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     answer = response.json()
-    assert [choice["index"] for choice in answer["choices"]] == list(range(len(PROMPTS)))
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(body["prompt"])))
     check_usage(answer["usage"], answer["choices"])
     return [Choice(choice["text"], choice["token_ids"], choice["finish_reason"]) for choice in answer["choices"]]
 
 
 def stream(http: httpx.Client, body: dict[str, Any]) -> list[Choice]:
     """The same, put together from a stream, whose usage must be right after every chunk."""
-    choices = [Choice() for _ in PROMPTS]
+    choices = [Choice() for _ in body["prompt"]]
     prompts: dict[int, list[int]] = {}
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     response = http.post("/v1/completions", json=body | options)
