@@ -19,7 +19,7 @@ from jaxspec.models.layers import Attention, Linear
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.cycle import CycleOptions
-from jaxspec.spec.draft import DraftWindow
+from jaxspec.spec.draft import SlidingWindow
 from jaxspec.spec.prefill import Chunk
 from jaxspec.spec.sampling import Thresholds
 from jaxspec.spec.settings import SamplingKind, Settings, settings_row
@@ -102,7 +102,7 @@ def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
 
 def cycle_options(config: EngineConfig) -> CycleOptions:
     """The configuration's options for every cycle."""
-    window = None if config.draft_window_size is None else DraftWindow(config.draft_window_size, config.draft_sink_size)
+    window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
     thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
     return CycleOptions(window, thresholds)
 

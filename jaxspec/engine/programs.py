@@ -234,7 +234,7 @@ class Programs:
             case CatchUpProgram(batch, pages):
 
                 def catch_up_program(params, state, rows, page_table):
-                    return catch_up(self._merge(params), state, rows, page_table, window=self._options.window)
+                    return catch_up(self._merge(params), state, rows, page_table, sliding_window=self._options.sliding_window)
 
                 return catch_up_program, (int32(batch), int32(batch, pages))
             case PrefillProgram(width, pages):

@@ -16,7 +16,7 @@ def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -
     Out: slot 7 holds window token 0 (the root), slot 8 token 2
     """
     steps = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)
-    slots, write = batch.now.length[:, None] + steps, steps < accepted.emitted[:, None]
+    slots, write = batch.sequences.length[:, None] + steps, steps < accepted.emitted[:, None]
     with jax.named_scope("commit"):  # the write alone: these launches count per layer
         pages = write_slots(state.caches.target, verified.window, batch.page_table, accepted.path, slots, write)
     return state._replace(caches=state.caches._replace(target=pages))
@@ -25,17 +25,17 @@ def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -
 @jax.named_scope("advance")
 def advance(state: State, batch: Batch, accepted: Accepted) -> State:
     """Moves the sequences on by their emitted tokens: history, length, root, remaining and done."""
-    now, emitted = batch.now, accepted.emitted
+    before, emitted = batch.sequences, accepted.emitted
     sequences = put(
         state.sequences,
         batch.rows,
-        length=now.length + emitted,
-        root=jnp.where(emitted > 0, last(accepted.tokens, emitted), now.root),
-        remaining=now.remaining - emitted,
-        done=now.done | (accepted.finish != RUNNING),
+        length=before.length + emitted,
+        root=jnp.where(emitted > 0, last(accepted.tokens, emitted), before.root),
+        remaining=before.remaining - emitted,
+        done=before.done | (accepted.finish != RUNNING),
     )
     steps = jnp.arange(accepted.tokens.shape[1])
-    places = jnp.where(steps < emitted[:, None], now.length[:, None] + 1 + steps, state.history.shape[1])
+    places = jnp.where(steps < emitted[:, None], before.length[:, None] + 1 + steps, state.history.shape[1])
     history = state.history.at[batch.rows[:, None], places].set(accepted.tokens, mode="drop")
     return state._replace(sequences=sequences, history=history)
 

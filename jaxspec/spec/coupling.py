@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxspec.models.head import DraftHead
 from jaxspec.spec.penalties import Context, adjust_logits
 from jaxspec.spec.sampling import apply_filters, noise_at
-from jaxspec.spec.settings import SamplingKind, Settings, highest_kind, temperature
+from jaxspec.spec.settings import SamplingKind, Settings, divisor, highest_kind
 from jaxspec.spec.state import Batch, Models, Sharpness, State
 from jaxspec.typing import Array, Float, Int
 
@@ -58,15 +58,15 @@ class Coupling(NamedTuple):
 def couple(state: State, batch: Batch, num_steps: int) -> Coupling:
     """Draws the noise of a cycle, if any request is sampled: one vector per position, for the drafts and for the target."""
     batch_size, vocab_size = batch.rows.shape[0], state.bias.shape[-1]
-    needed = highest_kind(batch.settings, ~batch.now.done)
+    needed = highest_kind(batch.settings, ~batch.sequences.done)
 
     def draw() -> Float[Array, "b depths v"]:
-        return noise_at(batch.now.length[:, None] + 1 + jnp.arange(num_steps + 1), coupling.settings, vocab_size)
+        return noise_at(batch.sequences.length[:, None] + 1 + jnp.arange(num_steps + 1), coupling.settings, vocab_size)
 
     def leave_out() -> Float[Array, "b depths v"]:
         return jax.lax.empty((batch_size, num_steps + 1, vocab_size), jnp.float32)
 
-    coupling = Coupling(leave_out(), needed, state, batch.rows, batch.now.length)
+    coupling = Coupling(leave_out(), needed, state, batch.rows, batch.sequences.length)
     return coupling._replace(noise=jax.lax.cond(needed > SamplingKind.GREEDY, draw, leave_out))
 
 
@@ -89,7 +89,7 @@ def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b 
         return apply_filters(logits, settings, rough=True)
 
     def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-        return logits / temperature(settings)
+        return logits / divisor(settings)
 
     weights = coupling.state.sharpness.weights
     logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
@@ -98,7 +98,7 @@ def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b 
     noise = coupling.noise[:, depth]
     if (ids := head.target_vocab()) is not None:
         noise = noise[:, ids]
-    predicted = weights[2] * temperature(settings) * (scaled + noise[:, None])
+    predicted = weights[2] * divisor(settings) * (scaled + noise[:, None])
     return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
 
 
@@ -141,13 +141,13 @@ def learn(
 
     def observe(before: Sharpness) -> Sharpness:
         settings = coupling.settings
-        noise = temperature(settings)[:, 0] * coupling.noise[:, 0, ids]
+        noise = divisor(settings)[:, 0] * coupling.noise[:, 0, ids]
         inputs = jnp.stack([*parts(logits), noise], 1)  # [b, 3, v]
         chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))
         mean = jnp.einsum("bv,biv->bi", chances, inputs)
         centred = inputs - mean[:, :, None]
         is_chosen = jnp.equal(ids, chosen[:, None])
-        teaches = (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.now.done
+        teaches = (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.sequences.done
         counts = jnp.any(is_chosen, -1) & teaches & jnp.all(jnp.isfinite(mean), -1)  # a model's NaN must not spoil other drafts
         centred = jnp.where(counts[:, None, None], centred, 0)
         surprise = jnp.sum(jnp.where(is_chosen[:, None], centred, 0), (0, 2))

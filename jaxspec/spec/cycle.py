@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxspec.config import SpecConfig
 from jaxspec.spec.commit import advance, commit
 from jaxspec.spec.coupling import couple, learn
-from jaxspec.spec.draft import DraftWindow, draft_tree
+from jaxspec.spec.draft import SlidingWindow, draft_tree
 from jaxspec.spec.extend import extend
 from jaxspec.spec.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
 from jaxspec.spec.state import Batch, Drafted, Models, State, StepOutput, gather
@@ -24,7 +24,7 @@ from jaxspec.typing import Array, Int
 class CycleOptions:
     """The options that all cycles of an engine share."""
 
-    window: DraftWindow | None = None
+    sliding_window: SlidingWindow | None = None
     """The part of its cache that the head sees; None: all of it."""
     thresholds: Thresholds | None = None
     """Under these, drafts that the target did not choose may be accepted. None, the default: lossless."""
@@ -52,12 +52,12 @@ def cycle(
     """
     batch = gather(state, rows, page_table)
     coupling = couple(state, batch, spec.num_steps) if options.couples(spec) else None
-    tree, root_logits = draft_tree(models, state, batch, spec, options.window, coupling)
+    tree, root_logits = draft_tree(models, state, batch, spec, options.sliding_window, coupling)
     verified = verify(models, state, batch, tree, coupling and coupling.noise, options.thresholds)
     accepted = accept(tree, verified.target_tokens, batch, spec.num_steps)
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)
-    state = extend(models, state, batch, verified, accepted, options.window)
+    state = extend(models, state, batch, verified, accepted, options.sliding_window)
     state = learn(models, state, batch, coupling, root_logits, verified.target_tokens[:, 0])
     drafted = Drafted(tree.tokens, tree.parents, accepted.path)
     return StepOutput(state, report(accepted), logprobs(verified, accepted, batch), drafted=drafted)
@@ -70,4 +70,4 @@ def logprobs(verified: Verified, accepted: Accepted, batch: Batch) -> Logprobs:
     def compute() -> Logprobs:
         return logprobs_of(jnp.take_along_axis(verified.logits, accepted.path[:, :, None], 1), accepted.tokens)
 
-    return logprobs_if(batch.settings.wants_logprobs & ~batch.now.done, compute)
+    return logprobs_if(batch.settings.wants_logprobs & ~batch.sequences.done, compute)

@@ -18,16 +18,18 @@ from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
 @dataclass(frozen=True)
-class DraftWindow:
-    """The part of its cache that a head sees: the first slots (the sink) and the last ones (the window), in tokens.
+class SlidingWindow:
+    """The part of its cache that a head sees: the last slots, and the first.
 
     SGLang's --speculative-draft-window-size and --speculative-draft-sink-size. Heads are trained on short texts and make
-    little use of old tokens; a window keeps them within that range and reads less. Keys are stored rotated, so a window is just
-    a shorter page table.
+    little use of old tokens; this keeps them within that range and reads less. Keys are stored rotated, so all it takes is a
+    shorter page table.
     """
 
     size: int
+    """The last slots."""
     sink: int = 0
+    """The first slots."""
 
 
 class Beam(NamedTuple):
@@ -56,17 +58,17 @@ def draft_tree(
     state: State,
     batch: Batch,
     spec: SpecConfig,
-    window: DraftWindow | None = None,
+    sliding_window: SlidingWindow | None = None,
     coupling: Coupling | None = None,
 ) -> Draft:
     """The best tree that the head drafts below each root, or the root alone for plain decoding."""
-    root = batch.now.root
+    root = batch.sequences.root
     if spec.num_steps == 0:
         return Draft(root_only(root), None)
     if spec.topk == 1:
-        tokens, logits = draft_chain(models, state.caches.draft, batch, spec, window, coupling)
+        tokens, logits = draft_chain(models, state.caches.draft, batch, spec, sliding_window, coupling)
         return Draft(chain(root, tokens), logits)
-    candidates, logits = draft(models, state.caches.draft, batch, spec, window, coupling)
+    candidates, logits = draft(models, state.caches.draft, batch, spec, sliding_window, coupling)
     return Draft(build_tree(root, candidates, spec.num_draft_tokens, spec.num_steps), logits)
 
 
@@ -76,7 +78,7 @@ def draft(
     cache: tuple[KeysValues, ...],
     batch: Batch,
     spec: SpecConfig,
-    window: DraftWindow | None = None,
+    sliding_window: SlidingWindow | None = None,
     coupling: Coupling | None = None,
 ) -> tuple[Candidates, Float[Array, "b v"]]:
     """num_steps levels of candidates below the root, and the first one's logits. The head runs num_steps - 1 times, on topk tokens.
@@ -85,7 +87,7 @@ def draft(
     """
     head, target = models.head, models.target
     assert head is not None, "the engine refuses a tree without a head"
-    length, draft_hidden = batch.now.length, batch.now.draft_hidden
+    length, draft_hidden = batch.sequences.length, batch.sequences.draft_hidden
     batch_size, k = draft_hidden.shape[0], spec.topk
     root_logits = head.logits(draft_hidden[:, None], target)
     tokens, log_probs = best_children(head, root_logits, k, 0, coupling)
@@ -99,7 +101,7 @@ def draft(
         jnp.zeros((batch_size, k, 0), bool),
     )
     earlier = None
-    seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], window)
+    seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], sliding_window)
     for level in range(1, spec.num_steps):
         # A candidate sees the head's cache, its ancestors in the window, and itself.
         mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
@@ -120,7 +122,7 @@ def draft_chain(
     cache: tuple[KeysValues, ...],
     batch: Batch,
     spec: SpecConfig,
-    window: DraftWindow | None = None,
+    sliding_window: SlidingWindow | None = None,
     coupling: Coupling | None = None,
 ) -> tuple[Int[Array, "b n"], Float[Array, "b v"]]:
     """The num_steps tokens that `draft` proposes with topk = 1, and the logits of the first.
@@ -129,8 +131,8 @@ def draft_chain(
     """
     head, target = models.head, models.target
     assert head is not None, "the engine refuses a tree without a head"
-    length, hidden = batch.now.length, batch.now.draft_hidden[:, None]
-    seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], window)
+    length, hidden = batch.sequences.length, batch.sequences.draft_hidden[:, None]
+    seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], sliding_window)
     root_logits = head.logits(hidden, target)
     tokens = [best_child(head, root_logits, 0, coupling)]
     earlier = None
@@ -219,9 +221,9 @@ class VisibleSlots(NamedTuple):
 
 
 def visible_slots(
-    page_table: Int[Array, "b p"], length: Int[Array, " b"], page_size: int, window: DraftWindow | None
+    page_table: Int[Array, "b p"], length: Int[Array, " b"], page_size: int, sliding_window: SlidingWindow | None
 ) -> VisibleSlots:
-    """The slots 1 <= i < length of a head's cache, or the part of them inside the window.
+    """The slots 1 <= i < length of a head's cache, or the part of them inside the sliding window.
 
     Without a sink exactly the last `size` slots; with one, the pages that hold the sink and the last `size` slots.
 
@@ -229,11 +231,11 @@ def visible_slots(
     Out: pages [3, 9, 4, ...], start 1, length 10: slots 1-3, 12-15 and 16-17
     """
     start = jnp.ones_like(length)
-    if window is None:
+    if sliding_window is None:
         return VisibleSlots(page_table, start, length)
-    sink = -(-window.sink // page_size)
-    tail = -(-window.size // page_size) + 1  # it may begin and end inside a page
-    first = jnp.maximum(length - window.size, 0)
+    sink = -(-sliding_window.sink // page_size)
+    tail = -(-sliding_window.size // page_size) + 1  # it may begin and end inside a page
+    first = jnp.maximum(length - sliding_window.size, 0)
     if sink + tail >= page_table.shape[1]:  # the table has no pages to leave out
         return VisibleSlots(page_table, jnp.maximum(start, first) if sink == 0 else start, length)
     first_page = jnp.maximum(first // page_size, sink)

@@ -28,9 +28,9 @@ class Context(NamedTuple):
     """Which of the extra tokens are the node or its ancestors."""
 
 
-def tree_context(history: Int[Array, "b t"], length: Int[Array, " b"], tree: Tree) -> Context:
-    """The context of every node; the history holds the root already, at position `length`."""
-    return Context(history, length + 1, tree.tokens[:, 1:], tree.mask[:, :, 1:])
+def tree_context(history: Int[Array, "b t"], length: Int[Array, " b"], tree: Tree, nodes: slice = slice(None)) -> Context:
+    """The context of these nodes; the history holds the root already, at position `length`."""
+    return Context(history, length + 1, tree.tokens[:, 1:], tree.mask[:, nodes, 1:])
 
 
 def adjust_logits(

@@ -9,7 +9,7 @@ from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
 from jaxspec.spec.commit import advance, write_slots
 from jaxspec.spec.cycle import LOSSLESS, CycleOptions, logprobs
-from jaxspec.spec.draft import DraftWindow
+from jaxspec.spec.draft import SlidingWindow
 from jaxspec.spec.extend import Pairs, read_pairs
 from jaxspec.spec.sampling import Logprobs, logprobs_if, logprobs_of
 from jaxspec.spec.state import Batch, Models, State, StepOutput, gather, last, put
@@ -49,7 +49,7 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
     verified = Verified(choose_tokens(state, batch, tree, logits), logits, out.features, out.window)
     accepted = accept(tree, verified.target_tokens, batch, num_steps=0)
     state = commit_chunk(state, chunk, metadata.positions, out.window)
-    state = extend_by_chunk(models, state, batch, chunk, out.features, accepted.tokens, options.window)
+    state = extend_by_chunk(models, state, batch, chunk, out.features, accepted.tokens, options.sliding_window)
     state = advance(state, batch, accepted)
     prompt = prompt_logprobs(models.target, state, batch, out.hidden, metadata.positions + 1)
     return StepOutput(state, report(accepted), logprobs(verified, accepted, batch), prompt)
@@ -59,7 +59,7 @@ def batch_of(state: State, chunk: Chunk) -> Batch:
     """The chunk's sequences. The slot of the prompt's last token is committed with the first emitted token."""
     batch = gather(state, chunk.row, chunk.page_table)
     length = chunk.first_slot + chunk.size - chunk.is_last.astype(jnp.int32)
-    return batch._replace(now=batch.now._replace(length=length, done=~chunk.is_last))
+    return batch._replace(sequences=batch.sequences._replace(length=length, done=~chunk.is_last))
 
 
 def metadata_of(chunk: Chunk) -> AttentionMetadata:
@@ -88,7 +88,7 @@ def extend_by_chunk(
     chunk: Chunk,
     features: Float[Array, "b w f"],
     root: Int[Array, "b 1"],
-    window: DraftWindow | None,
+    sliding_window: SlidingWindow | None,
 ) -> State:
     """The head reads the chunk's tokens and, after the last chunk, the root.
 
@@ -98,7 +98,7 @@ def extend_by_chunk(
     if models.head is None:
         return state
     is_first = (chunk.first_slot == 0) | (chunk.cached > chunk.first_slot)
-    carried = jnp.where(is_first[:, None], 0, batch.now.feature)
+    carried = jnp.where(is_first[:, None], 0, batch.sequences.feature)
     at_root = jnp.arange(chunk.tokens.shape[1] + 1) == chunk.size[:, None]
     pairs = Pairs(
         features=jnp.concatenate([carried[:, None], features], 1),
@@ -107,7 +107,7 @@ def extend_by_chunk(
         cached=jnp.maximum(chunk.cached, 1),  # slot 0 has no pair
         size=chunk.size + chunk.is_last.astype(jnp.int32),
     )
-    state = read_pairs(models, state, batch, pairs, window)
+    state = read_pairs(models, state, batch, pairs, sliding_window)
     return state._replace(sequences=put(state.sequences, batch.rows, feature=last(features, chunk.size)))
 
 

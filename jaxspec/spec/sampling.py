@@ -13,12 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.sampling_params import MAX_LOGPROBS
-from jaxspec.spec.settings import SamplingKind, Settings, highest_kind, temperature
+from jaxspec.spec.settings import SamplingKind, Settings, divisor, highest_kind
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Bool, Float, Int, UInt
 from pallas_kernels.cutoff import cutoff
 
 type Logits = Float[Array, "b n v"]
+
+ALL = slice(None)
+NODES_AT_ONCE = 8
+"""Nodes whose logits are adjusted at the same time: adjusted logits are a copy, which for large trees would double the memory."""
 
 
 class Logprobs(NamedTuple):
@@ -45,30 +49,39 @@ def choose(
     positions: Int[Array, "b n"],
     settings: Settings,
     active: Bool[Array, " b"],
-    adjust: Callable[[Logits], Logits],
+    adjust: Callable[[Logits, slice], Logits],
     noise: Callable[[], Logits] | None = None,
 ) -> Int[Array, "b n"]:
     """The target's token at each of the `positions`; requests with temperature 0 are greedy under every kind.
 
-    Only one branch runs, the one that the highest kind among the active rows needs; the others cost nothing. `noise` is that
-    at the positions, if it has been drawn before.
+    Only one branch runs, the one that the highest kind among the active rows needs; the others cost nothing. `adjust` takes the
+    logits of some nodes, and which. `noise` is that at the positions, if it has been drawn before.
     """
     noise = noise or partial(noise_at, positions, settings, logits.shape[-1])
 
     def sample(logits: Logits) -> Int[Array, "b n"]:
-        return sampled_or_greedy(logits / temperature(settings), logits)
+        return sampled_or_greedy(logits / divisor(settings), logits)
 
     def sample_filtered(logits: Logits) -> Int[Array, "b n"]:
         return sampled_or_greedy(apply_filters(logits, settings), logits)
 
-    def sampled_or_greedy(scaled: Logits, logits: Logits) -> Int[Array, "b n"]:
-        return greedy(jnp.where(settings.temperature[:, None, None] > 0, scaled + noise(), logits))
+    def sample_adjusted(logits: Logits) -> Int[Array, "b n"]:
+        chosen: list[Array] = []
+        for first in range(0, logits.shape[1], NODES_AT_ONCE):
+            nodes = slice(first, first + NODES_AT_ONCE)
+            logits, _ = jax.lax.optimization_barrier((logits, chosen[-1:]))  # else XLA adjusts all parts at once
+            adjusted = adjust(logits[:, nodes], nodes)
+            chosen.append(sampled_or_greedy(apply_filters(adjusted, settings), adjusted, nodes))
+        return jnp.concatenate(chosen, 1)
+
+    def sampled_or_greedy(scaled: Logits, logits: Logits, nodes: slice = ALL) -> Int[Array, "b n"]:
+        return greedy(jnp.where(settings.temperature[:, None, None] > 0, scaled + noise()[:, nodes], logits))
 
     branches = {
         SamplingKind.GREEDY: greedy,
         SamplingKind.TEMPERATURE: sample,
         SamplingKind.FILTERED: sample_filtered,
-        SamplingKind.ADJUSTED: lambda logits: sample_filtered(adjust(logits)),
+        SamplingKind.ADJUSTED: sample_adjusted,
     }
     return jax.lax.switch(highest_kind(settings, active), [branches[kind] for kind in SamplingKind], logits)
 
@@ -83,12 +96,12 @@ def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) ->
     In:  logarithms of 0.5, 0.3, 0.15, 0.05; temperature 1, top_k 3, top_p 0.9, min_p 0.4
     Out: the first two are kept (top_k keeps three, top_p three, min_p two)
     """
-    sharpness, most = 1 / temperature(settings), jnp.max(logits, -1, keepdims=True)
+    sharpness, most = 1 / divisor(settings), jnp.max(logits, -1, keepdims=True)
     total = jnp.sum(jnp.exp((logits - most) * sharpness), -1, keepdims=True)
     limits = (each[:, None, None] for each in (settings.top_k, settings.top_p, settings.min_p))
     of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, sharpness, *limits))
     kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
-    return jnp.where(kept, logits / temperature(settings), -jnp.inf)
+    return jnp.where(kept, logits / divisor(settings), -jnp.inf)
 
 
 def greedy(logits: Logits) -> Int[Array, "b n"]:

@@ -74,7 +74,7 @@ def highest_kind(settings: Settings, active: Bool[Array, " r"]) -> Int[Array, ""
     return jnp.max(jnp.where(active, settings.kind, SamplingKind.GREEDY))
 
 
-def temperature(settings: Settings) -> Float[Array, "b 1 1"]:
+def divisor(settings: Settings) -> Float[Array, "b 1 1"]:
     """The divisor of the logits: the temperature, or 1 for greedy requests."""
     return jnp.where(settings.temperature > 0, settings.temperature, 1.0)[:, None, None]
 

@@ -94,7 +94,7 @@ class Batch(NamedTuple):
     rows: Int[Array, " b"]
     page_table: Int[Array, "b p"]
     """The pages of each sequence, in order."""
-    now: Sequences
+    sequences: Sequences
     """As they were when the program began."""
     settings: Settings
 
@@ -162,8 +162,8 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
 
 def gather(state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"]) -> Batch:
     """The batch of the sequences in these state rows."""
-    now, settings = (jax.tree.map(lambda field: field[rows], table) for table in (state.sequences, state.settings))
-    return Batch(rows, page_table, now, settings)
+    sequences, settings = (jax.tree.map(lambda field: field[rows], table) for table in (state.sequences, state.settings))
+    return Batch(rows, page_table, sequences, settings)
 
 
 def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], **fields: Array) -> Table:

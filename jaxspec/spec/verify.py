@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.spec.penalties import adjust_logits, tree_context
-from jaxspec.spec.sampling import Thresholds, choose, choose_by_threshold
+from jaxspec.spec.sampling import ALL, Thresholds, choose, choose_by_threshold
 from jaxspec.spec.settings import SamplingKind, highest_kind
 from jaxspec.spec.state import Batch, Models, Sequences, State
 from jaxspec.spec.tree import Tree
@@ -57,7 +57,7 @@ def verify(
 
     noise[:, d] is that of the choice after a node at depth d; None: it is drawn here.
     """
-    length = batch.now.length
+    length = batch.sequences.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
     out = models.target(tree.tokens, metadata, state.caches.target, models.capture)
     logits = models.target.logits(out.hidden)
@@ -73,17 +73,17 @@ def choose_tokens(
     thresholds: Thresholds | None = None,
 ) -> Int[Array, "b n"]:
     """The target's own token after every node, as the settings of each sequence ask."""
-    now, settings = batch.now, batch.settings
-    positions = now.length[:, None] + tree.depth + 1
+    sequences, settings = batch.sequences, batch.settings
+    positions = sequences.length[:, None] + tree.depth + 1
 
-    def adjust(logits: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
-        context = tree_context(state.history[batch.rows], now.length, tree)
-        return adjust_logits(logits, positions, context, settings, state.bias[batch.rows])
+    def adjust(logits: Float[Array, "b n v"], nodes: slice = ALL) -> Float[Array, "b n v"]:
+        context = tree_context(state.history[batch.rows], sequences.length, tree, nodes)
+        return adjust_logits(logits, positions[:, nodes], context, settings, state.bias[batch.rows])
 
     if thresholds is None:
         drawn = None if noise is None else lambda: jnp.take_along_axis(noise, tree.depth[:, :, None], 1)
-        return choose(logits, positions, settings, ~now.done, adjust, drawn)
-    needed = highest_kind(settings, ~now.done)
+        return choose(logits, positions, settings, ~sequences.done, adjust, drawn)
+    needed = highest_kind(settings, ~sequences.done)
     adjusted = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
     return choose_by_threshold(adjusted, positions, settings, tree, thresholds)
 
@@ -102,7 +102,7 @@ def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps
     steps = jnp.arange(num_steps + 1)
     path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
     tokens = jnp.take_along_axis(target_tokens, path, 1)
-    emitted, finish = truncate(tokens, accepted + 1, batch.now, batch.settings.stop_tokens)
+    emitted, finish = truncate(tokens, accepted + 1, batch.sequences, batch.settings.stop_tokens)
     return Accepted(path, tokens, accepted, emitted, finish)
 
 

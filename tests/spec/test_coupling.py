@@ -84,7 +84,7 @@ def drafted_and_chosen(vocabulary: str):
         def both(logits):
             scores = coupled_scores(coupling, head, logits if ids is None else logits[..., ids], 0)
             drafted = head.target_ids(jnp.argmax(scores, -1))
-            return drafted, choose_tokens(state, batch, root_only(batch.now.root), logits)
+            return drafted, choose_tokens(state, batch, root_only(batch.sequences.root), logits)
 
         return jax.vmap(both)(logits)
 
@@ -134,7 +134,7 @@ def test_noise_of_the_cycle_is_the_noise_of_its_nodes():
     """Given to the target, it changes no token at any depth."""
     coupling, state = coupled(running(KINDS["hot"]))
     batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
-    tree = root_only(batch.now.root)
+    tree = root_only(batch.sequences.root)
     logits = jax.random.normal(jax.random.key(2), (ROWS, 1, VOCAB))
     for depth in range(DEPTHS + 1):
         there = tree._replace(depth=jnp.full((ROWS, 1), depth))
@@ -191,7 +191,7 @@ def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
     for name in ("greedy", "bias", "hot"):
         coupling, state = coupled(running(KINDS[name]))
         batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
-        done = batch._replace(now=batch.now._replace(done=jnp.ones(ROWS, bool)))
+        done = batch._replace(sequences=batch.sequences._replace(done=jnp.ones(ROWS, bool)))
         assert (learn(models, state, done, coupling, logits, chosen).sharpness.weights == 1).all()
         assert (learn(models, state, batch, coupling, logits, chosen).sharpness.weights == 1).all() == (name != "hot")
 
@@ -213,7 +213,7 @@ def test_logits_that_are_not_numbers_teach_nothing():
     logits, chosen = jax.random.normal(jax.random.key(7), (ROWS, VOCAB)), jnp.arange(ROWS)
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
         found = learn(models, state, batch, coupling, logits.at[2, 5].set(bad), chosen).sharpness
-        others = batch._replace(now=batch.now._replace(done=jnp.arange(ROWS) == 2))
+        others = batch._replace(sequences=batch.sequences._replace(done=jnp.arange(ROWS) == 2))
         expected = learn(models, state, others, coupling, logits, chosen).sharpness
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
         assert np.isfinite(found.information).all() and (found.weights != 1).any()

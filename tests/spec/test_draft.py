@@ -1,11 +1,11 @@
-"""What a draft window leaves visible, slot by slot."""
+"""What a sliding window leaves visible, slot by slot."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec.config import SpecConfig
-from jaxspec.spec.draft import DraftWindow, VisibleSlots, draft, draft_tree, visible_slots
+from jaxspec.spec.draft import SlidingWindow, VisibleSlots, draft, draft_tree, visible_slots
 from jaxspec.spec.state import gather
 from jaxspec.spec.tree import build_tree
 from tests.sets import exhaustive
@@ -21,7 +21,7 @@ def slots_seen(seen: VisibleSlots, row: int, pages: np.ndarray, page_size: int) 
     return [number[int(table[place // page_size])] * page_size + place % page_size for place in places]
 
 
-def slots_left(length: int, page_size: int, window: DraftWindow | None) -> list[int]:
+def slots_left(length: int, page_size: int, window: SlidingWindow | None) -> list[int]:
     """All from slot 1 on, or the last `size` and, with a sink, the slots of the pages that hold it."""
     slots = range(1, length)
     if window is None:
@@ -35,7 +35,7 @@ def slots_left(length: int, page_size: int, window: DraftWindow | None) -> list[
 def test_without_a_sink_exactly_the_window_is_visible_slots(seed, page_size):
     rng = np.random.default_rng(seed)
     table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
-    window = DraftWindow(int(rng.integers(1, 9 * page_size + 3)))
+    window = SlidingWindow(int(rng.integers(1, 9 * page_size + 3)))
     length = rng.integers(1, 9 * page_size + 1, 3)
     seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, window)
     for row in range(3):
@@ -48,7 +48,7 @@ def test_with_a_sink_its_pages_and_the_window_are_visible_and_at_most_one_page_m
     """Stretches are whole pages: the window may begin inside a page, whose first slots are then visible too."""
     rng = np.random.default_rng(seed)
     table = rng.permutation(100)[: 3 * 9].reshape(3, 9)
-    window = DraftWindow(int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)))
+    window = SlidingWindow(int(rng.integers(1, 9 * page_size + 3)), int(rng.integers(1, 4 * page_size)))
     length = rng.integers(1, 9 * page_size + 1, 3)
     seen = visible_slots(jnp.asarray(table), jnp.asarray(length), page_size, window)
     wide = seen.page_table.shape[1] == table.shape[1]
@@ -69,18 +69,18 @@ def test_without_a_window_all_slots_but_the_first_are_visible_slots(page_size):
 
 def test_the_docstrings_example():
     table = np.array([[3, 8, 5, 9, 4]])
-    seen = visible_slots(jnp.asarray(table), jnp.array([18]), 4, DraftWindow(5, 2))
+    seen = visible_slots(jnp.asarray(table), jnp.array([18]), 4, SlidingWindow(5, 2))
     assert seen.page_table[0, :3].tolist() == [3, 9, 4]
     assert (seen.start.tolist(), seen.length.tolist()) == ([1], [10])
     assert slots_seen(seen, 0, table, 4) == [1, 2, 3, 12, 13, 14, 15, 16, 17]
 
 
 def test_a_window_reads_fewer_pages():
-    seen = visible_slots(jnp.arange(20)[None], jnp.array([70]), 4, DraftWindow(8, 4))
+    seen = visible_slots(jnp.arange(20)[None], jnp.array([70]), 4, SlidingWindow(8, 4))
     assert seen.page_table.shape[1] == 4
 
 
-@pytest.mark.parametrize(("algorithm", "window"), [exhaustive("EAGLE3", DraftWindow(6)), ("ORACLE", None)])
+@pytest.mark.parametrize(("algorithm", "window"), [exhaustive("EAGLE3", SlidingWindow(6)), ("ORACLE", None)])
 def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
     """The oracle's tokens show positions."""
     spec = SpecConfig(4, 1)
@@ -88,7 +88,7 @@ def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
     def both(models, state, table):
         batch = gather(state, jnp.array([0]), table)
         candidates, _ = draft(models, state.caches.draft, batch, spec, window)
-        expected = build_tree(batch.now.root, candidates, spec.num_draft_tokens, spec.num_steps)
+        expected = build_tree(batch.sequences.root, candidates, spec.num_draft_tokens, spec.num_steps)
         return draft_tree(models, state, batch, spec, window).tree, expected
 
     found, expected = compiled(both, algorithm)(prefilled(algorithm, PROMPT).state, TABLE)

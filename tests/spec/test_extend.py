@@ -13,7 +13,7 @@ from jaxspec.models.layers import causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxspec.spec.cycle import CycleOptions, cycle
-from jaxspec.spec.draft import DraftWindow
+from jaxspec.spec.draft import SlidingWindow
 from jaxspec.spec.extend import catch_up
 from jaxspec.spec.prefill import prefill
 from jaxspec.spec.state import Models, State, StepOutput, admit
@@ -206,9 +206,9 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
 
 
 @pytest.mark.parametrize(("size", "sink"), [exhaustive(6, 0), (6, 2), exhaustive(3, 4)])
-def test_a_draft_window_hides_what_is_outside_it(size, sink):
+def test_a_sliding_window_hides_what_is_outside_it(size, sink):
     """With NaN in all hidden slots of the head's cache, trees still are what they are without."""
-    options, rows = CycleOptions(window=DraftWindow(size, sink)), jnp.array([0])
+    options, rows = CycleOptions(sliding_window=SlidingWindow(size, sink)), jnp.array([0])
     state = compiled(catch_up, "EAGLE3")(plain_states("EAGLE3")[10], rows, TABLE)
     length = int(state.sequences.length[0]) + 1
     first = (length - size) // PAGE * PAGE if sink else length - size

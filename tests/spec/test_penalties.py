@@ -145,7 +145,7 @@ def test_a_stop_token_is_drawn_too_early_only_if_nothing_else_is_allowed(tempera
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(20, 1, VOCAB)), jnp.float32)
     positions = jnp.ones((20, 1), jnp.int32)
 
-    def adjust(logits):
+    def adjust(logits, nodes):
         return adjust_logits(logits, positions, context, settings, bias)
 
     tokens = choose(logits, positions, settings, jnp.ones(20, bool), adjust)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.sampling import choose, gumbel_noise, logprobs_if, logprobs_of
+from jaxspec.spec.sampling import NODES_AT_ONCE, choose, gumbel_noise, logprobs_if, logprobs_of
 from jaxspec.spec.settings import MAX_STOP_TOKENS, SamplingKind, Settings, neutral_settings, settings_row
 from tests.spec.distribution_in_numpy import softmax
 from tests.spec.rows import settings_of
@@ -24,7 +24,7 @@ def random_logits(seed: int, batch: int, nodes: int, scale: float = 2.0) -> jnp.
     return jnp.asarray(scale * np.random.default_rng(seed).normal(size=(batch, nodes, VOCAB)), jnp.float32)
 
 
-def unchanged(logits: jnp.ndarray) -> jnp.ndarray:
+def unchanged(logits: jnp.ndarray, nodes: slice) -> jnp.ndarray:
     return logits
 
 
@@ -81,6 +81,23 @@ def test_no_kind_changes_the_tokens_of_the_kinds_before_it(kind, above):
     assert (chosen(logits, positions, params, company=[PARAMS[above]]) == chosen(logits, positions, params)).all()
 
 
+def test_many_nodes_are_adjusted_in_parts_each_with_its_own_noise():
+    """Node i may only draw the tokens i and i + 1."""
+    count = 2 * NODES_AT_ONCE + 3
+    first = jnp.arange(count)[:, None]
+
+    def adjust(logits, nodes):
+        tokens = jnp.arange(VOCAB)
+        return jnp.where((tokens >= first[nodes]) & (tokens <= first[nodes] + 1), logits, -jnp.inf)
+
+    logits, positions = jnp.zeros((1, count, VOCAB)), jnp.arange(count)[None]
+    adjusted = PARAMS[SamplingKind.ADJUSTED]
+    drawn = chosen(logits, positions, [adjusted], adjust=adjust)[0]
+    plain = dataclasses.replace(PARAMS[SamplingKind.TEMPERATURE], seed=adjusted.seed, temperature=adjusted.temperature)
+    banned = adjust(logits, slice(None))
+    assert (drawn == chosen(banned, positions, [plain])[0]).all() and set(drawn - np.arange(count)) == {0, 1}
+
+
 def test_greedy_is_argmax_and_sampling_is_not():
     logits, positions = random_logits(2, 20, 3), jnp.tile(jnp.array([3, 4, 5]), (20, 1))
     likeliest = np.asarray(logits.argmax(-1))
@@ -105,7 +122,7 @@ def test_only_active_rows_say_what_a_batch_runs():
     logits, positions = random_logits(4, 2, 1), jnp.array([[3], [4]])
     settings = settings_of([PARAMS[SamplingKind.GREEDY], PARAMS[SamplingKind.ADJUSTED]], VOCAB)
 
-    def poison(logits):
+    def poison(logits, nodes):
         return jnp.full_like(logits, jnp.nan).at[..., 7].set(jnp.inf)
 
     quiet = choose(logits, positions, settings, jnp.array([True, False]), poison)
@@ -123,7 +140,7 @@ def test_the_narrowest_filters_leave_the_likeliest_token(filters):
 ALLOWED = [4, 11, 30]
 
 
-def ban_others(logits: jnp.ndarray) -> jnp.ndarray:
+def ban_others(logits: jnp.ndarray, nodes: slice) -> jnp.ndarray:
     """Compiled once for all kinds, as it is one function."""
     return logits + jnp.full(VOCAB, -jnp.inf).at[jnp.array(ALLOWED)].set(0.0)
 
