@@ -149,6 +149,12 @@ def norm(lab: Lab, batch: int, rows: int) -> tuple[jax.Array, ...]:
     return random_array(1, (batch, rows, width), lab.dtype, 3.0), random_array(2, (width,), lab.dtype, NORM_WEIGHT)
 
 
+def norm_pair(lab: Lab, batch: int, rows: int) -> tuple[jax.Array, ...]:
+    """norm_pair's arguments except eps."""
+    (left, weight), (right, _) = norm(lab, batch, rows), norm(lab, batch, rows + 1)
+    return left, right[:, :rows], weight, weight[::-1]
+
+
 def layouts(lab: Lab) -> tuple[QkvLayout, QkvLayout]:
     """The target's layout, and the same with norms of queries and keys, as in Qwen3."""
     plain = QkvLayout(lab.size.target.num_heads, lab.size.target.num_kv_heads, lab.size.target.head_dim)

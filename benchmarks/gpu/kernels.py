@@ -15,7 +15,7 @@ import numpy as np
 from pallas_kernels.cache_write.api import IMPLEMENTATIONS as WRITES
 from pallas_kernels.cache_write.api import cache_write
 from pallas_kernels.rms_norm.api import IMPLEMENTATIONS as NORMS
-from pallas_kernels.rms_norm.api import rms_norm
+from pallas_kernels.rms_norm.api import PAIR_IMPLEMENTATIONS, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS as ROTATIONS
 from pallas_kernels.rotate_qkv.api import rotate_qkv
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS as ATTENTIONS
@@ -61,7 +61,7 @@ def check(lab: Lab, run: str) -> Cases:
 
 
 def checked_kernels(lab: Lab) -> Iterator[Checked]:
-    """All four kernels; attention last, because its Mosaic kernel is the most likely to end the worker."""
+    """Every kernel; attention last, because its Mosaic kernel is the most likely to end the worker."""
 
     def calls(make: Callable) -> dict[str, Callable]:
         return {str(shape): partial(make, lab, shape) for shape in lab.size.shapes}
@@ -70,7 +70,9 @@ def checked_kernels(lab: Lab) -> Iterator[Checked]:
         return {f"{rows} rows{note}, batch {batch}": partial(make, lab, batch, rows) for batch, rows in lab.size.row_shapes}
 
     yield Checked("cache_write", cache_write, WRITES, 0.0, calls(arrays.write))  # it copies, so it must be exact
-    yield Checked("rms_norm", partial(rms_norm, eps=lab.size.target.rms_norm_eps), NORMS, BOUND, row_calls(arrays.norm))
+    eps = lab.size.target.rms_norm_eps
+    yield Checked("rms_norm", partial(rms_norm, eps=eps), NORMS, BOUND, row_calls(arrays.norm))
+    yield Checked("norm_pair", partial(norm_pair, eps=eps), PAIR_IMPLEMENTATIONS, BOUND, row_calls(arrays.norm_pair))
     for layout in arrays.layouts(lab):
         made = row_calls(partial(arrays.rotation, layout), "" if layout.norm_eps is None else " with norms")
         yield Checked("rotate_qkv", partial(rotate_qkv, layout=layout), ROTATIONS, BOUND, made)

@@ -13,16 +13,16 @@ from .kernels import Cases
 from .lab import Lab, Skip
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "aiohttp")
-TREES = ("plain", "3/1/4")
+AT_ONCE = (1, 8)
+"""Requests."""
 
 
 def cases(lab: Lab, run: str) -> Cases:
-    for concurrency in (1, 8):
-        yield {"model": "built-in", "concurrency": concurrency}, partial(load, lab, concurrency)
+    yield {"model": "built-in"}, partial(load, lab)
 
 
-def load(lab: Lab, concurrency: int) -> dict[str, Any]:
-    """Requests per second and latencies at this concurrency. Raises Skip without the server's packages."""
+def load(lab: Lab) -> dict[str, Any]:
+    """Requests per second and latencies, by the number of requests at once. Raises Skip without the server's packages."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise Skip(f"not installed: {', '.join(missing)}")
     cache = {} if lab.cache is None else {"JAXSPEC_COMPILATION_CACHE": str(lab.cache)}
@@ -30,5 +30,7 @@ def load(lab: Lab, concurrency: int) -> dict[str, Any]:
         with lab.compile_phase():
             url, _ = until_measured.enter_context(start.serving([], cache))
         out = Path(folder) / "serving.jsonl"
-        serving.main(["--base-url", url, "--num-prompts", "32", "--max-concurrency", str(concurrency), "--out", str(out)])
-        return json.loads(out.read_text().splitlines()[-1])["results"]
+        for requests in AT_ONCE:
+            serving.main(["--base-url", url, "--num-prompts", "32", "--max-concurrency", str(requests), "--out", str(out)])
+        results = [json.loads(line)["results"] for line in out.read_text().splitlines()]
+        return {"at_once": dict(zip(map(str, AT_ONCE), results, strict=True))}

@@ -26,6 +26,10 @@ def number(name: str, digits: int, divided_by: float = 1.0) -> Column:
     return lambda row: UNKNOWN if row.get(name) is None else f"{row[name] / divided_by:.{digits}f}"
 
 
+def under_load(show: Column, requests: str) -> Column:
+    return lambda row: show(row["at_once"][requests]["summary"])
+
+
 def assumed_speeds(row: Row) -> str:
     return ", ".join(f"{speed:.0f} at {length}" for length, speed in row["tokens_per_second_at_assumed_accept_length"].items())
 
@@ -113,10 +117,13 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "peer": {"": text("name"), "step, ms (min..max)": spread("milliseconds"), "context": text("context")},
     "server": {
-        "requests at once": text("concurrency"),
-        "requests/s": lambda row: number("requests_per_second", 1)(row["summary"]),
-        "tokens/s": lambda row: number("output_tokens_per_second", 0)(row["summary"]),
-        "failed": lambda row: text("failed")(row["summary"]),
+        f"{name}, {requests} at once": under_load(show, requests)
+        for requests in ("1", "8")
+        for name, show in {
+            "requests/s": number("requests_per_second", 1),
+            "tokens/s": number("output_tokens_per_second", 0),
+            "failed": text("failed"),
+        }.items()
     },
     "compile": {"program": text("program"), "": text("way"), **COMPILED},
     "kernels": {

@@ -83,10 +83,9 @@ class Eagle3(DraftHead):
         inputs: AttentionInputs,
         next_norm: RMSNorm | None,
     ) -> LayerOutput:
-        normed = self.hidden_norm(hidden)
-        x = jnp.concatenate([self.input_layernorm(embeddings), normed], -1)
+        x = self.input_layernorm.beside(embeddings, self.hidden_norm, hidden)
         attended, keys_values = self.self_attn(x, inputs)
-        residual = normed if self.config.norm_before_residual else hidden
+        residual = x[..., hidden.shape[-1] :] if self.config.norm_before_residual else hidden
         x, normed = self.post_attention_layernorm.add(residual, attended)
         return LayerOutput.after(x, self.mlp(normed), next_norm, keys_values)
 

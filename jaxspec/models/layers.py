@@ -12,7 +12,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 from pallas_kernels.product import Product
-from pallas_kernels.rms_norm import add_norm, rms_norm
+from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.tree_attention import tree_attention
 
@@ -56,6 +56,10 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows h"]) -> Float[Array, "*rows h"]:
         return rms_norm(x, self.weight[...], self.eps)
+
+    def beside(self, x: Float[Array, "b w h"], other: "RMSNorm", right: Float[Array, "b w h"]) -> Float[Array, "b w 2*h"]:
+        """The norm of x, and to its right the other norm of `right`."""
+        return norm_pair(x, right, self.weight[...], other.weight[...], self.eps)
 
     def add(self, x: Float[Array, "b w h"], product: Product) -> tuple[Float[Array, "b w h"], Float[Array, "b w h"]]:
         """x + product, and the norm of that sum."""

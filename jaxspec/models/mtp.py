@@ -39,7 +39,7 @@ class MTP(DraftHead):
     ) -> LayerOutput:
         # MiMo was trained with the embedding of the first pair masked out.
         embeddings = jnp.where(inputs.metadata.positions[..., None] == 0, 0, embeddings)
-        x = self.input_proj(jnp.concatenate([self.hidden_layernorm(hidden), self.token_layernorm(embeddings)], -1))
+        x = self.input_proj(self.hidden_layernorm.beside(hidden, self.token_layernorm, embeddings))
         return self.layer(x, self.layer.input_layernorm(x), inputs, next_norm)
 
     @property

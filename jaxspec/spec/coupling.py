@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxspec.models.head import DraftHead
 from jaxspec.spec.penalties import Context, adjust_logits
 from jaxspec.spec.sampling import apply_filters, noise_at
-from jaxspec.spec.settings import SamplingKind, Settings, divisor, highest_kind
+from jaxspec.spec.settings import SamplingKind, divisor, highest_kind
 from jaxspec.spec.state import Batch, Models, Sharpness, State
 from jaxspec.typing import Array, Float, Int
 
@@ -44,14 +44,7 @@ class Coupling(NamedTuple):
     needed: Int[Array, ""]
     """The highest SamplingKind of the batch."""
     state: State
-    rows: Int[Array, " b"]
-    length: Int[Array, " b"]
-    """Sequences.length of each row."""
-
-    @property
-    def settings(self) -> Settings:
-        """Gathered in branches only, so that greedy cycles gather nothing."""
-        return jax.tree.map(lambda field: field[self.rows], self.state.settings)
+    batch: Batch
 
 
 @jax.named_scope("couple")
@@ -61,13 +54,12 @@ def couple(state: State, batch: Batch, num_steps: int) -> Coupling:
     needed = highest_kind(batch.settings, ~batch.sequences.done)
 
     def draw() -> Float[Array, "b depths v"]:
-        return noise_at(batch.sequences.length[:, None] + 1 + jnp.arange(num_steps + 1), coupling.settings, vocab_size)
+        return noise_at(batch.sequences.length[:, None] + 1 + jnp.arange(num_steps + 1), batch.settings, vocab_size)
 
     def leave_out() -> Float[Array, "b depths v"]:
         return jax.lax.empty((batch_size, num_steps + 1, vocab_size), jnp.float32)
 
-    coupling = Coupling(leave_out(), needed, state, batch.rows, batch.sequences.length)
-    return coupling._replace(noise=jax.lax.cond(needed > SamplingKind.GREEDY, draw, leave_out))
+    return Coupling(jax.lax.cond(needed > SamplingKind.GREEDY, draw, leave_out), needed, state, batch)
 
 
 def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
@@ -76,14 +68,14 @@ def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b 
 
     Penalties count the text up to the root, not the drafts after it; the filters' cut-offs are rounded. Drafts may guess.
     """
-    length, settings = coupling.length, coupling.settings
+    batch, settings = coupling.batch, coupling.batch.settings
     is_sampled = settings.temperature[:, None, None] > 0
 
     def adjust(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+        length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
         positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
-        nothing = jnp.zeros((len(logits), 0), jnp.int32)
-        context = Context(coupling.state.history[coupling.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
-        return adjust_logits(logits, positions, context, settings, coupling.state.bias[coupling.rows], head.target_vocab())
+        context = Context(coupling.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
+        return adjust_logits(logits, positions, context, settings, coupling.state.bias[batch.rows], head.target_vocab())
 
     def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
         return apply_filters(logits, settings, rough=True)
@@ -140,7 +132,7 @@ def learn(
     ids = jnp.arange(logits.shape[-1]) if known is None else known
 
     def observe(before: Sharpness) -> Sharpness:
-        settings = coupling.settings
+        settings = batch.settings
         noise = divisor(settings)[:, 0] * coupling.noise[:, 0, ids]
         inputs = jnp.stack([*parts(logits), noise], 1)  # [b, 3, v]
         chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))

@@ -6,14 +6,13 @@ Penalties, bias and bans (penalties.py) change the logits before they get here.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.sampling_params import MAX_LOGPROBS
-from jaxspec.spec.settings import SamplingKind, Settings, divisor, highest_kind
+from jaxspec.spec.settings import SamplingKind, Settings, divisor
 from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Bool, Float, Int, UInt
 from pallas_kernels.cutoff import cutoff
@@ -47,23 +46,25 @@ def position_key(seed: UInt[Array, " 2"], position: Int[Array, ""]) -> Array:
 def choose(
     logits: Logits,
     positions: Int[Array, "b n"],
-    settings: Settings,
-    active: Bool[Array, " b"],
+    needed: Int[Array, ""],
+    settings: Callable[[], Settings],
     adjust: Callable[[Logits, slice], Logits],
     noise: Callable[[], Logits] | None = None,
 ) -> Int[Array, "b n"]:
     """The target's token at each of the `positions`; requests with temperature 0 are greedy under every kind.
 
-    Only one branch runs, the one that the highest kind among the active rows needs; the others cost nothing. `adjust` takes the
-    logits of some nodes, and which. `noise` is that at the positions, if it has been drawn before.
+    `needed` is the highest SamplingKind of the batch: only its branch runs, and reads the settings; the others cost nothing.
+    `adjust` takes the logits of some nodes, and which. `noise` is that at the positions, if it has been drawn before.
     """
-    noise = noise or partial(noise_at, positions, settings, logits.shape[-1])
+
+    def drawn() -> Logits:
+        return noise() if noise else noise_at(positions, settings(), logits.shape[-1])
 
     def sample(logits: Logits) -> Int[Array, "b n"]:
-        return sampled_or_greedy(logits / divisor(settings), logits)
+        return sampled_or_greedy(logits / divisor(settings()), logits)
 
     def sample_filtered(logits: Logits) -> Int[Array, "b n"]:
-        return sampled_or_greedy(apply_filters(logits, settings), logits)
+        return sampled_or_greedy(apply_filters(logits, settings()), logits)
 
     def sample_adjusted(logits: Logits) -> Int[Array, "b n"]:
         chosen: list[Array] = []
@@ -71,11 +72,11 @@ def choose(
             nodes = slice(first, first + NODES_AT_ONCE)
             logits, _ = jax.lax.optimization_barrier((logits, chosen[-1:]))  # else XLA adjusts all parts at once
             adjusted = adjust(logits[:, nodes], nodes)
-            chosen.append(sampled_or_greedy(apply_filters(adjusted, settings), adjusted, nodes))
+            chosen.append(sampled_or_greedy(apply_filters(adjusted, settings()), adjusted, nodes))
         return jnp.concatenate(chosen, 1)
 
     def sampled_or_greedy(scaled: Logits, logits: Logits, nodes: slice = ALL) -> Int[Array, "b n"]:
-        return greedy(jnp.where(settings.temperature[:, None, None] > 0, scaled + noise()[:, nodes], logits))
+        return greedy(jnp.where(settings().temperature[:, None, None] > 0, scaled + drawn()[:, nodes], logits))
 
     branches = {
         SamplingKind.GREEDY: greedy,
@@ -83,7 +84,7 @@ def choose(
         SamplingKind.FILTERED: sample_filtered,
         SamplingKind.ADJUSTED: sample_adjusted,
     }
-    return jax.lax.switch(highest_kind(settings, active), [branches[kind] for kind in SamplingKind], logits)
+    return jax.lax.switch(needed, [branches[kind] for kind in SamplingKind], logits)
 
 
 def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) -> Logits:

@@ -96,7 +96,13 @@ class Batch(NamedTuple):
     """The pages of each sequence, in order."""
     sequences: Sequences
     """As they were when the program began."""
-    settings: Settings
+    all_settings: Settings
+    """Of all rows of the state."""
+
+    @property
+    def settings(self) -> Settings:
+        """Of the batch; gathered where they are read, so that a branch that does not run gathers nothing."""
+        return jax.tree.map(lambda field: field[self.rows], self.all_settings)
 
 
 class Drafted(NamedTuple):
@@ -162,8 +168,7 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
 
 def gather(state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"]) -> Batch:
     """The batch of the sequences in these state rows."""
-    sequences, settings = (jax.tree.map(lambda field: field[rows], table) for table in (state.sequences, state.settings))
-    return Batch(rows, page_table, sequences, settings)
+    return Batch(rows, page_table, jax.tree.map(lambda field: field[rows], state.sequences), state.settings)
 
 
 def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], **fields: Array) -> Table:

@@ -73,19 +73,19 @@ def choose_tokens(
     thresholds: Thresholds | None = None,
 ) -> Int[Array, "b n"]:
     """The target's own token after every node, as the settings of each sequence ask."""
-    sequences, settings = batch.sequences, batch.settings
+    sequences = batch.sequences
+    needed = highest_kind(batch.settings, ~sequences.done)
     positions = sequences.length[:, None] + tree.depth + 1
 
     def adjust(logits: Float[Array, "b n v"], nodes: slice = ALL) -> Float[Array, "b n v"]:
         context = tree_context(state.history[batch.rows], sequences.length, tree, nodes)
-        return adjust_logits(logits, positions[:, nodes], context, settings, state.bias[batch.rows])
+        return adjust_logits(logits, positions[:, nodes], context, batch.settings, state.bias[batch.rows])
 
     if thresholds is None:
         drawn = None if noise is None else lambda: jnp.take_along_axis(noise, tree.depth[:, :, None], 1)
-        return choose(logits, positions, settings, ~sequences.done, adjust, drawn)
-    needed = highest_kind(settings, ~sequences.done)
+        return choose(logits, positions, needed, lambda: batch.settings, adjust, drawn)
     adjusted = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
-    return choose_by_threshold(adjusted, positions, settings, tree, thresholds)
+    return choose_by_threshold(adjusted, positions, batch.settings, tree, thresholds)
 
 
 @jax.named_scope("accept")

@@ -1,13 +1,14 @@
-"""Root-mean-square norm of rows, alone or after an addition to the residual stream."""
+"""Root-mean-square norm of rows: alone, of two rows side by side, or after an addition to the residual stream."""
 
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import call
 from pallas_kernels.product import Product
-from pallas_kernels.rms_norm.pallas_triton import pallas_triton_add_norm, pallas_triton_norm
-from pallas_kernels.rms_norm.reference import reference_add_norm, reference_norm
+from pallas_kernels.rms_norm.pallas_triton import pallas_triton_add_norm, pallas_triton_norm, pallas_triton_norm_pair
+from pallas_kernels.rms_norm.reference import reference_add_norm, reference_norm, reference_norm_pair
 
 IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_triton_norm}
+PAIR_IMPLEMENTATIONS = {"reference": reference_norm_pair, "pallas_triton": pallas_triton_norm_pair}
 ADD_IMPLEMENTATIONS = {"reference": reference_add_norm, "pallas_triton": pallas_triton_add_norm}
 
 
@@ -24,6 +25,26 @@ def rms_norm(
     """
     _check(x, weight=weight)
     return call("rms_norm", IMPLEMENTATIONS, implementation, (x, weight), eps=eps)
+
+
+def norm_pair(
+    left: Float[Array, "*rows h"],
+    right: Float[Array, "*rows h"],
+    left_weight: Float[Array, " h"],
+    right_weight: Float[Array, " h"],
+    eps: float,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "*rows 2*h"]:
+    """The norms of both, side by side: what draft heads read.
+
+    `implementation`: a name from PAIR_IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+
+    Raises:
+        ValueError: left, right and the weights differ in dtype, or the name of the implementation is unknown.
+    """
+    _check(left, right=right, left_weight=left_weight, right_weight=right_weight)
+    return call("norm_pair", PAIR_IMPLEMENTATIONS, implementation, (left, right, left_weight, right_weight), eps=eps)
 
 
 def add_norm(

@@ -1,4 +1,4 @@
-"""RMS norm as one launch, alone or after an addition. See `api`."""
+"""RMS norm as one launch: alone, of two rows, or after an addition. See `api`."""
 
 from functools import partial
 
@@ -24,6 +24,19 @@ def pallas_triton_norm(
     return _call("rms_norm", _norm_row, out, eps, interpret)(flat, weight).reshape(x.shape)
 
 
+@jax.named_scope("norm_pair")
+def pallas_triton_norm_pair(
+    left: Float[Array, "*rows h"], right: Float[Array, "*rows h"], left_weight: Array, right_weight: Array, eps: float,
+    *, interpret: bool = False,
+) -> Float[Array, "*rows 2*h"]:  # fmt: skip
+    """Two programs per row, one for each side. XLA takes one launch for each norm and one to join them."""
+    *rows, size = left.shape
+    flat = (left.reshape(-1, size), right.reshape(-1, size))
+    out = jax.ShapeDtypeStruct((len(flat[0]), 2, size), left.dtype)
+    normed = _call("norm_pair", _norm_pair_row, out, eps, interpret, sides=2)(*flat, left_weight, right_weight)
+    return normed.reshape(*rows, 2 * size)
+
+
 @jax.named_scope("add_norm")
 def pallas_triton_add_norm(
     x: Float[Array, "*rows h"], product: Product, weight: Float[Array, " h"], eps: float, *, interpret: bool = False
@@ -36,11 +49,11 @@ def pallas_triton_add_norm(
     return total.reshape(x.shape), normed.reshape(x.shape)
 
 
-def _call(name: str, kernel, out_shape, eps: float, interpret: bool):
-    rows, size = jax.tree.leaves(out_shape)[0].shape
+def _call(name: str, kernel, out_shape, eps: float, interpret: bool, sides: int = 1):
+    rows, *_, size = jax.tree.leaves(out_shape)[0].shape
     return pl.pallas_call(
         partial(kernel, eps=eps),
-        grid=(rows,),
+        grid=(rows, sides),
         out_shape=out_shape,
         compiler_params=pltriton.CompilerParams(
             num_warps=min(16, pl.next_power_of_2(pl.cdiv(size, ELEMENTS_PER_WARP))), num_stages=1
@@ -54,7 +67,22 @@ def _norm_row(x_ref, weight_ref, out_ref, *, eps: float):
     row = pl.program_id(0)
     columns, inside = _columns(x_ref)
     values = pltriton.load(x_ref.at[row, columns], mask=inside, other=0).astype(jnp.float32)
-    _store_normed(values, weight_ref, out_ref, row, eps)
+    weight = pltriton.load(weight_ref.at[columns], mask=inside, other=0)
+    pltriton.store(out_ref.at[row, columns], _normed(values, weight, x_ref.shape[1], eps, out_ref.dtype), mask=inside)
+
+
+def _norm_pair_row(left_ref, right_ref, left_weight_ref, right_weight_ref, out_ref, *, eps: float):
+    row, side = pl.program_id(0), pl.program_id(1)
+    columns, inside = _columns(left_ref)
+    on_left, on_right = inside & (side == 0), inside & (side == 1)
+
+    def of_side(left, right):
+        return pltriton.load(left, mask=on_left, other=0) + pltriton.load(right, mask=on_right, other=0)
+
+    values = of_side(left_ref.at[row, columns], right_ref.at[row, columns]).astype(jnp.float32)
+    weight = of_side(left_weight_ref.at[columns], right_weight_ref.at[columns])
+    normed = _normed(values, weight, left_ref.shape[1], eps, out_ref.dtype)
+    pltriton.store(out_ref.at[row, side, columns], normed, mask=inside)
 
 
 def _add_norm_row(x_ref, parts_ref, weight_ref, *refs, eps: float):
@@ -66,7 +94,9 @@ def _add_norm_row(x_ref, parts_ref, weight_ref, *refs, eps: float):
     total = pltriton.load(x_ref.at[row, columns], mask=inside, other=0).astype(jnp.float32) + product
     total = total.astype(total_ref.dtype)
     pltriton.store(total_ref.at[row, columns], total, mask=inside)
-    _store_normed(total.astype(jnp.float32), weight_ref, normed_ref, row, eps)
+    weight = pltriton.load(weight_ref.at[columns], mask=inside, other=0)
+    normed = _normed(total.astype(jnp.float32), weight, x_ref.shape[1], eps, normed_ref.dtype)
+    pltriton.store(normed_ref.at[row, columns], normed, mask=inside)
 
 
 def _columns(ref):
@@ -75,9 +105,6 @@ def _columns(ref):
     return columns, columns < ref.shape[1]
 
 
-def _store_normed(values, weight_ref, out_ref, row, eps: float):
-    """Norms a row, which is 0 behind its end."""
-    columns, inside = _columns(out_ref)
-    scaled = values * jax.lax.rsqrt(jnp.sum(values * values) / out_ref.shape[1] + eps)
-    weight = pltriton.load(weight_ref.at[columns], mask=inside, other=0)
-    pltriton.store(out_ref.at[row, columns], scaled.astype(out_ref.dtype) * weight, mask=inside)
+def _normed(values, weight, size: int, eps: float, dtype):
+    """The norm of a row of this size, whose values are 0 behind its end."""
+    return (values * jax.lax.rsqrt(jnp.sum(values * values) / size + eps)).astype(dtype) * weight

@@ -13,6 +13,12 @@ def reference_norm(x: Float[Array, "*rows h"], weight: Float[Array, " h"], eps: 
     return wide.astype(x.dtype) * weight
 
 
+def reference_norm_pair(
+    left: Float[Array, "*rows h"], right: Float[Array, "*rows h"], left_weight: Array, right_weight: Array, eps: float
+) -> Float[Array, "*rows 2*h"]:
+    return jnp.concatenate([reference_norm(left, left_weight, eps), reference_norm(right, right_weight, eps)], -1)
+
+
 def reference_add_norm(
     x: Float[Array, "*rows h"], product: Product, weight: Float[Array, " h"], eps: float
 ) -> tuple[Float[Array, "*rows h"], Float[Array, "*rows h"]]:

@@ -10,6 +10,8 @@ from jaxspec.commands.common import load_prompts
 from jaxspec.commands.workbench import Workbench, run
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
+from jaxspec.llm import LLM
+from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
 
 PROMPTS, TOKENS, SPEC = 16, 64, SpecConfig(5, 4, 8)
@@ -29,27 +31,48 @@ KINDS = (
 """The last two are the greedy neighbours of the others."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """500 requests of every kind of sampling with every tree, and their texts by plain decoding."""
+
+    llm: LLM
+    requests: list[tuple[list[int], SamplingParams, SpecConfig]]
+    plain: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, seeds: int = 10) -> "Work":
+        bench = Workbench(None, None, context_length=2)
+        prompts = itertools.cycle(bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts))
+        requests = [
+            (next(prompts), dataclasses.replace(kind, seed=number, max_tokens=16, ignore_eos=True), tree)
+            for number, (tree, _, kind) in enumerate(itertools.product(TREES, range(seeds), KINDS))
+        ]
+        return cls(bench.llm, requests, texts(bench.llm, None, requests, 8))
+
+
+def texts(llm: LLM, head: LoadedHead | None, work: list[tuple], batch: int) -> list[tuple[int, ...]]:
+    """The tokens of each request, decoded side by side, plainly if there is no head."""
+    config = EngineConfig(max_running_requests=batch, context_length=256, prefix_cache=False)
+    spec, trees = (SPEC, TREES[1:]) if head else (PLAIN, ())
+    engine = Engine(llm.target, head, llm.tokenizer, spec, dataclasses.replace(config, request_trees=trees))
+    requests = [engine.add(prompt, params, tree=tree if head else None) for prompt, params, tree in work]
+    while engine.has_work:
+        engine.step()
+    return [tuple(request.output) for request in requests]
+
+
+@pytest.fixture(scope="module")
+def work() -> Work:
+    return Work.of()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [1, 8])
-def test_texts_are_those_of_plain_decoding(batch, seeds=10):
-    """500 requests of every kind of sampling with every tree, side by side."""
-    bench = Workbench(None, None, context_length=2)
-    llm, prompts = bench.llm, bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts)
-    work = [
-        (prompts[number % PROMPTS], dataclasses.replace(kind, seed=number, max_tokens=16, ignore_eos=True), tree)
-        for number, (_, tree, kind) in enumerate(itertools.product(range(seeds), TREES, KINDS))
-    ]
-    config = EngineConfig(max_running_requests=batch, context_length=256, prefix_cache=False)
-    texts = []
-    for head, spec, trees in ((None, PLAIN, ()), (llm.head, SPEC, TREES[1:])):
-        engine = Engine(llm.target, head, llm.tokenizer, spec, dataclasses.replace(config, request_trees=trees))
-        requests = [engine.add(prompt, params, tree=tree if head else None) for prompt, params, tree in work]
-        while engine.has_work:
-            engine.step()
-        texts.append([tuple(request.output) for request in requests])
-    assert all(map(len, texts[0]))
-    different = [work[number][1:] for number, (plain, drafted) in enumerate(zip(*texts, strict=True)) if plain != drafted]
-    assert different == []
+def test_texts_are_those_of_plain_decoding(work, batch):
+    drafted = texts(work.llm, work.llm.head, work.requests, batch)
+    assert all(map(len, work.plain))
+    pairs = zip(work.requests, work.plain, drafted, strict=True)
+    assert [request[1:] for request, plain, other in pairs if plain != other] == []
 
 
 @pytest.mark.exhaustive

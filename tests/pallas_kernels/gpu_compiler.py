@@ -21,7 +21,7 @@ from jaxspec.planner.worker import gpu_mesh
 from pallas_kernels.cache_write import cache_write
 from pallas_kernels.cutoff import cutoff
 from pallas_kernels.product import Product
-from pallas_kernels.rms_norm import add_norm, rms_norm
+from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.skinny_matmul import AddResidual, Best, SwiGlu, skinny_matmul
 from pallas_kernels.tree_attention import tree_attention
@@ -72,8 +72,10 @@ def triton_kernels() -> Iterator[Kernel]:
     for heads in ((28, 4), (32, 32), (8, 1)):  # Qwen2-7B, Llama-2-7B, and one KV head
         yield from (attention("pallas_triton", 1, w, heads=heads, dtype=jnp.float16) for w in (1, 8))
     for rows in (1, 32, 2048):
-        norm, add = (partial(each, eps=1e-5, implementation="pallas_triton") for each in (rms_norm, add_norm))
+        norms = (partial(each, eps=1e-5, implementation="pallas_triton") for each in (rms_norm, norm_pair, add_norm))
+        norm, pair, add = norms
         yield Kernel(f"rms_norm, {rows} rows", norm, (shape(1, rows, HIDDEN), shape(HIDDEN)))
+        yield Kernel(f"norm_pair, {rows} rows", pair, (*[shape(1, rows, HIDDEN)] * 2, *[shape(HIDDEN)] * 2))
         for k in (HIDDEN, INTERMEDIATE):
             product = Product(shape(1, rows, k), shape(k, HIDDEN))
             yield Kernel(f"add_norm, {rows} rows, {k} wide", add, (shape(1, rows, HIDDEN), product, shape(HIDDEN)))

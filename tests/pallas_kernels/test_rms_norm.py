@@ -1,4 +1,4 @@
-"""RMS norm, alone and after an addition, against its formula, in every implementation."""
+"""RMS norm, alone, of two rows and after an addition, against its formula, in every implementation."""
 
 from functools import partial
 
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from pallas_kernels.product import Product
-from pallas_kernels.rms_norm.api import ADD_IMPLEMENTATIONS, IMPLEMENTATIONS, add_norm, rms_norm
+from pallas_kernels.rms_norm.api import ADD_IMPLEMENTATIONS, IMPLEMENTATIONS, PAIR_IMPLEMENTATIONS, add_norm, norm_pair, rms_norm
 from tests.sets import exhaustive
 
-RUNNABLE, RUNNABLE_ADD = (
+RUNNABLE, RUNNABLE_PAIR, RUNNABLE_ADD = (
     {name: norm if name == "reference" else partial(norm, interpret=True) for name, norm in table.items()}
-    for table in (IMPLEMENTATIONS, ADD_IMPLEMENTATIONS)
+    for table in (IMPLEMENTATIONS, PAIR_IMPLEMENTATIONS, ADD_IMPLEMENTATIONS)
 )
 
 
@@ -35,6 +35,19 @@ def test_equals_the_formula(implementation, shape, dtype, tolerance):
     expected = formula(np.asarray(x, np.float64), np.asarray(weight, np.float64))
     assert got.dtype == x.dtype and got.shape == x.shape
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("implementation", RUNNABLE_PAIR)
+@pytest.mark.parametrize("shape", [(1, 1, 64), (2, 3, 96)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pair_is_the_two_norms_side_by_side(implementation, shape, dtype):
+    """Bit by bit."""
+    rng = np.random.default_rng(shape[-1])
+    sides = [jnp.asarray(3 * rng.normal(size=shape), dtype) for _ in range(2)]
+    weights = [jnp.asarray(rng.normal(size=shape[-1:]), dtype) for _ in range(2)]
+    got = RUNNABLE_PAIR[implementation](*sides, *weights, 1e-3)
+    expected = [RUNNABLE[implementation](side, weight, 1e-3) for side, weight in zip(sides, weights, strict=True)]
+    assert got.dtype == expected[0].dtype and (got == jnp.concatenate(expected, -1)).all()
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE_ADD)
@@ -64,5 +77,7 @@ def test_mixed_dtypes_are_refused():
     half = jnp.ones((1, 2), jnp.bfloat16)
     with pytest.raises(ValueError, match="x is bfloat16 and weight is float32: they must have the same dtype"):
         rms_norm(half, jnp.ones(2), 1e-5)
+    with pytest.raises(ValueError, match="x is bfloat16 and right_weight is float32: they must have the same dtype"):
+        norm_pair(half, half, jnp.ones(2, jnp.bfloat16), jnp.ones(2), 1e-5)
     with pytest.raises(ValueError, match="x is bfloat16 and product is float32: they must have the same dtype"):
         add_norm(half, Product(jnp.ones((1, 2)), jnp.ones((2, 2))), jnp.ones(2, jnp.bfloat16), 1e-5)

@@ -17,7 +17,17 @@ from tests.planner.files import config_file
 
 CONTEXT, LAYERS = 4096, 8
 TREES = (SpecConfig(5, 4, 8), SpecConfig(5, 8, 32), PLAIN)
-KERNELS = {"rms_norm", "add_norm", "rotate_qkv", "tree_attention_split", "tree_attention_merge", "cache_write", "cutoff", "topk"}
+KERNELS = {
+    "rms_norm",
+    "norm_pair",
+    "add_norm",
+    "rotate_qkv",
+    "tree_attention_split",
+    "tree_attention_merge",
+    "cache_write",
+    "cutoff",
+    "topk",
+}
 """All of them ours but the last, which is XLA's."""
 
 

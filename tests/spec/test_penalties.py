@@ -148,7 +148,7 @@ def test_a_stop_token_is_drawn_too_early_only_if_nothing_else_is_allowed(tempera
     def adjust(logits, nodes):
         return adjust_logits(logits, positions, context, settings, bias)
 
-    tokens = choose(logits, positions, settings, jnp.ones(20, bool), adjust)
+    tokens = choose(logits, positions, jnp.max(settings.kind), lambda: settings, adjust)
     assert set(np.asarray(tokens).ravel()) <= expected
 
 

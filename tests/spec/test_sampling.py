@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.spec.sampling import NODES_AT_ONCE, choose, gumbel_noise, logprobs_if, logprobs_of
-from jaxspec.spec.settings import MAX_STOP_TOKENS, SamplingKind, Settings, neutral_settings, settings_row
+from jaxspec.spec.settings import MAX_STOP_TOKENS, SamplingKind, Settings, highest_kind, neutral_settings, settings_row
 from tests.spec.distribution_in_numpy import softmax
 from tests.spec.rows import settings_of
 
@@ -28,7 +28,12 @@ def unchanged(logits: jnp.ndarray, nodes: slice) -> jnp.ndarray:
     return logits
 
 
-compiled_choose = jax.jit(choose, static_argnames="adjust")
+def choose_active(logits, positions, settings, active, adjust):
+    """The tokens of a batch whose other rows are done."""
+    return choose(logits, positions, highest_kind(settings, active), lambda: settings, adjust)
+
+
+compiled_choose = jax.jit(choose_active, static_argnames="adjust")
 
 
 def chosen(logits, positions, params, *, company=(), adjust=unchanged) -> np.ndarray:
@@ -125,8 +130,8 @@ def test_only_active_rows_say_what_a_batch_runs():
     def poison(logits, nodes):
         return jnp.full_like(logits, jnp.nan).at[..., 7].set(jnp.inf)
 
-    quiet = choose(logits, positions, settings, jnp.array([True, False]), poison)
-    loud = choose(logits, positions, settings, jnp.array([True, True]), poison)
+    quiet = choose_active(logits, positions, settings, jnp.array([True, False]), poison)
+    loud = choose_active(logits, positions, settings, jnp.array([True, True]), poison)
     assert quiet[0, 0] == logits[0, 0].argmax() and loud[0, 0] != quiet[0, 0]
 
 
