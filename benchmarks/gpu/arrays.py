@@ -151,8 +151,8 @@ def norm(lab: Lab, batch: int, rows: int) -> tuple[jax.Array, ...]:
 
 def norm_pair(lab: Lab, batch: int, rows: int) -> tuple[jax.Array, ...]:
     """norm_pair's arguments except eps."""
-    (left, weight), (right, _) = norm(lab, batch, rows), norm(lab, batch, rows + 1)
-    return left, right[:, :rows], weight, weight[::-1]
+    left, weight = norm(lab, batch, rows)
+    return left, random_array(3, left.shape, lab.dtype, 1.0), weight, random_array(4, weight.shape, lab.dtype, NORM_WEIGHT)
 
 
 def layouts(lab: Lab) -> tuple[QkvLayout, QkvLayout]:

@@ -54,6 +54,8 @@ FLAGS = {
     "autotune level 4": "--xla_gpu_autotune_level=4",
 }
 """Settings of XLA, by name. CUB's sort is off as it is (jaxspec/engine/programs.py says why)."""
+AT_ONCE = ("1", "8")
+"""Requests that the server answers at a time, as the keys of its row."""
 UPDATES = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=3,command_executor=1"}
 """Lets XLA log how many nodes of a CUDA graph it changes before a launch."""
 OTHER = Run("torch", uses_jax=False)

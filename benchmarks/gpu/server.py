@@ -11,10 +11,9 @@ from typing import Any
 from .. import serving, start
 from .kernels import Cases
 from .lab import Lab, Skip
+from .parts import AT_ONCE
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "aiohttp")
-AT_ONCE = (1, 8)
-"""Requests."""
 
 
 def cases(lab: Lab, run: str) -> Cases:
@@ -30,7 +29,8 @@ def load(lab: Lab) -> dict[str, Any]:
         with lab.compile_phase():
             url, _ = until_measured.enter_context(start.serving([], cache))
         out = Path(folder) / "serving.jsonl"
-        for requests in AT_ONCE:
-            serving.main(["--base-url", url, "--num-prompts", "32", "--max-concurrency", str(requests), "--out", str(out)])
+        for at_once in AT_ONCE:
+            options = {"base-url": url, "num-prompts": lab.size.server_requests, "max-concurrency": at_once, "out": out}
+            serving.main([f"--{name}={value}" for name, value in options.items()])
         results = [json.loads(line)["results"] for line in out.read_text().splitlines()]
-        return {"at_once": dict(zip(map(str, AT_ONCE), results, strict=True))}
+        return {"at_once": dict(zip(AT_ONCE, results, strict=True))}

@@ -57,6 +57,8 @@ class Size:
     engine_requests: tuple[int, ...]
     engine_cycles: int
     """Cycles that are timed at a time."""
+    server_requests: int
+    """Requests that the server gets, for each number of them at once."""
     prefill_chunks: tuple[int, ...]
     prefill_contexts: tuple[int, ...]
     copy_bytes: int
@@ -130,6 +132,7 @@ FULL = Size(
     tile_shapes=((8, 1024), (4, 1024), (1, 1024), (8, 32768)),
     engine_requests=(1, 8),
     engine_cycles=48,
+    server_requests=32,
     prefill_chunks=(256, 2048),
     prefill_contexts=(0, 4096),
     copy_bytes=1 << 30,
@@ -154,6 +157,7 @@ SMALL = Size(
     tile_shapes=((4, 32),),
     engine_requests=(1, 2),
     engine_cycles=4,
+    server_requests=8,
     prefill_chunks=(16,),
     prefill_contexts=(32,),
     copy_bytes=1 << 16,

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import record
 from ..record import Spread
-from .parts import ANCHORS, FLAGS, ORDER
+from .parts import ANCHORS, AT_ONCE, FLAGS, ORDER
 
 Row = Mapping[str, Any]
 Column = Callable[[Row], str]
@@ -118,7 +118,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "peer": {"": text("name"), "step, ms (min..max)": spread("milliseconds"), "context": text("context")},
     "server": {
         f"{name}, {requests} at once": under_load(show, requests)
-        for requests in ("1", "8")
+        for requests in AT_ONCE
         for name, show in {
             "requests/s": number("requests_per_second", 1),
             "tokens/s": number("output_tokens_per_second", 0),

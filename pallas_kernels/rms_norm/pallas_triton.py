@@ -68,7 +68,7 @@ def _norm_row(x_ref, weight_ref, out_ref, *, eps: float):
     columns, inside = _columns(x_ref)
     values = pltriton.load(x_ref.at[row, columns], mask=inside, other=0).astype(jnp.float32)
     weight = pltriton.load(weight_ref.at[columns], mask=inside, other=0)
-    pltriton.store(out_ref.at[row, columns], _normed(values, weight, x_ref.shape[1], eps, out_ref.dtype), mask=inside)
+    _store_normed(values, weight, out_ref, (row, columns), inside, eps)
 
 
 def _norm_pair_row(left_ref, right_ref, left_weight_ref, right_weight_ref, out_ref, *, eps: float):
@@ -81,8 +81,7 @@ def _norm_pair_row(left_ref, right_ref, left_weight_ref, right_weight_ref, out_r
 
     values = of_side(left_ref.at[row, columns], right_ref.at[row, columns]).astype(jnp.float32)
     weight = of_side(left_weight_ref.at[columns], right_weight_ref.at[columns])
-    normed = _normed(values, weight, left_ref.shape[1], eps, out_ref.dtype)
-    pltriton.store(out_ref.at[row, side, columns], normed, mask=inside)
+    _store_normed(values, weight, out_ref, (row, side, columns), inside, eps)
 
 
 def _add_norm_row(x_ref, parts_ref, weight_ref, *refs, eps: float):
@@ -95,8 +94,7 @@ def _add_norm_row(x_ref, parts_ref, weight_ref, *refs, eps: float):
     total = total.astype(total_ref.dtype)
     pltriton.store(total_ref.at[row, columns], total, mask=inside)
     weight = pltriton.load(weight_ref.at[columns], mask=inside, other=0)
-    normed = _normed(total.astype(jnp.float32), weight, x_ref.shape[1], eps, normed_ref.dtype)
-    pltriton.store(normed_ref.at[row, columns], normed, mask=inside)
+    _store_normed(total.astype(jnp.float32), weight, normed_ref, (row, columns), inside, eps)
 
 
 def _columns(ref):
@@ -105,6 +103,7 @@ def _columns(ref):
     return columns, columns < ref.shape[1]
 
 
-def _normed(values, weight, size: int, eps: float, dtype):
-    """The norm of a row of this size, whose values are 0 behind its end."""
-    return (values * jax.lax.rsqrt(jnp.sum(values * values) / size + eps)).astype(dtype) * weight
+def _store_normed(values, weight, out_ref, place, inside, eps: float):
+    """Norms a row, whose values are 0 behind its end, and stores it there."""
+    scaled = values * jax.lax.rsqrt(jnp.sum(values * values) / out_ref.shape[-1] + eps)
+    pltriton.store(out_ref.at[place], scaled.astype(out_ref.dtype) * weight, mask=inside)

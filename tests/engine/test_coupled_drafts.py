@@ -51,7 +51,7 @@ class Work:
 
 
 def texts(llm: LLM, head: LoadedHead | None, work: list[tuple], batch: int) -> list[tuple[int, ...]]:
-    """The tokens of each request, decoded side by side, plainly if there is no head."""
+    """The tokens of each request. Up to `batch` requests run together; without a head, decoding is plain."""
     config = EngineConfig(max_running_requests=batch, context_length=256, prefix_cache=False)
     spec, trees = (SPEC, TREES[1:]) if head else (PLAIN, ())
     engine = Engine(llm.target, head, llm.tokenizer, spec, dataclasses.replace(config, request_trees=trees))
