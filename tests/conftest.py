@@ -15,13 +15,11 @@ from tests.sets import SETS
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there: tests that download run a Hub of their own
-# Tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
-# (A module per program, as the other worker has the other core.)
 QUICK_COMPILER = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
 )
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}"
-
+"""The default set compiles many small programs and runs each a few times: optimizing them would cost twice the time that it saves.
+(A module per program, as the other worker has the other core.) Exhaustive tests run programs for minutes, as users do."""
 CACHE_BYTES = 4 << 30
 """The oldest programs beyond this are removed at the start. (JAX's own bound reads the whole directory for each new program.)"""
 
@@ -71,7 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         remove_oldest(directory, CACHE_BYTES)
+        if not runs_long(config.option.markexpr):
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}".strip()
     config.stash[LEFT_OUT] = Counter()
+
+
+def runs_long(chosen: str) -> bool:
+    """Whether pytest's -m asks for exhaustive tests."""
+    return "exhaustive" in chosen and not chosen.startswith("not ")
 
 
 def remove_oldest(directory: Path, most: int) -> None:
@@ -220,5 +225,5 @@ def gpu_compiler() -> Iterator[None]:
     if reason := why_not("h100"):
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("XLA_FLAGS")
+        patch.delenv("XLA_FLAGS", raising=False)
         yield

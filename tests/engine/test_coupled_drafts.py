@@ -7,14 +7,15 @@ import jax
 import pytest
 
 from jaxspec.commands.common import load_prompts
-from jaxspec.commands.workbench import Workbench, run
+from jaxspec.commands.workbench import Pass, Workbench, run
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 from jaxspec.engine.engine import Engine
 from jaxspec.llm import LLM
 from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import largest_sizes_only
 
-PROMPTS, TOKENS, SPEC = 16, 64, SpecConfig(5, 4, 8)
+PROMPTS, CHUNK, TOKENS, SPEC = 16, 64, 64, SpecConfig(5, 4, 8)
 TREES = (SPEC, SpecConfig(3, 1, 4), SpecConfig(5, 4, 16), SpecConfig(2, 2, 4), SpecConfig(4, 8, 24))
 KINDS = (
     SamplingParams(temperature=1.0),
@@ -52,9 +53,10 @@ class Work:
 
 def texts(llm: LLM, head: LoadedHead | None, work: list[tuple], batch: int) -> list[tuple[int, ...]]:
     """The tokens of each request. Up to `batch` requests run together; without a head, decoding is plain."""
-    config = EngineConfig(max_running_requests=batch, context_length=256, prefix_cache=False)
+    config = EngineConfig(max_running_requests=batch, context_length=256, prefill_chunk=CHUNK, prefix_cache=False)
     spec, trees = (SPEC, TREES[1:]) if head else (PLAIN, ())
     engine = Engine(llm.target, head, llm.tokenizer, spec, dataclasses.replace(config, request_trees=trees))
+    largest_sizes_only(engine)
     requests = [engine.add(prompt, params, tree=tree if head else None) for prompt, params, tree in work]
     while engine.has_work:
         engine.step()
@@ -83,16 +85,19 @@ def test_sampled_drafts_are_accepted_whatever_the_head_thinks_of_itself():
     llm, prompts = bench.llm, bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts)
     params = [SamplingParams(max_tokens=TOKENS, seed=seed, ignore_eos=True) for seed in range(len(prompts))]
 
+    def decoded(head: LoadedHead | None, **options) -> Pass:
+        config = EngineConfig(max_running_requests=8, context_length=256, prefill_chunk=CHUNK, **options)
+        engine = Engine(llm.target, head, llm.tokenizer, SPEC if head else PLAIN, config)
+        largest_sizes_only(engine)
+        return run(engine, prompts, params)
+
     def accept_length(factor: float, **options) -> float:
-        head = llm.head
-        lm_head = jax.tree.map(lambda array: factor * array, head.params["lm_head"])
-        head = dataclasses.replace(head, params=head.params | {"lm_head": lm_head})
-        config = EngineConfig(max_running_requests=8, context_length=256, **options)
-        done = run(Engine(llm.target, head, llm.tokenizer, SPEC, config), prompts, params)
+        lm_head = jax.tree.map(lambda array: factor * array, llm.head.params["lm_head"])
+        done = decoded(dataclasses.replace(llm.head, params=llm.head.params | {"lm_head": lm_head}), **options)
         assert options or done.tokens == plain.tokens
         return done.accept_length
 
-    plain = run(bench.engine(PLAIN, 8, 256), prompts, params)
+    plain = decoded(None)
     uncoupled = accept_length(1.0, accept_threshold_acc=0.999999)
     as_trained, flat, sharp = map(accept_length, (1.0, 0.5, 2.0))
     assert as_trained > 1.3 * uncoupled
