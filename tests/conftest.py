@@ -18,8 +18,12 @@ os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there: tests 
 QUICK_COMPILER = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
 )
-"""The default set compiles many small programs and runs each a few times: optimizing them would cost twice the time that it saves.
-(A module per program, as the other worker has the other core.) Exhaustive tests run programs for minutes, as users do."""
+"""Most tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
+(A module per program, as the other worker has the other core.)"""
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}".strip()
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""For tests marked runs_long."""
+
 CACHE_BYTES = 4 << 30
 """The oldest programs beyond this are removed at the start. (JAX's own bound reads the whole directory for each new program.)"""
 
@@ -34,6 +38,10 @@ LEFT_OUT = pytest.StashKey[Counter]()
 ON_LIVE_SERVER = ("tests/clients/", "tests/browser/test_page.py")
 """They share one server, so one worker runs them."""
 SLOW = (
+    "browser/test_page.py",
+    "engine/test_coupled_drafts.py",
+    "benchmarks/test_gpu.py",
+    "planner/test_gpu_program.py",
     "test_llm.py",
     "test_python_api.py",
     "engine/test_fault_run.py",
@@ -69,14 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         remove_oldest(directory, CACHE_BYTES)
-        if not runs_long(config.option.markexpr):
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}".strip()
     config.stash[LEFT_OUT] = Counter()
-
-
-def runs_long(chosen: str) -> bool:
-    """Whether pytest's -m asks for exhaustive tests."""
-    return "exhaustive" in chosen and not chosen.startswith("not ")
 
 
 def remove_oldest(directory: Path, most: int) -> None:
@@ -161,7 +162,7 @@ class SharedPrograms:
     """Engines of one process share what they compile: programs take weights and state as arguments, so equal ones are the same."""
 
     def __init__(self) -> None:
-        self.is_on = True
+        self.is_on, self.optimized = True, False
         self._compiled: dict[Hashable, object] = {}
 
     def instead_of(self, compile_one):
@@ -170,9 +171,11 @@ class SharedPrograms:
         def shared(programs, program):
             if not self.is_on:
                 return compile_one(programs, program)
-            identity = programs.identity(program)
+            identity = programs.identity(program), self.optimized
             if identity not in self._compiled:
-                self._compiled[identity] = compile_one(programs, program)
+                self._compiled[identity] = (
+                    programs.lower(program).compile(OPTIMIZED) if self.optimized else compile_one(programs, program)
+                )
             return self._compiled[identity]
 
         return shared
@@ -196,6 +199,7 @@ def shared_programs(compilation_cache) -> Iterator[SharedPrograms]:
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test's module
 def pytest_runtest_setup(item: pytest.Item) -> None:
     SHARED_PROGRAMS.is_on = item.get_closest_marker("compiles") is None
+    SHARED_PROGRAMS.optimized = item.get_closest_marker("runs_long") is not None
 
 
 @pytest.fixture(scope="module", autouse=True)

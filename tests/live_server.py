@@ -14,7 +14,7 @@ START_SECONDS = 1800
 """Compiling every program of the built-in model on a busy machine."""
 END_SECONDS = 90
 """Running requests have 30 s to finish after SIGTERM."""
-FLAGS = ("--max-running-requests", "4", "--compile-ahead", "all", "--speculative-request-trees", "0 3/1/4")
+FLAGS = ("--max-running-requests", "2", "--compile-ahead", "all", "--speculative-request-trees", "0 3/1/4")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ def running_server(folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS) ->
     hold no traceback."""
     log = folder / "server.log"
     command = [sys.executable, "-m", "jaxspec.serve", "--port", "0", *usual, *flags]
-    with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as process:
+    environment = optimizing() | {"PYTHONUNBUFFERED": "1"}
+    with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=environment) as process:
         try:
             yield LiveServer(url_in(log, process), process.pid, log)
             process.terminate()
@@ -41,6 +42,11 @@ def running_server(folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS) ->
             process.kill()
     assert status == 0, f"the server ended with status {status}:\n{end_of(log)}"
     assert "Traceback" not in log.read_text(), f"something failed in the server: see {log}"
+
+
+def optimizing() -> dict[str, str]:
+    """The environment of a process whose programs run long: without the flags of tests/conftest.py."""
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
 def url_in(log: Path, process: subprocess.Popen) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.live_server import optimizing
 from tests.reference import FIXTURES
 
 pytestmark = [
@@ -21,7 +22,7 @@ SCRIPT = Path(__file__).with_name("smollm2_checks.py")
 
 @pytest.fixture(scope="module")
 def found():
-    ended = subprocess.run([sys.executable, SCRIPT, GOLDEN], capture_output=True, text=True, timeout=1800)
+    ended = subprocess.run([sys.executable, SCRIPT, GOLDEN], env=optimizing(), capture_output=True, text=True, timeout=1800)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.splitlines()[-1])
 

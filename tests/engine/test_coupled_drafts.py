@@ -15,6 +15,7 @@ from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only
 
+pytestmark = [pytest.mark.exhaustive, pytest.mark.runs_long]
 PROMPTS, CHUNK, TOKENS, SPEC = 16, 64, 64, SpecConfig(5, 4, 8)
 TREES = (SPEC, SpecConfig(3, 1, 4), SpecConfig(5, 4, 16), SpecConfig(2, 2, 4), SpecConfig(4, 8, 24))
 KINDS = (
@@ -34,14 +35,14 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """500 requests of every kind of sampling with every tree, and their texts by plain decoding."""
+    """250 requests of every kind of sampling with every tree, and their texts by plain decoding."""
 
     llm: LLM
     requests: list[tuple[list[int], SamplingParams, SpecConfig]]
     plain: list[tuple[int, ...]]
 
     @classmethod
-    def of(cls, seeds: int = 10) -> "Work":
+    def of(cls, seeds: int = 5) -> "Work":
         bench = Workbench(None, None, context_length=2)
         prompts = itertools.cycle(bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts))
         requests = [
@@ -68,7 +69,6 @@ def work() -> Work:
     return Work.of()
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [1, 8])
 def test_texts_are_those_of_plain_decoding(work, batch):
     drafted = texts(work.llm, work.llm.head, work.requests, batch)
@@ -77,7 +77,6 @@ def test_texts_are_those_of_plain_decoding(work, batch):
     assert [request[1:] for request, plain, other in pairs if plain != other] == []
 
 
-@pytest.mark.exhaustive
 def test_sampled_drafts_are_accepted_whatever_the_head_thinks_of_itself():
     """The head's logits as trained, half and twice as large. Drafts that may not look at the noise, because of thresholds (which
     accept nothing that is not chosen), show what coupling brings."""
