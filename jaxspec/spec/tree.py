@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -72,12 +73,13 @@ def root_only(root: Int[Array, " b"]) -> Tree:
 
 
 def chain(root: Int[Array, " b"], tokens: Int[Array, "b c"]) -> Tree:
-    """Each token is the child of the one before it. All but the tokens is constant.
+    """Each token is the child of the one before it. All but the tokens is constant, made by NumPy: XLA then packs the mask when it
+    compiles.
 
     In:  root [7], tokens [[4, 9]]
     Out: tokens [[7, 4, 9]], parents [[-1, 0, 1]], depth [[0, 1, 2]], mask [[[1,0,0], [1,1,0], [1,1,1]]]
     """
     batch, nodes = tokens.shape[0], tokens.shape[1] + 1
-    depth = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), (batch, nodes))
-    mask = jnp.broadcast_to(jnp.tril(jnp.ones((nodes, nodes), bool)), (batch, nodes, nodes))
+    depth = jnp.asarray(np.tile(np.arange(nodes, dtype=np.int32), (batch, 1)))
+    mask = jnp.asarray(np.tile(np.tri(nodes, dtype=bool), (batch, 1, 1)))
     return Tree(jnp.concatenate([root[:, None], tokens], 1), depth - 1, depth, mask)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int32
 
 BITS = 32
@@ -22,16 +23,17 @@ class PackedMask(NamedTuple):
 
 
 def pack_mask(mask: Bool[Array, "b w s"]) -> PackedMask:
-    """Packs a mask. All layers share one mask, so XLA computes this once per program, not once per layer.
+    """Packs a mask. All layers share one mask, so XLA computes this once per program, not once per layer; that of a chain, a
+    constant, when it compiles. (XLA computes no `iota` then, so the numbers here are NumPy's.)
 
     In:  mask [[[True, False, True], [False, False, False]]]
     Out: bits [[[0b101], [0]]], first [[0, 3]], end [[3, 0]]
     """
     b, w, s = mask.shape
     padded = jnp.pad(mask, ((0, 0), (0, 0), (0, -s % BITS))).reshape(b, w, -1, BITS)
-    powers = jnp.left_shift(jnp.uint32(1), jnp.arange(BITS, dtype=jnp.uint32))
+    powers = np.left_shift(np.uint32(1), np.arange(BITS, dtype=np.uint32))
     words = jnp.where(padded, powers, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
-    keys = jnp.arange(s, dtype=jnp.int32)
+    keys = np.arange(s, dtype=np.int32)
     return PackedMask(
         bits=jax.lax.bitcast_convert_type(words, jnp.int32),
         first=jnp.where(mask, keys, s).min(-1),

@@ -7,6 +7,7 @@ compared with the next), nor do graph, spills and temporaries, which are those o
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import pytest
 
 from jaxspec.config import PLAIN, SpecConfig
@@ -29,6 +30,10 @@ KERNELS = {
     "topk",
 }
 """All of them ours but the last, which is XLA's."""
+
+
+KEPT_NOISE = 2.2 if jax.__version_info__ >= (0, 12) else 3.2
+"""Copies of a cycle's noise that XLA keeps at once. jax 0.11.2 has one more."""
 
 
 class Case(NamedTuple):
@@ -95,12 +100,18 @@ class TestCycle:
         if shape.batch == 1:
             assert temporaries - vectors * nodes < 64e6
         if model == "Llama-3.1-8B":
-            assert temporaries < vectors * nodes + adjusted + 2.2 * noise + 4e6
+            assert temporaries < vectors * nodes + adjusted + KEPT_NOISE * noise + 4e6
         if nodes == 32:
             assert temporaries < 2 * vectors * nodes
 
     def test_launches_little_per_layer(self, compiled, name):
         assert 9 <= in_layers(compiled(name)).count(1) <= 11
+
+    def test_packs_the_mask_of_a_tree_once_and_that_of_a_chain_never(self, compiled, name):
+        """A chain's is constant, so the compiler packs it."""
+        scopes = [launch.scope for launch in compiled(name).greedy_launches if launch.stage == "verify"]
+        packing = [scope for scope in scopes if "tree_attention" in scope and scope.endswith("reduce_sum")]
+        assert len(packing) == (NAMES[name][1].spec.topk > 1)
 
     def test_every_layer_is_the_same(self, compiled, name):
         """What the count per layer rests on: the scopes are found, and no layer is fused with another."""

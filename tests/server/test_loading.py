@@ -98,6 +98,15 @@ def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message, n
         load(arguments(places, model, draft, f"--speculative-algorithm {algorithm}"))
 
 
+@pytest.mark.parametrize(
+    ("model", "draft", "tree"), [("mimo", None, "1/1/2"), ("target", "eagle", "5/4/8"), ("target", None, "plain")]
+)
+def test_each_kind_of_head_draws_its_own_tree(places, model, draft, tree):
+    """MTP layers are made for one step."""
+    with LLM(places[model], places[draft] if draft else None, progress=False) as llm:
+        assert llm.engine.spec == SpecConfig.of(tree)
+
+
 def test_the_built_in_model_has_an_eagle3_head():
     assert find_head(parse_arguments(["--speculative-algorithm", "EAGLE3"])) == find_head(parse_arguments([]))
     with pytest.raises(ValueError, match="holds an EAGLE3 head"):
