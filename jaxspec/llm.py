@@ -123,6 +123,8 @@ class LLM:
 
         Raises:
             ValueError: a prompt or its parameters can't be served; nothing has run.
+            QueueFull: these are more completions than max_waiting_requests allows; nothing has run.
+            TypeError: both sampling_params and params are given.
             RuntimeError: the LLM is closed, or belongs to another process.
         """
         return self._outputs(_as_list(prompts), _renamed(sampling_params, params))

@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out. One thread only; `AsyncEngine` wraps it for many clients."""
+"""The engine: requests in, tokens out. One thread only; `SharedEngine` (for `LLM`) and `AsyncEngine` wrap it."""
 
 import itertools
 import math

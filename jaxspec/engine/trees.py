@@ -225,8 +225,8 @@ class AcceptLength:
 
 
 class AdaptiveTrees:
-    """Chooses the tree so that speculation never loses. Call `choose` before each cycle and the observers when its results
-    arrive; nothing depends on how late that is."""
+    """Chooses the tree so that speculation costs little at worst. Call `choose` before each cycle and the observers when its
+    results arrive; nothing depends on how late that is."""
 
     def __init__(self, trees: Sequence[SpecConfig]):
         """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known."""

@@ -1,4 +1,4 @@
-"""The EAGLE draft head (EAGLE paper, section 3.2); EAGLE-2 uses the same weights and drafts a different tree."""
+"""The EAGLE draft head (EAGLE paper, section 3.1); EAGLE-2 uses the same weights and drafts a different tree."""
 
 from dataclasses import dataclass
 

@@ -8,8 +8,8 @@ Musco and Suresh, arXiv 2408.07978). The target's choice is untouched, so the te
 This needs a head that is as sure as its target, which most are not. The model: the target's logits are the head's, times a
 `sharpness`, plus errors with a Gumbel distribution of scale s. Given the noise, the chance that the target chooses a token is then
 the softmax of (sharpness * logits + T * noise) / s. Heads know likely tokens better than others, so each kind has its sharpness.
-The three weights, both sharpnesses / s and 1 / s, are fitted while serving, by maximum likelihood, to the tokens that the target
-chose. They rank the candidates, and path scores are estimated chances of acceptance.
+The three weights, both sharpnesses / s and 1 / s, are fitted while serving, by maximum likelihood, to the token that the target
+chose after each root; deeper levels use the same. They rank the candidates, and path scores are estimated chances of acceptance.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from jaxspec.typing import Array, Float, Int
 LEAST, MOST = 1 / 8, 8.0
 """Bounds of the sharpness, of likely tokens and of others, and of 1 / s."""
 LIKELY = -4.0
-"""The log chance that parts likely tokens from others."""
+"""The log probability that separates likely tokens from the rest."""
 PRIOR = 30.0
 """Information, about that of 30 tokens, which keeps the first steps small."""
 MEMORY = 0.999
@@ -102,7 +102,7 @@ def calibrated(logits: Float[Array, "*rows v"], weights: Float[Array, " 3"]) -> 
 
 
 def parts(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows v"], Float[Array, "*rows v"]]:
-    """Divides logits where a token's chance is exp(LIKELY).
+    """Splits each logit at the value where the token's probability is exp(LIKELY).
 
     In:  -0.1 and -5, which are logarithms of chances, LIKELY -4
     Out: -4 and -5; 3.9 and 0

@@ -22,8 +22,8 @@ class SlidingWindow:
     """The part of its cache that a head sees: the last slots, and the first.
 
     SGLang's --speculative-draft-window-size and --speculative-draft-sink-size. Heads are trained on short texts and make
-    little use of old tokens; this keeps them within that range and reads less. Keys are stored rotated, so all it takes is a
-    shorter page table.
+    little use of old tokens; this keeps them within that range (but for the sink, whose distance grows) and reads less. Keys are
+    stored rotated, so all it takes is a shorter page table.
     """
 
     size: int
@@ -157,7 +157,7 @@ def best_children(
     head: DraftHead, logits: Float[Array, "b w v"], k: int, depth: int, coupling: Coupling | None
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
     """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: those of the head at
-    temperature 1 or, for sampled requests, those that the target chooses them, given its noise."""
+    temperature 1 or, for sampled requests, the estimated ones that the target chooses them, given its noise."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:
         best, ids = jax.lax.top_k(logits, k)

@@ -95,7 +95,7 @@ class Batch(NamedTuple):
     page_table: Int[Array, "b p"]
     """The pages of each sequence, in order."""
     sequences: Sequences
-    """As they were when the program began."""
+    """As they were when the program began; in prefill, length and done as of the chunk's end."""
     all_settings: Settings
     """Of all rows of the state."""
 

@@ -15,7 +15,8 @@ class Candidates(NamedTuple):
     tokens: Int[Array, "b c"]
     """Target vocabulary ids."""
     scores: Float[Array, "b c"]
-    """Sums of the head's log probabilities along the path from the root; a child's is never above its parent's."""
+    """Sums along the path from the root of log probabilities, the head's or, for sampled requests, those of acceptance; a child's
+    is never above its parent's."""
     parents: Int[Array, "b c"]
     """Flat index of the parent candidate; -1: a child of the root."""
 

@@ -125,6 +125,7 @@ def truncate(
 
 
 def report(accepted: Accepted) -> Int[Array, "b columns"]:
-    """The number of emitted tokens, of accepted drafts, the finish code, then the tokens: all that the host reads."""
+    """The number of emitted tokens, of accepted drafts, the finish code, then the tokens: all that the host reads, unless a request
+    wants log probabilities or trees."""
     header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1)
     return jnp.concatenate([header, accepted.tokens], 1)
