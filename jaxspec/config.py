@@ -199,7 +199,7 @@ class EngineConfig:
     max_waiting_requests: int | None = None
     """Requests that wait, at most; further ones are refused. None: any number."""
     adaptive: bool = False
-    """Choose the draft tree, or plain decoding, before each cycle from measured speeds, so that speculation costs little at worst."""
+    """Choose the draft tree, or plain decoding, before each cycle by measured speed, so that speculation costs little at worst."""
     adaptive_trees: tuple[SpecConfig, ...] = ()
     """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps."""
     request_trees: tuple[SpecConfig, ...] = ()
