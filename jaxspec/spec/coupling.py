@@ -123,7 +123,8 @@ def learn(
     """Moves the weights towards the likeliest ones, given the head's logits at the roots and the tokens that the target chose.
 
     A Newton step: the gradient of the log likelihood, divided by all information so far. Requests with adjusted logits, and tokens
-    that the head does not know, teach nothing.
+    that the head does not know, teach nothing. Filters are not looked at: with them the target is a little surer than
+    the head's logits tell.
     """
     head = models.head
     if coupling is None or logits is None or head is None:
