@@ -21,8 +21,6 @@ QUICK_COMPILER = (
 """Most tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
 (A module per program, as the other worker has the other core.)"""
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}".strip()
-OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
-"""For tests marked runs_long."""
 
 CACHE_BYTES = 4 << 30
 """The oldest programs beyond this are removed at the start. (JAX's own bound reads the whole directory for each new program.)"""
@@ -42,6 +40,12 @@ SLOW = (
     "engine/test_coupled_drafts.py",
     "benchmarks/test_gpu.py",
     "planner/test_gpu_program.py",
+    "test_notebook.py",
+    "checkpoints/test_smollm2.py",
+    "server/test_launch.py",
+    "pallas_kernels/test_compiled_for_gpus.py",
+    "train/test_gpu_step.py",
+    "planner/test_compile.py",
     "test_llm.py",
     "test_python_api.py",
     "engine/test_fault_run.py",
@@ -162,7 +166,7 @@ class SharedPrograms:
     """Engines of one process share what they compile: programs take weights and state as arguments, so equal ones are the same."""
 
     def __init__(self) -> None:
-        self.is_on, self.optimized = True, False
+        self.is_on = True
         self._compiled: dict[Hashable, object] = {}
 
     def instead_of(self, compile_one):
@@ -171,11 +175,9 @@ class SharedPrograms:
         def shared(programs, program):
             if not self.is_on:
                 return compile_one(programs, program)
-            identity = programs.identity(program), self.optimized
+            identity = programs.identity(program)
             if identity not in self._compiled:
-                self._compiled[identity] = (
-                    programs.lower(program).compile(OPTIMIZED) if self.optimized else compile_one(programs, program)
-                )
+                self._compiled[identity] = compile_one(programs, program)
             return self._compiled[identity]
 
         return shared
@@ -199,7 +201,6 @@ def shared_programs(compilation_cache) -> Iterator[SharedPrograms]:
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test's module
 def pytest_runtest_setup(item: pytest.Item) -> None:
     SHARED_PROGRAMS.is_on = item.get_closest_marker("compiles") is None
-    SHARED_PROGRAMS.optimized = item.get_closest_marker("runs_long") is not None
 
 
 @pytest.fixture(scope="module", autouse=True)
