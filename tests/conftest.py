@@ -20,7 +20,7 @@ QUICK_COMPILER = (
 )
 """Most tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
 (A module per program, as the other worker has the other core.)"""
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}".strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}"
 
 CACHE_BYTES = 4 << 30
 """The oldest programs beyond this are removed at the start. (JAX's own bound reads the whole directory for each new program.)"""
@@ -230,5 +230,5 @@ def gpu_compiler() -> Iterator[None]:
     if reason := why_not("h100"):
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("XLA_FLAGS", raising=False)
+        patch.delenv("XLA_FLAGS")
         yield

@@ -258,7 +258,7 @@ target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
 run = Trainer({SETTINGS!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))
 print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.judge()["loss"])
 """
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"}
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
     environment["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "0"  # two steps at once would wait for each other on few cores
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -282,7 +282,7 @@ from tests.train.test_head import flops_of_judging
 target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
 print(flops_of_judging(Trainer({settings!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))))
 """
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"}
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
     alone = flops_of_judging(trainer(settings, target, data, tmp_path / "one"))
