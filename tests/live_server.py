@@ -14,7 +14,7 @@ START_SECONDS = 1800
 """Compiling every program of the built-in model on a busy machine."""
 END_SECONDS = 90
 """Running requests have 30 s to finish after SIGTERM."""
-FLAGS = ("--max-running-requests", "4", "--compile-ahead", "all", "--speculative-request-trees", "0 3/1/4")
+FLAGS = ("--max-running-requests", "2", "--compile-ahead", "all", "--speculative-request-trees", "0 3/1/4")
 
 
 @dataclass(frozen=True)

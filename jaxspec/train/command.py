@@ -24,9 +24,9 @@ EXAMPLES = """examples:
 An interrupted command goes on when it is called again with the same options."""
 COMMANDS = {"data": "let the model write conversations", "head": "train a head from them", "run": "data, then head"}
 TREES = ("3/1/4", "5/4/8", "5/4/16")
-JUDGED_TREE = SpecConfig(5, 4, 8)
+EVALUATED_TREE = SpecConfig(5, 4, 8)
 TEMPERATURES = (0.0, 1.0)
-JUDGED_TOKENS = 64
+EVALUATED_TOKENS = 64
 
 
 def make_parser() -> Parser:
@@ -52,8 +52,8 @@ def make_parser() -> Parser:
         kind = field.type if isinstance(field.type, type) else str if field.type == str | None else int
         flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
         add(flag, type=kind, default=field.default, metavar=shown, help=help_of(TrainSettings, field.name, field.default))
-    add("--judge-every", type=whole(1), default=100, metavar="N", help="steps between judgements (default: %(default)s)")
-    add("--judge-prompts", type=whole(1), default=16, metavar="N", help="held-out prompts for the engine (default: %(default)s)")
+    add("--eval-every", type=whole(1), default=250, metavar="N", help="steps between evaluations (default: %(default)s)")
+    add("--eval-prompts", type=whole(1), default=16, metavar="N", help="held-out prompts for the engine (default: %(default)s)")
     return parser
 
 
@@ -106,24 +106,24 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
 
 
 def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data: Path) -> None:
-    """Trains; the head of the judgement with the best accept length goes to `out`, with its card."""
+    """Trains; the head of the evaluation with the best accept length goes to `out`, with its card."""
     from tensorboardX import SummaryWriter
 
     from jaxspec.checkpoints.loading import load_head
+    from jaxspec.train.evaluation import Trial, accept_lengths, card, curves, texts_agree
     from jaxspec.train.head import Trainer, describe
-    from jaxspec.train.judge import Trial, accept_lengths, card, curves, texts_agree
 
     trainer = Trainer(settings, llm.target, llm.directory, data, options.work)
     trainer.resume()
     print(f"{describe(trainer.head.config, trainer.params)}; {trainer.describe_data()}", flush=True)
-    trial = Trial.of(trainer.parts.heldout, options.judge_prompts, JUDGED_TOKENS, llm.engine.context_length)
+    trial = Trial.of(trainer.parts.heldout, options.eval_prompts, EVALUATED_TOKENS, llm.engine.context_length)
     with SummaryWriter(str(options.work)) as board:
-        for entry in trainer.run(judge_every=options.judge_every):
-            [length] = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, JUDGED_TREE)
+        for entry in trainer.run(eval_every=options.eval_every):
+            [length] = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, EVALUATED_TREE)
             entry["accept_length"], heldout = round(length, 4), entry["heldout"]
             print(
                 f"step {entry['step']}: loss {entry['train_loss']}, held out {heldout['loss']}, "
-                f"right drafts {heldout['accuracy']}, accept length {length:.2f} with {JUDGED_TREE.name}, "
+                f"right drafts {heldout['accuracy']}, accept length {length:.2f} with {EVALUATED_TREE.name}, "
                 f"{entry['seconds_left']} s left",
                 flush=True,
             )
@@ -135,12 +135,12 @@ def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data
     for tree in TREES:
         found = accept_lengths(llm.target, best, llm.tokenizer, trial, SpecConfig.of(tree), TEMPERATURES)
         lengths |= {(tree, temperature): length for temperature, length in zip(TEMPERATURES, found, strict=True)}
-    same = texts_agree(llm.target, best, llm.tokenizer, trial, JUDGED_TREE)
+    same = texts_agree(llm.target, best, llm.tokenizer, trial, EVALUATED_TREE)
     facts = {
         "head": describe(best.config, trainer.params),
         "data": trainer.describe_data(),
         "training": f"{settings.steps} steps of {settings.rows} rows x {settings.length} tokens, unroll depth {settings.depth}",
-        "judged by": f"{len(trial.prompts)} held-out prompts x {trial.max_tokens} tokens",
+        "evaluated on": f"{len(trial.prompts)} held-out prompts x {trial.max_tokens} tokens",
         "equal to plain decoding": f"{same} of {len(trial.prompts)} greedy texts",
     }
     text = card(str(options.model_path), facts, lengths)

@@ -50,6 +50,12 @@ class Conversation(NamedTuple):
     tokens: list[int]
     answers: list[tuple[int, int]]
     """Where each answer begins and ends in tokens; its end-of-turn token is the last of it."""
+    is_plain: bool = False
+    """A base model's text: what stands before the answer is like what comes after it, so that all of it is learnt."""
+
+    def learnt(self) -> list[tuple[int, int]]:
+        """Where the text to learn from begins and ends."""
+        return [(0, len(self.tokens))] if self.is_plain else self.answers
 
 
 type Message = dict[str, Any]
@@ -170,14 +176,18 @@ class Writer:
             before = written or Conversation([], [])
             if not good or prompt[: len(before.tokens)] != before.tokens:
                 return written  # or its text has other tokens when read again
-            written = Conversation([*prompt, *good], [*before.answers, (len(prompt), len(prompt) + len(good))])
+            answers = [*before.answers, (len(prompt), len(prompt) + len(good))]
+            written = Conversation([*prompt, *good], answers, self._is_plain)
             messages.append({"role": ASSISTANT, "content": output.text})
             if output.finish_reason != "stop" or len(good) < len(output.token_ids):
                 return written
         return written
 
     def _invent(self, messages: Sequence[Message], chance: random.Random) -> Writing[str | None]:
-        """A user's turn as the target imagines it. Returns None if it is no proper one."""
+        """A user's turn as the target imagines it. Returns None if it is no proper one.
+
+        Users of a base model begin in the middle of a text, too: at a random line of its first half.
+        """
         if self._is_plain:
             start = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id, 0)
             beginning = [next(token for token in start if token is not None)]
@@ -187,7 +197,10 @@ class Writer:
         if output is None or (output.finish_reason != "stop" and not self._is_plain):
             return None
         text = output.text.strip()
-        return text if len(output.token_ids) > LEAST_USER_TOKENS and not is_repetitive(text) else None
+        if self._is_plain:
+            lines = text.split("\n")
+            text = "\n".join(lines[chance.randrange((len(lines) + 1) // 2) :]).strip()
+        return text if len(self._encode(text)) > LEAST_USER_TOKENS and not is_repetitive(text) else None
 
     def _ask(
         self, prompt: list[int], max_tokens: int, temperature: float, chance: random.Random
@@ -320,7 +333,7 @@ def read_shards(folder: Path) -> Iterator[Conversation]:
                     raise ValueError("an answer lies outside its conversation")
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}, line {number} is damaged ({error}): delete the file, it will be written again") from None
-            yield Conversation(tokens, answers)
+            yield Conversation(tokens, answers, entry.get("is_plain", False))
 
 
 def write_shards(llm: LLM, settings: DataSettings, prompts: list[list[Message]] | None, out: Path, shards: int) -> None:

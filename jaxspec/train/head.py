@@ -59,7 +59,7 @@ class TrainPrograms(NamedTuple):
     """(frozen, rows) -> Lesson."""
     learn: Callable
     """(params, state, frozen, rows, lesson, scale) -> params, state, Unrolled; it uses up params and state."""
-    judge: Callable
+    evaluate: Callable
     """(params, frozen, rows, lesson) -> Unrolled."""
 
     @classmethod
@@ -129,7 +129,7 @@ class Trainer:
         self.heldout = pack(self.parts.heldout, settings.length).map(lambda part: part[:HELDOUT_ROWS])
         if len(self.rows.tokens) < settings.rows or not len(self.heldout.tokens):
             raise ValueError(
-                f"{data} makes {len(self.rows.tokens)} rows to learn from and {len(self.heldout.tokens)} to judge by; "
+                f"{data} makes {len(self.rows.tokens)} rows to learn from and {len(self.heldout.tokens)} to evaluate on; "
                 f"expected at least {settings.rows} and 1: write more with jaxspec train data"
             )
         if settings.rows % jax.device_count():
@@ -175,7 +175,7 @@ class Trainer:
         self.step += 1
         return out
 
-    def judge(self) -> dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """Loss and accuracies on held-out conversations."""
         size, held = self.settings.rows, len(self.heldout.tokens)
         outs: list[Unrolled] = []
@@ -183,7 +183,7 @@ class Trainer:
             numbers = np.arange(first, first + size)
             rows = Rows(*(part[numbers % held] for part in self.heldout))
             rows = self._by_devices(rows._replace(learnt=rows.learnt & (numbers < held)[:, None]))  # each counts once
-            outs.append(self._programs.judge(self.params, self._frozen, rows, self._programs.teach(self._frozen, rows)))
+            outs.append(self._programs.evaluate(self.params, self._frozen, rows, self._programs.teach(self._frozen, rows)))
         correct, counted = (np.concatenate(parts, 1) for parts in zip(*((out.correct, out.counted) for out in outs), strict=True))
         return {"loss": round(sum(float(out.loss) for out in outs) * size / held, 4), **accuracies(correct, counted)}
 
@@ -238,13 +238,13 @@ class Trainer:
         return self.work / "best"
 
     def keep_best(self, step: int, length: float) -> None:
-        """Ends a judgement: exports the head as it is now if no earlier one had this accept length."""
+        """Ends an evaluation: exports the head as it is now if no earlier one had this accept length."""
         file = self.work / "best.json"
         best = json.loads(file.read_text()) if file.exists() and self.best.exists() else {"accept_length": 0.0}
         if length > best["accept_length"]:
             self.export(self.best)
             best = {"step": step, "accept_length": length}
-        write_file(file, json.dumps(best | {"judged": step}) + "\n")
+        write_file(file, json.dumps(best | {"evaluated": step}) + "\n")
 
     def write_best(self, out: Path, text: str) -> None:
         """The best head as a new directory, with its card."""
@@ -254,9 +254,9 @@ class Trainer:
 
     def describe_data(self) -> str:
         """How much there is."""
-        answers = sum(end - start for each in self.parts.learnt for start, end in each.answers)
+        learnt = sum(end - start for each in self.parts.learnt for start, end in each.learnt())
         return (
-            f"{len(self.parts.learnt)} conversations with {answers:,} tokens of answers in {len(self.rows.tokens)} rows, "
+            f"{len(self.parts.learnt)} conversations with {learnt:,} tokens to learn from in {len(self.rows.tokens)} rows, "
             f"{len(self.parts.heldout)} held out"
         )
 
@@ -265,28 +265,28 @@ class Trainer:
         exported = head_checkpoint(self.head.config, "mimo" if self.settings.algorithm == "mtp" else "safeailab")
         write_checkpoint(directory, exported.config, tensors_of(exported.layout, self.trained().params), dtype=jnp.bfloat16)
 
-    def run(self, save_seconds: float = 300.0, judge_every: int = 100) -> Iterator[dict[str, Any]]:
-        """Trains to the end; yields an entry of the log after every judgement.
+    def run(self, save_seconds: float = 300.0, eval_every: int = 100) -> Iterator[dict[str, Any]]:
+        """Trains to the end; yields an entry of the log after every evaluation.
 
         Raises ValueError if the loss is no number any more; what was saved before stays.
         """
         saved = started = time.monotonic()
-        first, judged = self.step, self._judged()
+        first, evaluated = self.step, self._evaluated()
         recent: list[float] = []
         bar = tqdm(total=self.settings.steps, initial=self.step, mininterval=5, desc="training", unit="step")
         with bar, (self.work / "log.jsonl").open("a") as log:
             while True:
-                is_due = self.step > judged and (self.step % judge_every == 0 or self.step == self.settings.steps)
+                is_due = self.step > evaluated and (self.step % eval_every == 0 or self.step == self.settings.steps)
                 if is_due or time.monotonic() - saved > save_seconds:
                     self.save()
                     saved = time.monotonic()
                 if is_due:
-                    judged, seconds = self.step, time.monotonic() - started
+                    evaluated, seconds = self.step, time.monotonic() - started
                     pace = seconds / (self.step - first) if self.step > first else 0.0
                     entry = {
                         "step": self.step,
                         "train_loss": round(float(np.mean(recent[-50:])), 4) if recent else None,
-                        "heldout": self.judge(),
+                        "heldout": self.evaluate(),
                         "tokens_per_second": round(self.settings.rows * self.settings.length / pace, 1) if pace else None,
                         "seconds_left": round(pace * (self.settings.steps - self.step)),
                     }
@@ -302,10 +302,10 @@ class Trainer:
                 bar.update()
                 bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
 
-    def _judged(self) -> int:
-        """The last step whose judgement came to its end. A run that was killed in one begins with it."""
+    def _evaluated(self) -> int:
+        """The last step whose evaluation came to its end. A run that was killed in one begins with it."""
         file = self.work / "best.json"
-        return json.loads(file.read_text()).get("judged", 0) if file.exists() else 0
+        return json.loads(file.read_text()).get("evaluated", 0) if file.exists() else 0
 
     def _by_devices[T: tuple](self, arrays: T) -> T:
         return jax.device_put(arrays, self._by_row)

@@ -15,7 +15,7 @@ HELDOUT = 0.04
 
 
 class Split(NamedTuple):
-    """Conversations to learn from and to judge by."""
+    """Conversations to learn from and to evaluate on."""
 
     learnt: list[Conversation]
     heldout: list[Conversation]
@@ -27,12 +27,12 @@ def split(conversations: Iterable[Conversation], length: int) -> Split:
     Conversations are cut to `length` tokens; those without an answer in them are left out.
     """
     parts = Split([], [])
-    for tokens, answers in conversations:
-        inside = [(start, min(end, length)) for start, end in answers if start + 1 < length]
+    for each in conversations:
+        inside = [(start, min(end, length)) for start, end in each.answers if start + 1 < length]
         if inside:
-            prompt = np.asarray(tokens[: answers[0][0]], "<i4").tobytes()
+            prompt = np.asarray(each.tokens[: inside[0][0]], "<i4").tobytes()
             is_heldout = int.from_bytes(hashlib.sha256(prompt).digest()[:4], "big") < HELDOUT * 2**32
-            parts[is_heldout].append(Conversation(tokens[:length], inside))
+            parts[is_heldout].append(each._replace(tokens=each.tokens[:length], answers=inside))
     return parts
 
 
@@ -56,13 +56,13 @@ def pack(conversations: Sequence[Conversation], length: int) -> Rows:
     packed = Rows(zeros, zeros.copy(), zeros.copy(), zeros.astype(np.bool_))
     for row, content in enumerate(rows):
         at = 0
-        for number, (tokens, answers) in enumerate(content, 1):
-            end = at + len(tokens)
-            packed.tokens[row, at:end] = tokens
+        for number, each in enumerate(content, 1):
+            end = at + len(each.tokens)
+            packed.tokens[row, at:end] = each.tokens
             packed.segments[row, at:end] = number
-            packed.positions[row, at:end] = np.arange(len(tokens))
-            for start, stop in answers:
-                packed.learnt[row, at + start : at + min(stop, len(tokens) - 1)] = True
+            packed.positions[row, at:end] = np.arange(len(each.tokens))
+            for start, stop in each.learnt():
+                packed.learnt[row, at + start : at + min(stop, len(each.tokens) - 1)] = True
             at = end
     return packed
 
@@ -80,10 +80,20 @@ def batch(count: int, size: int, step: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(count)[place * size : (place + 1) * size]
 
 
-def draft_vocabulary(conversations: Iterable[Conversation], size: int, vocab_size: int) -> NDArray[np.int64]:
-    """The tokens that are most frequent in answers, ties to the smaller id, as ascending target ids [size]."""
+ENOUGH, MOST_IDS = 0.98, 8192
+"""The draft vocabulary covers this share of the text, with so many tokens at most."""
+
+
+def draft_vocabulary(conversations: Iterable[Conversation], size: int | None, vocab_size: int) -> NDArray[np.int64]:
+    """The tokens that are most frequent in what is learnt, ties to the smaller id, as ascending target ids [size].
+
+    size: None: as many as cover ENOUGH of the text, and MOST_IDS at most.
+    """
     counts = np.zeros(vocab_size, np.int64)
-    for tokens, answers in conversations:
-        for start, end in answers:
-            np.add.at(counts, np.asarray(tokens[start:end]), 1)
-    return np.sort(np.lexsort((np.arange(vocab_size), -counts))[: min(size, vocab_size)])
+    for each in conversations:
+        for start, end in each.learnt():
+            np.add.at(counts, np.asarray(each.tokens[start:end]), 1)
+    order = np.lexsort((np.arange(vocab_size), -counts))
+    if size is None:
+        size = min(MOST_IDS, 1 + int(np.searchsorted(np.cumsum(counts[order]), ENOUGH * counts.sum())))
+    return np.sort(order[:size])

@@ -37,7 +37,7 @@ class TrainSettings:
     """cross-entropy, or lk: the chance of acceptance at temperature 1 (arXiv 2602.23881)."""
     begin: str | None = None
     """A head to train further; its sizes and draft vocabulary stay. None: a new one."""
-    steps: int = 1000
+    steps: int = 2000
     """Batches."""
     rows: int = 2
     """Rows of a batch. Few, for many steps, learn most from few tokens."""
@@ -45,8 +45,8 @@ class TrainSettings:
     """Tokens of a row, and of the longest conversation."""
     depth: int = 3
     """Unroll steps. More cost time and help trees with more levels; for MTP the levels that its one layer will be used for."""
-    draft_vocab_size: int = 8192
-    """Tokens that an EAGLE-3 head can draft: those that answers use most."""
+    draft_vocab_size: int | None = None
+    """Tokens that an EAGLE-3 head can draft: those that the text uses most. None: as many as cover 98% of it, at most 8192."""
     intermediate_size: int | None = None
     """Of the head's MLP. None: the target's."""
     matrix_rate: float = 0.02
@@ -61,6 +61,6 @@ class TrainSettings:
             raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {self.algorithm!r:.80}")
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r:.80}")
-        for name in ("steps", "rows", "length", "depth", "draft_vocab_size"):
-            if vars(self)[name] < 1:
+        for name in ("steps", "rows", "length", "depth", "draft_vocab_size", "intermediate_size"):
+            if vars(self)[name] is not None and vars(self)[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {vars(self)[name]}")

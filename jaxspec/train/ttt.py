@@ -204,7 +204,7 @@ def distances(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _distances(how, params, frozen, inputs):
-    """Simple, and for judging: logits exist CHUNK positions at a time."""
+    """Simple, and for evaluation: logits exist CHUNK positions at a time."""
     flat, whole = _chunks(inputs)
     totals, losses, drafted = jax.lax.map(lambda chunk: _of_chunk(how, params, frozen, *chunk), flat)
     return totals.sum(), losses.sum(0), whole(drafted)

@@ -268,6 +268,22 @@ def test_an_answer_ends_where_it_repeats_itself(llm):
         assert not is_repetitive(llm.tokenizer.decode(left)) and len(left) % CUT == 0
 
 
+def test_users_of_a_base_model_begin_at_any_line(llm):
+    names = ("abs", "bin", "chr", "dir", "eval", "float", "getattr", "hash", "int", "len")
+    lines = [f"{name} = {number}" for number, name in enumerate(names)]
+    output = SimpleNamespace(token_ids=tuple(range(50)), text="\n".join(lines), finish_reason="length")
+    begun = set()
+    with Writer(llm, DataSettings("built-in"), None) as writer:
+        for seed in range(60):
+            writing = writer._invent([], random.Random(seed))
+            next(writing)
+            with pytest.raises(StopIteration) as ended:
+                writing.send(output)
+            assert output.text.endswith(ended.value.value)
+            begun.add(ended.value.value.split("\n")[0])
+    assert begun == set(lines[:5])
+
+
 def test_a_base_model_repeats_itself_in_its_data_as_when_it_serves(llm):
     again = llm.tokenizer.encode("self.x = None\n", add_special_tokens=False) * 20
     output = SimpleNamespace(token_ids=tuple(again), text="self.x = None\n" * 20, finish_reason="length")

@@ -20,8 +20,8 @@ from jaxspec.models.eagle import EagleConfig
 from jaxspec.testing import random_mtp, tiny_target, write_target
 from jaxspec.train import command
 from jaxspec.train.conversations import Conversation, fingerprint, read_shards
+from jaxspec.train.evaluation import Trial, accept_lengths, card, curves, texts_agree
 from jaxspec.train.head import Trainer, room_for_lessons
-from jaxspec.train.judge import Trial, accept_lengths, card, curves, texts_agree
 from jaxspec.train.new_head import names_of, new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import TrainSettings
@@ -80,10 +80,18 @@ def test_packing_loses_nothing():
             found.append((tokens[inside].tolist(), learnt[inside].tolist()))
         assert not learnt[segments == 0].any()
     expected = []
-    for tokens, answers in given:
+    for tokens, answers, _ in given:
         places = [any(start <= place < end for start, end in answers) and place < len(tokens) - 1 for place in range(len(tokens))]
         expected.append((tokens, places))
     assert sorted(found) == sorted(expected)
+
+
+def test_all_of_a_base_models_text_is_learnt():
+    chat = Conversation([1, 2, 3, 4], [(2, 4)])
+    rows = pack([chat, chat._replace(is_plain=True)], 4)
+    assert rows.learnt.tolist() == [[False, False, True, False], [True, True, True, False]]
+    assert draft_vocabulary([chat], None, 10).tolist() == [3, 4]
+    assert draft_vocabulary([chat._replace(is_plain=True)], None, 10).tolist() == [1, 2, 3, 4]
 
 
 def test_every_row_once_per_epoch():
@@ -103,6 +111,8 @@ def test_the_draft_vocabulary_is_what_answers_use_most():
     given = [Conversation([9, 9, 9, 5, 5, 7, 7, 2], [(3, 8)]), Conversation([5, 3], [(1, 2)])]
     assert draft_vocabulary(given, 3, 10).tolist() == [2, 5, 7]
     assert draft_vocabulary(given, 99, 10).tolist() == list(range(10))
+    rare = Conversation([4] * 97 + [6, 6, 8], [(0, 100)])
+    assert draft_vocabulary([rare], None, 10).tolist() == [4, 6], "98% of the text are covered"
 
 
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "qkv_bias": True}])
@@ -128,7 +138,7 @@ def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     directory = write_target(tmp_path / "target", model, head=head)
     settings = TrainSettings(algorithm, steps=30, rows=4, length=24, depth=2, draft_vocab_size=32, other_rate=0.01)
     run = trainer(settings, model, data, tmp_path / "work", directory)
-    entries = list(run.run(judge_every=10))
+    entries = list(run.run(eval_every=10))
     assert [entry["step"] for entry in entries] == [10, 20, 30]
     assert entries[-1]["train_loss"] < entries[0]["train_loss"]
     assert [json.loads(line) for line in (tmp_path / "work/log.jsonl").read_text().splitlines()] == entries
@@ -136,7 +146,7 @@ def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     again = load_head(tmp_path / "head", model)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=0.01, rtol=0.01), run.trained().params, again.params)
     further = replace(settings, begin=str(tmp_path / "head"))
-    assert trainer(further, model, data, tmp_path / "further").judge()["loss"] == pytest.approx(run.judge()["loss"], rel=0.01)
+    assert trainer(further, model, data, tmp_path / "further").evaluate()["loss"] == pytest.approx(run.evaluate()["loss"], rel=0.01)
     assert names_of(again.config)[0] == algorithm
     other = replace(further, algorithm="mtp" if algorithm == "eagle" else "eagle")
     with pytest.raises(ValueError, match=f"is of the algorithm {algorithm}, not .*: give --algorithm {algorithm}"):
@@ -168,27 +178,27 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
     assert fourth.resume() and fourth.step == 6, "and it is no hindrance to a new one"
 
 
-def test_a_run_that_was_killed_in_a_judgement_begins_with_it(tmp_path, target, data):
+def test_a_run_that_was_killed_in_an_evaluation_begins_with_it(tmp_path, target, data):
     settings = replace(SETTINGS, steps=4)
 
-    def judgements():
+    def evaluations():
         run = trainer(settings, target, data, tmp_path / "run")
         run.resume()
-        return run, run.run(judge_every=3)
+        return run, run.run(eval_every=3)
 
-    _, entries = judgements()
+    _, entries = evaluations()
     assert next(entries)["step"] == 3
-    run, entries = judgements()
+    run, entries = evaluations()
     assert (first := next(entries))["step"] == 3 and first["train_loss"] is None
     assert "loss/learnt" not in curves(first, 2.0) and curves(first, 2.0)["accept_length"] == 2.0
     run.keep_best(3, 2.0)
-    run, entries = judgements()
+    run, entries = evaluations()
     assert next(entries)["step"] == 4
-    run, entries = judgements()
+    run, entries = evaluations()
     assert next(entries)["step"] == 4, "the last one too"
     run.keep_best(4, 1.5)
-    assert json.loads((tmp_path / "run/best.json").read_text()) == {"step": 3, "accept_length": 2.0, "judged": 4}
-    _, entries = judgements()
+    assert json.loads((tmp_path / "run/best.json").read_text()) == {"step": 3, "accept_length": 2.0, "evaluated": 4}
+    _, entries = evaluations()
     assert list(entries) == []
 
 
@@ -256,7 +266,7 @@ from jaxspec.train.head import Trainer
 from jaxspec.train.settings import TrainSettings
 target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
 run = Trainer({SETTINGS!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))
-print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.judge()["loss"])
+print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.evaluate()["loss"])
 """
     environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
     environment["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "0"  # two steps at once would wait for each other on few cores
@@ -278,30 +288,30 @@ from pathlib import Path
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.train.head import Trainer
 from jaxspec.train.settings import TrainSettings
-from tests.train.test_head import flops_of_judging
+from tests.train.test_head import flops_of_evaluating
 target = load_target(Path({str(tmp_path / "target")!r}), jnp.float32)
-print(flops_of_judging(Trainer({settings!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))))
+print(flops_of_evaluating(Trainer({settings!r}, target, None, Path({str(data)!r}), Path({str(tmp_path / "four")!r}))))
 """
     environment = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    alone = flops_of_judging(trainer(settings, target, data, tmp_path / "one"))
+    alone = flops_of_evaluating(trainer(settings, target, data, tmp_path / "one"))
     assert 0.2 < float(ended.stdout) / alone < 0.35
 
 
-def flops_of_judging(run: Trainer) -> float:
+def flops_of_evaluating(run: Trainer) -> float:
     """Of one device, for a batch."""
     rows = run._by_devices(run.rows.map(lambda part: part[:4]))
     lesson = run._programs.teach(run._frozen, rows)
-    return run._programs.judge.lower(run.params, run._frozen, rows, lesson).compile().cost_analysis()["flops"]
+    return run._programs.evaluate.lower(run.params, run._frozen, rows, lesson).compile().cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_all_held_out_rows_are_judged_once(rows, data, tmp_path, target):
+def test_all_held_out_rows_are_evaluated_once(rows, data, tmp_path, target):
     """Whatever the size of a batch."""
     one, other = (trainer(replace(SETTINGS, rows=size), target, data, tmp_path / str(size)) for size in (rows, 4))
     assert len(one.heldout.tokens) % rows or rows == 1
-    found, expected = one.judge(), other.judge()
+    found, expected = one.evaluate(), other.evaluate()
     assert found.pop("loss") == pytest.approx(expected.pop("loss"), abs=1e-3)
     assert found == expected
 
@@ -324,7 +334,7 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     trainer(SETTINGS, target, data, tmp_path / "nan").save()  # nothing was saved before
     with pytest.raises(ValueError, match=r"holds a run with another steps, other_rate: give another folder"):
         trainer(endless, target, data, tmp_path / "nan")
-    with pytest.raises(ValueError, match=r"makes \d+ rows to learn from and \d+ to judge by; expected at least 400 and 1"):
+    with pytest.raises(ValueError, match=r"makes \d+ rows to learn from and \d+ to evaluate on; expected at least 400 and 1"):
         trainer(TrainSettings(rows=400, length=24), target, data, tmp_path / "few")
     trainer(SETTINGS, target, data, tmp_path / "begun").save()
     more = tmp_path / "more"
@@ -371,7 +381,7 @@ def test_a_head_that_could_not_be_written_is_not_begun_with(tmp_path, target, da
         trainer(replace(SETTINGS, algorithm="eagle", begin="HEAD"), target, data, tmp_path / "work")
 
 
-def test_the_engine_judges(tmp_path, target, data):
+def test_the_engine_evaluates(tmp_path, target, data):
     run = trainer(SETTINGS, target, data, tmp_path / "work")
     trial = Trial.of(run.parts.heldout, 3, 8, 64)
     assert len(trial.prompts) == 3 and trial.prompts[0] == run.parts.heldout[0].tokens[: run.parts.heldout[0].answers[0][0]]
@@ -391,9 +401,9 @@ def test_mtp_needs_a_layer_of_the_model(tmp_path, target, data):
 @pytest.mark.exhaustive
 def test_the_command_writes_a_head_its_card_and_its_curves(tmp_path, data, capsys, monkeypatch):
     monkeypatch.setattr(command, "TREES", ("2/1/3",))
-    monkeypatch.setattr(command, "JUDGED_TREE", SpecConfig(2, 1))
+    monkeypatch.setattr(command, "EVALUATED_TREE", SpecConfig(2, 1))
     directory, out = write_target(tmp_path / "target", tiny_target()), tmp_path / "head"
-    sizes = ["--length", "96", "--rows", "2", "--depth", "2", "--steps", "4", "--judge-every", "2", "--judge-prompts", "2"]
+    sizes = ["--length", "96", "--rows", "2", "--depth", "2", "--steps", "4", "--eval-every", "2", "--eval-prompts", "2"]
     assert command.main(["head", "--model-path", str(directory), "--data", str(data), "--out", str(out), *sizes]) == 0
     printed = capsys.readouterr().out
     assert "step 2: loss" in printed and "equal to plain decoding | 2 of 2 greedy texts" in printed

@@ -25,7 +25,7 @@ class Trial(NamedTuple):
     @classmethod
     def of(cls, heldout: Sequence[Conversation], count: int, max_tokens: int, length: int) -> "Trial":
         """The first prompts of held-out conversations that leave room for an answer. Raises ValueError if there is none."""
-        prompts = [tokens[: answers[0][0]] for tokens, answers in heldout]
+        prompts = [each.tokens[: each.answers[0][0]] for each in heldout]
         short = [prompt for prompt in prompts if len(prompt) + max_tokens <= length]
         if not short:
             raise ValueError(
@@ -76,7 +76,7 @@ def engine_for(
 
 
 def curves(entry: dict[str, Any], length: float) -> dict[str, float]:
-    """A judgement as TensorBoard's curves, by their names."""
+    """An evaluation as TensorBoard's curves, by their names."""
     heldout = entry["heldout"]
     found = {
         "loss/learnt": entry["train_loss"],
@@ -85,7 +85,7 @@ def curves(entry: dict[str, Any], length: float) -> dict[str, float]:
         "tokens_per_second": entry["tokens_per_second"],
         **{f"right_drafts/{number}": right for number, right in enumerate(heldout["accuracy"], 1)},
     }
-    return {name: value for name, value in found.items() if value is not None}  # a run that went on with a judgement has no pace
+    return {name: value for name, value in found.items() if value is not None}  # a run that went on with an evaluation has no pace
 
 
 def card(name: str, facts: dict[str, Any], lengths: dict[tuple[str, float], float]) -> str:
