@@ -93,7 +93,7 @@ def test_answers_are_the_targets_own(llm):
     with Writer(llm, greedy, prompts) as writer:
         written = writer.shard(0)
     assert len(written) == 4
-    for messages, (tokens, [(start, end)]) in zip(prompts, written, strict=True):
+    for messages, (tokens, [(start, end)], _) in zip(prompts, written, strict=True):
         assert tokens[:start] == llm.encode_chat(messages) and end == len(tokens) <= start + 12
         [output] = llm.generate([tokens[:start]], {"temperature": 0, "max_tokens": 12})
         assert list(output.token_ids) == tokens[start:]
@@ -253,7 +253,7 @@ def test_a_model_whose_template_marks_no_turns_writes_texts(llm):
     with Writer(llm, settings, None) as writer:
         found = writer.shard(0)
     assert 1 <= len(found) <= 4
-    for tokens, answers in found:
+    for tokens, answers, _ in found:
         [(start, end)] = answers
         assert 1 < start < end == len(tokens)
 
