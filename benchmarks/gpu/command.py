@@ -126,7 +126,8 @@ class Report:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     about = "".join(f"  {part.name:<10} {part.about}\n" for part in PARTS)
     parser = Parser("jaxspec bench gpu", (__doc__ or "").replace("PARTS\n", about + "\n"))
-    parser.add_argument("--size", choices=("full", "tiny"), default="full", help="tiny: for any device; means nothing")
+    about = "tiny: for any device, with two settings of XLA; means nothing"
+    parser.add_argument("--size", choices=("full", "tiny"), default="full", help=about)
     parser.add_argument("--only", choices=ORDER, nargs="+", default=list(ORDER), metavar="PART", help="parts to run")
     parser.add_argument("--budget", type=float, help=f"seconds for all of it (default: {BUDGET:g}; tiny: an hour)")
     parser.add_argument("--out", type=Path, help="the JSON file (default: gpu.json; required for --size tiny)")
@@ -158,7 +159,7 @@ def earlier(out: Path, size: str) -> dict[str, Any]:
 
 
 def tried(part: Part) -> Part:
-    """The part with two runs at most: settings of a GPU change nothing elsewhere."""
+    """The part as --size tiny runs it: at most two of its runs, because XLA's settings for GPUs change nothing elsewhere."""
     return replace(part, runs=part.runs[:2])
 
 

@@ -184,7 +184,7 @@ class Writer:
         return written
 
     def _invent(self, messages: Sequence[Message], chance: random.Random) -> Writing[str | None]:
-        """A user's turn as the target imagines it. Returns None if it is no proper one.
+        """The target invents a user's turn. Returns None if it breaks off, is too short or repeats itself.
 
         Users of a base model begin in the middle of a text, too: at a random line of its first half.
         """
