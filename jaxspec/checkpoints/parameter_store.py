@@ -220,21 +220,21 @@ def _saving(ocp: Any) -> Any:
 @contextmanager
 def _silent_if_it_fails() -> Iterator[None]:
     """If a write fails, orbax's other writes go on, and each prints a traceback when it ends: its event loop is closed, or
-    nobody wants its error. The error that ended the block says enough. They end at any later time, so they stay silenced."""
+    nobody reads its error. The error that ended the block says enough. They end at any later time, so they stay silenced."""
     hook, said = sys.unraisablehook, logging.getLogger("asyncio")
 
     def others(problem: Any) -> None:
         if str(problem.exc_value) != "Event loop is closed":
             hook(problem)
 
-    def is_ours(record: logging.LogRecord) -> bool:
-        return "type_handlers.py" not in record.getMessage()
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.getMessage()  # a task names orbax's code, a future's error the file that orbax wrote
 
     sys.unraisablehook = others
-    said.addFilter(is_ours)
+    said.addFilter(is_of_others)
     yield
     sys.unraisablehook = hook
-    said.removeFilter(is_ours)
+    said.removeFilter(is_of_others)
 
 
 @contextmanager
