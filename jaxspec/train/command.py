@@ -46,14 +46,14 @@ def make_parser() -> Parser:
     )
     add("--shards", type=whole(1), default=8, metavar="N", help="of 128 conversations each (default: %(default)s)")
     add("--data-seed", type=whole(0), default=0, metavar="N", help="another one gives other conversations (default: %(default)s)")
-    add("--batch-size", type=whole(1), default=32, metavar="N", help="conversations at once (default: %(default)s)")
+    add("--batch-size", type=whole(1), default=64, metavar="N", help="conversations at once (default: %(default)s)")
     add = parser.add_argument_group("head").add_argument
     for field in fields(TrainSettings):
         kind = field.type if isinstance(field.type, type) else str if field.type == str | None else int
         flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
         add(flag, type=kind, default=field.default, metavar=shown, help=help_of(TrainSettings, field.name, field.default))
-    add("--eval-every", type=whole(1), default=250, metavar="N", help="steps between evaluations (default: %(default)s)")
-    add("--eval-prompts", type=whole(1), default=16, metavar="N", help="held-out prompts for the engine (default: %(default)s)")
+    add("--eval-every", type=whole(1), default=500, metavar="N", help="steps between evaluations (default: %(default)s)")
+    add("--eval-prompts", type=whole(1), default=32, metavar="N", help="held-out prompts for the engine (default: %(default)s)")
     return parser
 
 
@@ -106,7 +106,7 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
 
 
 def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data: Path) -> None:
-    """Trains; the head of the evaluation with the best accept length goes to `out`, with its card."""
+    """Trains. The head whose accept lengths, greedy and sampled, have the best mean goes to `out`, with its card."""
     from tensorboardX import SummaryWriter
 
     from jaxspec.checkpoints.loading import load_head
@@ -119,11 +119,13 @@ def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data
     trial = Trial.of(trainer.parts.heldout, options.eval_prompts, EVALUATED_TOKENS, llm.engine.context_length)
     with SummaryWriter(str(options.work)) as board:
         for entry in trainer.run(eval_every=options.eval_every):
-            [length] = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, EVALUATED_TREE)
-            entry["accept_length"], heldout = round(length, 4), entry["heldout"]
+            found = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, EVALUATED_TREE, TEMPERATURES)
+            entry["accept_lengths"], heldout = [round(each, 4) for each in found], entry["heldout"]
+            length = sum(found) / len(found)
+            said = " and ".join(f"{each:.2f} at temperature {at:g}" for each, at in zip(found, TEMPERATURES, strict=True))
             print(
                 f"step {entry['step']}: loss {entry['train_loss']}, held out {heldout['loss']}, "
-                f"right drafts {heldout['accuracy']}, accept length {length:.2f} with {EVALUATED_TREE.name}, "
+                f"right drafts {heldout['accuracy']}, accept length {said} with {EVALUATED_TREE.name}, "
                 f"{entry['seconds_left']} s left",
                 flush=True,
             )

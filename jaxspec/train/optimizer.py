@@ -10,6 +10,9 @@ import optax
 from optax import contrib
 
 WARMUP_STEPS = 40
+DECAY_SHARE = 0.7
+"""Of a head's steps. 2,000 of them on the built-in model had a held-out loss of 6.12 with 0.3, 6.09 with 0.7 and 6.08 with 0.9, and
+accept lengths of 2.46, 2.48 and 2.48 at temperature 1 (50 prompts, tree 5/4/8, 24 November 2026)."""
 
 
 def muon(matrix_rate: float, other_rate: float) -> optax.GradientTransformation:
@@ -39,10 +42,10 @@ def muon(matrix_rate: float, other_rate: float) -> optax.GradientTransformation:
     )
 
 
-def scale_of(step: int, steps: int, decay_share: float = 0.3) -> float:
-    """Factor on the peak learning rates at a step: warm-up, constant, linear decay to 0. It depends on nothing else."""
+def scale_of(step: int, steps: int) -> float:
+    """Factor on a head's peak learning rates at a step: warm-up, constant, linear decay to 0. It depends on nothing else."""
     warmup = min(WARMUP_STEPS, max(1, steps // 10))
-    return min(1.0, (step + 1) / warmup, (steps - step) / (decay_share * steps + 1))
+    return min(1.0, (step + 1) / warmup, (steps - step) / (DECAY_SHARE * steps + 1))
 
 
 class Schedule:

@@ -409,4 +409,7 @@ def test_the_command_writes_a_head_its_card_and_its_curves(tmp_path, data, capsy
     assert "step 2: loss" in printed and "equal to plain decoding | 2 of 2 greedy texts" in printed
     assert (out / "README.md").read_text() in printed and load_head(out, tiny_target()).config.algorithm == "EAGLE3"
     [events] = (tmp_path / "head.work").glob("events*")
+    entries = [json.loads(line) for line in (tmp_path / "head.work/log.jsonl").read_text().splitlines()]
+    means = [sum(entry["accept_lengths"]) / len(command.TEMPERATURES) for entry in entries]  # greedy and sampled
+    assert json.loads((tmp_path / "head.work/best.json").read_text())["accept_length"] == pytest.approx(max(means), abs=1e-3)
     assert all(name in events.read_bytes() for name in (b"loss/held_out", b"accept_length", b"right_drafts/2"))
