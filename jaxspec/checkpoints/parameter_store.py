@@ -219,8 +219,8 @@ def _saving(ocp: Any) -> Any:
 
 @contextmanager
 def _silent_if_it_fails() -> Iterator[None]:
-    """If a write fails, orbax's other writes go on, and each prints a traceback when it ends: its event loop is closed, or
-    nobody reads its error. The error that ended the block says enough. They end at any later time, so they stay silenced."""
+    """If a write fails, orbax leaves its other writes running. Each prints a traceback when it ends, because its event loop is
+    closed or its error is never read. The first error says enough. A write can end after the block, so the silence stays."""
     hook, said = sys.unraisablehook, logging.getLogger("asyncio")
 
     def others(problem: Any) -> None:

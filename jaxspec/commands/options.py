@@ -363,7 +363,7 @@ def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
 
 
 def help_of(config: Any, field: str, default: Any = None) -> str:
-    """The docstring of a dataclass's field as the help of an option.
+    """The docstring of a dataclass's field as the help of an option, for argparse, which reads % as a format.
 
     In:  "Longest sequence, in tokens. None: the model's own."
     Out: "longest sequence, in tokens (default: the model's own)"
@@ -371,7 +371,7 @@ def help_of(config: Any, field: str, default: Any = None) -> str:
     text, _, unset = docstrings(config)[field].partition(" None: ")
     default = config.__dataclass_fields__[field].default if default is None else default
     shown = unset.rstrip(".") if default is None else "" if default is False or default == () else default
-    return text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")
+    return (text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")).replace("%", "%%")
 
 
 @cache

@@ -265,7 +265,7 @@ class Trainer:
         exported = head_checkpoint(self.head.config, "mimo" if self.settings.algorithm == "mtp" else "safeailab")
         write_checkpoint(directory, exported.config, tensors_of(exported.layout, self.trained().params), dtype=jnp.bfloat16)
 
-    def run(self, save_seconds: float = 300.0, eval_every: int = 250) -> Iterator[dict[str, Any]]:
+    def run(self, eval_every: int, save_seconds: float = 300.0) -> Iterator[dict[str, Any]]:
         """Trains to the end; yields an entry of the log after every evaluation.
 
         Raises ValueError if the loss is no number any more; what was saved before stays.

@@ -46,7 +46,7 @@ class TrainSettings:
     depth: int = 3
     """Unroll steps. More cost time and help trees with more levels; for MTP the levels that its one layer will be used for."""
     draft_vocab_size: int | None = None
-    """Tokens that an EAGLE-3 head can draft: those that the text uses most. None: as many as cover 0.98 of it, at most 8192."""
+    """Tokens that an EAGLE-3 head can draft: those that the text uses most. None: as many as cover 98% of it, at most 8192."""
     intermediate_size: int | None = None
     """Of the head's MLP. None: the target's."""
     matrix_rate: float = 0.02
