@@ -330,7 +330,7 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     endless = TrainSettings(**{**vars(SETTINGS), "other_rate": 1e30, "steps": 50})
     run = trainer(endless, target, data, tmp_path / "nan")
     with pytest.raises(ValueError, match=r"the loss is nan at step \d+ \(last checkpoint: none\): lower the rates"):
-        list(run.run())
+        list(run.run(eval_every=10))
     trainer(SETTINGS, target, data, tmp_path / "nan").save()  # nothing was saved before
     with pytest.raises(ValueError, match=r"holds a run with another steps, other_rate: give another folder"):
         trainer(endless, target, data, tmp_path / "nan")
