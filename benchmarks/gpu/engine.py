@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any, TextIO
@@ -95,15 +96,21 @@ def cases(lab: Lab, run: str) -> Cases:
     trees = (lab.size.trees[1],) if updates else (lab.size.trees[1], PLAIN)
     for tree in trees:
         for requests in lab.size.engine_requests[:1] if updates else lab.size.engine_requests:
-            for overlap in (True,) if updates else (True, False):
-                case = {"measured": run, "tree": tree.name, "requests": requests, "overlap": overlap}
-                yield case, partial(count_updates if updates else time_engine, lab, tree, requests, overlap)
+            case = {"measured": run, "tree": tree.name, "requests": requests}
+            yield case, partial(count_updates if updates else time_engine, lab, tree, requests)
 
 
-def time_engine(lab: Lab, tree: SpecConfig, requests: int, overlap: bool) -> dict[str, Any]:
-    """Milliseconds per cycle of the engine's loop, and of launches without reading results, which is the device's own time."""
-    engine, running = decoding(lab, tree, requests, overlap)
+def time_engine(lab: Lab, tree: SpecConfig, requests: int) -> dict[str, Any]:
+    """Milliseconds per cycle of the engine's two loops, and of launches without reading results, which is the device's own time.
+
+    One engine has both loops, so its programs compile once. The serial loop comes first: it leaves nothing to read.
+    """
+    engine, running = decoding(lab, tree, requests)
     count = lab.size.engine_cycles
+    engine.config = replace(engine.config, overlap=False)
+    serial = [time_steps(engine, count) for _ in range(3)]
+    engine.config = replace(engine.config, overlap=True)
+    time_steps(engine, 3)
     uploads = engine.stats().uploaded_arrays
     samples = [time_steps(engine, count) for _ in range(3)]
     uploads = engine.stats().uploaded_arrays - uploads
@@ -115,6 +122,7 @@ def time_engine(lab: Lab, tree: SpecConfig, requests: int, overlap: bool) -> dic
     own = (time.perf_counter() - started) / count * 1e3
     return {
         "milliseconds": samples,
+        "serial_milliseconds": serial,
         "device_milliseconds": own,
         "launch_milliseconds": queued / count * 1e3,
         "host_gap_milliseconds": median(samples) - own,
@@ -131,16 +139,14 @@ def time_steps(engine: Engine, count: int) -> float:
     return (time.perf_counter() - started) / count * 1e3
 
 
-def decoding(lab: Lab, tree: SpecConfig, count: int, overlap: bool) -> tuple[Engine, list[Request]]:
+def decoding(lab: Lab, tree: SpecConfig, count: int) -> tuple[Engine, list[Request]]:
     """An engine in which `count` requests decode, behind contexts of the goal's length."""
     target, head = lab.graphs
     loaded = LoadedTarget(target.config, target.graph, lab.params["target"])
     drafts = LoadedHead(head.config, head.graph, lab.params["head"]) if tree.num_steps else None
-    length = lab.size.goal_context + 6 * lab.size.engine_cycles * (tree.num_steps + 1)
+    length = lab.size.goal_context + 9 * lab.size.engine_cycles * (tree.num_steps + 1)
     length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
-    config = EngineConfig(
-        max_running_requests=count, context_length=length, num_pages=count * length // 16, overlap=overlap, prefix_cache=False
-    )
+    config = EngineConfig(max_running_requests=count, context_length=length, num_pages=count * length // 16, prefix_cache=False)
     with lab.compile_phase():
         engine = Engine(loaded, drafts, None, tree, config)
         engine.runner.programs.compile_all(engine.runner.table.largest_of_all())
@@ -160,9 +166,9 @@ def decoding(lab: Lab, tree: SpecConfig, count: int, overlap: bool) -> tuple[Eng
 UPDATE = re.compile(r"[Uu]pdated? (\d+) .*?commands?.*?(?:skipped[^\d]{0,20}(\d+))?")
 
 
-def count_updates(lab: Lab, tree: SpecConfig, requests: int, overlap: bool) -> dict[str, Any]:
+def count_updates(lab: Lab, tree: SpecConfig, requests: int) -> dict[str, Any]:
     """Nodes of CUDA graphs that XLA changed per cycle, from its log (parts.UPDATES turns it on)."""
-    engine, _ = decoding(lab, tree, requests, overlap)
+    engine, _ = decoding(lab, tree, requests)
     with captured_errors() as log:
         time_steps(engine, lab.size.engine_cycles)
         log.seek(0)

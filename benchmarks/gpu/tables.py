@@ -93,8 +93,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "measured": text("measured"),
         "tree": text("tree"),
         "requests": text("requests"),
-        "overlap": text("overlap"),
-        "step, ms (min..max)": spread("milliseconds"),
+        "step with overlap, ms (min..max)": spread("milliseconds"),
+        "without": spread("serial_milliseconds"),
         "device, ms": number("device_milliseconds", 2),
         "launch, ms": number("launch_milliseconds", 2),
         "uploads per step": number("uploaded_arrays_per_step", 2),
@@ -291,12 +291,15 @@ def settings(rows: Sequence[Row]) -> str:
 
 def host(rows: Sequence[Row]) -> str:
     """The engine's steps beside the device's time, and the graph updates."""
-    timed = [row for row in rows if row["measured"] == "timed"]
-    lines = []
-    for tree, requests in dict.fromkeys((row["tree"], row["requests"]) for row in timed):
-        same = [row for row in timed if (row["tree"], row["requests"]) == (tree, requests)]
-        own = min(row["device_milliseconds"] for row in same)
-        lines.append([tree, str(requests), f"{own:.2f}", *(middle(same, overlap=overlap) for overlap in (True, False))])
+    lines = [
+        [row["tree"], str(row["requests"])]
+        + [
+            f"{milliseconds:.2f}"
+            for milliseconds in (row["device_milliseconds"], median(row["milliseconds"]), median(row["serial_milliseconds"]))
+        ]
+        for row in rows
+        if row["measured"] == "timed"
+    ]
     updates = [
         f"graph updates, {row['tree']}: {row['updated_nodes_per_cycle']:.1f} nodes per cycle"
         for row in rows

@@ -55,7 +55,7 @@ class Task(NamedTuple):
     done: Sequence[dict] = ()
     """Cases that earlier workers have started."""
     alone: bool = False
-    """One case only."""
+    """One case only, and those before it that are skipped."""
     deadline: float = float("inf")
     until: float = float("inf")
     """No case starts later, except that compiling does not count."""
@@ -83,8 +83,8 @@ def run_cases(task: Task, section: Section, lab: Lab, send: Send) -> None:
             send(kind="skipped", part=part, case=case.name, reason=reason)
             continue
         send(kind="case", part=part, case=case.name)
-        run_case(task, case, send)
-        if task.alone and number + 1 < len(cases):
+        ran = run_case(task, case, send)
+        if task.alone and ran and number + 1 < len(cases):
             return
     send(kind="all", part=part)
 
@@ -98,12 +98,13 @@ def out_of_time(task: Task, lab: Lab) -> str | None:
     return None
 
 
-def run_case(task: Task, case: Case, send: Send) -> None:
-    """Raises DeviceLost if nothing else can be measured in this process."""
+def run_case(task: Task, case: Case, send: Send) -> bool:
+    """False: it was skipped, so the process is as new. Raises DeviceLost if nothing else can be measured in this process."""
     try:
         send(kind="row", part=task.part, row={**case.name, **case.measure()})
     except Skip as skip:
         send(kind="skipped", part=task.part, case=case.name, reason=str(skip))
+        return False
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error):
             send(kind="skipped", part=task.part, case=case.name, reason=f"out of memory: {describe(error)}")
@@ -112,6 +113,7 @@ def run_case(task: Task, case: Case, send: Send) -> None:
             traceback.print_exc()
             if task.uses_jax:
                 check_device()
+    return True
 
 
 def check_device() -> None:

@@ -42,6 +42,14 @@ def test_a_failing_case_does_not_stop_the_others():
     assert said[3]["row"] == {"n": 4, "found": 5}
 
 
+def test_a_case_that_wants_a_process_of_its_own_may_follow_skipped_ones():
+    def refuses() -> dict:
+        raise Skip("it runs on GPUs only")
+
+    cases = [({"n": 1}, refuses), ({"n": 2}, refuses), ({"n": 3}, dict), ({"n": 4}, dict)]
+    assert [message["kind"] for message in worker(cases, alone=True)] == ["skipped", "skipped", "row"]
+
+
 def test_a_device_that_no_longer_works_ends_the_worker(monkeypatch):
     def breaks() -> dict:
         raise RuntimeError("illegal address")
