@@ -24,7 +24,7 @@ class ChatFormat(NamedTuple):
 
 
 def system_or(default: str) -> str:
-    """Sets the variable `system`."""
+    """Template code that sets `system` to the last system message, or to this text if there is none."""
     return SYSTEM.replace("{default}", repr(default))
 
 

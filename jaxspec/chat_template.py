@@ -41,7 +41,7 @@ START_SECONDS = 15.0
 ORPHAN_SECONDS = 20
 """CPU seconds after which a process ends itself, in case its server is gone and can't stop it."""
 MAX_CHARACTERS = 8 * 2**20
-"""Of a rendered text; a million tokens are about half as many."""
+"""The longest rendered text; a million tokens are about half of this."""
 MAX_MEMORY = 512 * 2**20
 """Bytes of a process's address space, including 30 MiB of the interpreter."""
 MAX_ERROR, MAX_QUOTED = 1000, 200
@@ -335,7 +335,7 @@ def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separator
 
 
 def raise_exception(message: str) -> None:
-    """With this function a template refuses a conversation."""
+    """Called by a template to refuse a conversation."""
     raise TemplateError(message)
 
 

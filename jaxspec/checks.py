@@ -152,7 +152,7 @@ class OneOrList(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """A JSON object. These of its fields pass their checks, are missing or, if `nulls`, null; others may be anything."""
+    """A JSON object. The listed fields must pass their checks, be missing or, with `nulls`, be null; others may be anything."""
 
     checks: "Mapping[str, Check]"
     nulls: bool = True

@@ -175,7 +175,7 @@ PLAIN = SpecConfig(num_steps=0)
 ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
 """Implementations of pallas_kernels.tree_attention."""
 MATMULS = ("xla", "skinny")
-"""Who computes the products of at most 16 rows: XLA, or pallas_kernels.skinny_matmul."""
+"""What computes matrix products of at most 16 rows: XLA, or pallas_kernels.skinny_matmul."""
 
 
 @dataclass(frozen=True)

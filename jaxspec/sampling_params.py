@@ -149,18 +149,18 @@ class SamplingParams:
 
     @property
     def filters(self) -> bool:
-        """Some tokens can't be drawn because they are unlikely."""
+        """Whether top_k, top_p or min_p excludes unlikely tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def adjusts(self) -> bool:
-        """The logits are changed before temperature and filters look at them."""
+        """Whether logits are adjusted before temperature and filters apply."""
         penalties = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return penalties or self.biases or self.min_tokens > 0
 
     @property
     def biases(self) -> bool:
-        """Something is added to the logits that stays the same for the whole text."""
+        """Whether logit_bias, bad_token_ids or allowed_token_ids add a constant bias to the logits."""
         return bool(self.logit_bias or self.bad_token_ids or self.allowed_token_ids is not None)
 
 

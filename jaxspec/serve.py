@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             finally:
                 importing.join()
             gc.collect()
-            gc.freeze()  # what stays need not be looked at again: a full collection would stop all threads for a second
+            gc.freeze()  # what is loaded by now stays: a full collection of it would stop all threads for a second
             try:
                 serve(llm, chat_template, arguments, listener)
             except SystemExit as ended:

@@ -101,7 +101,7 @@ def scaled_up[Model: LoadedModel](model: Model, factor: float = 12.0) -> Model:
 class OracleHead(DraftHead):
     """A head that knows the text: at slot i it proposes the token of position i + 1.
 
-    It is fully accepted exactly if every slot, position and feedback in drafting is right.
+    All of its drafts are accepted if and only if every slot, position and feedback in drafting is right.
     """
 
     def __init__(self, config: HeadConfig, text: list[int]):
@@ -171,7 +171,7 @@ def tiny_engine(
 
 
 def largest_sizes_only(engine: Engine) -> None:
-    """Leaves its largest batch, chunk and page-table width: few programs to compile."""
+    """Keeps only its largest batch, chunk and page-table width, so that few programs are compiled."""
     table = engine.runner.table
     engine.runner.table = dataclasses.replace(table, batches=table.batches[-1:], chunks=table.chunks[-1:], pages=table.pages[-1:])
 

@@ -66,9 +66,9 @@ class Product:
 
 
 def partial_sums(product: Product) -> Float[Array, "splits rows n"]:
-    """x @ weight in parts whose sum it is, without the bias: float32, or in x's dtype if there is one part of XLA's.
+    """Parts that add up to x @ weight, without the bias: float32, or x's dtype if XLA computes it as one part.
 
-    A single row is there twice: XLA would multiply one row without tensor cores, after transposing the weight.
+    With several parts, a single row is doubled: XLA would multiply one row without tensor cores, after transposing the weight.
     """
     k, n = product.weight.shape
     x = product.x.reshape(-1, k)

@@ -161,7 +161,7 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(config: type, values: dict[str, Any]) -> Any:
-    """A config dataclass from JSON; lists become tuples, numbers what the field is, and the nested configs dataclasses."""
+    """A config dataclass from JSON; lists become tuples, nested configs dataclasses, and numbers of float fields floats."""
     nested = {"layer": ModelConfig, "rope": RopeConfig}
     built = {name: _build(nested[name], value) if name in nested else value for name, value in values.items()}
     built = {name: tuple(value) if isinstance(value, list) else value for name, value in built.items()}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".gguf"
 DONE = "complete"
-"""A file of a directory that was written to its end."""
+"""The file that marks a completely written directory."""
 LAYER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
@@ -33,21 +33,21 @@ LAYER = {
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""Kinds of tokens. Text that is one of the last two is not split into pieces."""
+"""Token types. Tokens of the last two are never split into pieces."""
 SPACE = "\u2581"
-"""In SentencePiece's tokens."""
+"""The space in SentencePiece's tokens."""
 ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_FACTORS = (8.0, 32.0)
-"""Of Llama 3.1 and of 3.2. A file has the factor of every frequency instead."""
+"""RoPE scaling factors of Llama 3.1 and 3.2. A GGUF file has one factor per frequency instead."""
 
 MAGIC, VERSIONS = int.from_bytes(b"GGUF", "little"), (2, 3)
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the types of metadata that are neither strings nor lists."""
 STRING, ARRAY = 8, 9
 MOST_ELEMENTS = 2_000_000
-"""Of all lists of the metadata; a vocabulary of 262,144 tokens has about a million."""
+"""The most elements in all lists of the metadata together; a vocabulary of 262,144 tokens has about a million."""
 LONGEST_TOKEN = 512
-"""Characters; to find what makes a token of SentencePiece's takes the square of it."""
+"""In characters; finding the merges of a SentencePiece token takes time quadratic in its length."""
 LONGEST_ERROR = 500
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -62,7 +62,7 @@ class PreTokenizer(NamedTuple):
     """None: GPT-2's."""
     digits_apart: bool = False
     normalizes: bool = False
-    """To Unicode's NFC."""
+    """Text is normalized to Unicode's NFC."""
     whole_words: bool = False
     """A piece that is a token is not merged from smaller ones."""
     adds_bos: bool = False
@@ -253,7 +253,7 @@ def _renamed(tensors: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[
 
 
 def halves_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a projection in the order for rotating halves; files of architecture llama rotate neighbours.
+    """Reorders a projection's rows from RoPE on adjacent pairs (GGUF's architecture llama) to RoPE on the two halves of each head.
 
     In:  one head of 4 rows, 0 1 2 3
     Out: 0 2 1 3
@@ -303,7 +303,7 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
 
 
 def byte_pairs(fields: dict[str, Any], how: PreTokenizer) -> "Tokenizer":
-    """Of the kind gpt2: bytes, merged in the file's order."""
+    """A tokenizer of the kind gpt2: byte-level BPE, with the file's merges."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers
     from tokenizers import pre_tokenizers as pre
 
@@ -321,8 +321,8 @@ def byte_pairs(fields: dict[str, Any], how: PreTokenizer) -> "Tokenizer":
 
 
 def sentence_pieces(fields: dict[str, Any]) -> "Tokenizer":
-    """Of the kind llama: SentencePiece's byte pairs. Of all neighbours that make a token, the two whose token has the highest score
-    are merged first. Text outside the vocabulary becomes byte tokens."""
+    """A tokenizer of the kind llama: SentencePiece's BPE. Of all adjacent pieces that form a token, the pair whose token has the
+    highest score is merged first. Text outside the vocabulary becomes byte tokens."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]

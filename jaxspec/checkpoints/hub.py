@@ -43,7 +43,7 @@ class HubOptions(NamedTuple):
 
     @property
     def newest(self) -> "HubOptions":
-        """The same for other models than the target."""
+        """The same options for models other than the target, with the newest revision."""
         return self._replace(revision=None)
 
 

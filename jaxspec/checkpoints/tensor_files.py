@@ -146,7 +146,7 @@ def transposed(*parts: np.ndarray) -> np.ndarray:
 
 
 def _transpose_into(matrix: np.ndarray, out: np.ndarray) -> None:
-    """Plain unsigned integers are copied fastest."""
+    """Writes the transpose of `matrix` to `out`, as unsigned integers, which are copied fastest."""
     word = np.dtype(f"u{matrix.dtype.itemsize}")
     matrix, out = matrix.view(word), out.view(word)
     for i in range(0, matrix.shape[0], TILE[0]):

@@ -84,8 +84,8 @@ def fresh_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def remove_directory(directory: Path) -> None:
-    """Removes a directory, if it is there. Writes that orbax began, and that go on after another one failed, may end in it
-    meanwhile: it is tried again for some seconds."""
+    """Removes a directory if it exists. Retries for some seconds: after a failed write, other writes of orbax continue and may
+    still add files."""
     for _ in range(ATTEMPTS):
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():

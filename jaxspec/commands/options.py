@@ -119,7 +119,7 @@ class Option(NamedTuple):
 
     def add_to(self, group: Any, **changes: Any) -> argparse.Action:
         """Makes a parser, or a section of one, take it."""
-        settings: dict[str, Any] = {"help": self.text.replace("%", "%%")}
+        settings: dict[str, Any] = {"help": escaped(self.text)}
         if self.switch is not None:
             settings["action"] = "store_true"
         else:
@@ -354,7 +354,7 @@ def chosen_tree(options: argparse.Namespace) -> SpecConfig | None:
 
 
 def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
-    """A message of the engine in the words of the command line; SpecConfig's words are the ends of its flags' names.
+    """An engine's message with flags in place of field names; SpecConfig's names stay, as they end their flags' names.
 
     In:  "prefill_chunk must be at least 1, got 0"
     Out: "--chunked-prefill-size must be at least 1, got 0"
@@ -363,7 +363,7 @@ def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
 
 
 def help_of(config: Any, field: str, default: Any = None) -> str:
-    """The docstring of a dataclass's field as the help of an option, for argparse, which reads % as a format.
+    """The docstring of a dataclass's field as the help of an option.
 
     In:  "Longest sequence, in tokens. None: the model's own."
     Out: "longest sequence, in tokens (default: the model's own)"
@@ -371,7 +371,12 @@ def help_of(config: Any, field: str, default: Any = None) -> str:
     text, _, unset = docstrings(config)[field].partition(" None: ")
     default = config.__dataclass_fields__[field].default if default is None else default
     shown = unset.rstrip(".") if default is None else "" if default is False or default == () else default
-    return (text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")).replace("%", "%%")
+    return text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")
+
+
+def escaped(help: str) -> str:
+    """A help text for argparse, which formats it with %."""
+    return help.replace("%", "%%")
 
 
 @cache

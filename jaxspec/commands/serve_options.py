@@ -67,8 +67,7 @@ class ServerArguments:
     hub: HubOptions
     served_model_names: tuple[str, ...]
     chat_template: str | None
-    """A file, or a name of CHAT_FORMATS."""
-    """A file that existed when the command line was read. None: the model's own."""
+    """A name in CHAT_FORMATS, or a file that existed when the command line was read. None: the model's own."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
     compile_ahead: str | None

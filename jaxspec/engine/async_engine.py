@@ -73,8 +73,8 @@ class AsyncRequest(NamedTuple):
 class Generation:
     """The updates of requests that were started together, as an async iterator.
 
-    It ends when every request has finished. Leaving the `with` block earlier aborts what is unfinished. A request that the
-    engine fails on raises EngineError and ends the others of the generation.
+    It ends when every request has finished. Leaving the `with` block earlier aborts what is unfinished. If the engine
+    fails on one of the requests, iterating raises EngineError and the others are aborted.
     """
 
     def __init__(self, request_ids: Sequence[str], abort: Callable[["Generation", Sequence[str]], object]):

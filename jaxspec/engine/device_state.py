@@ -29,7 +29,7 @@ from jaxspec.typing import KeysValues
 
 @dataclass(frozen=True)
 class Merger:
-    """Makes the modules from {"target": parameters, "head": parameters}, inside a jitted function. Equal ones do the same."""
+    """Builds the modules from {"target": parameters, "head": parameters}, inside jit. Equal Mergers build equal modules."""
 
     target: nnx.GraphDef
     head: nnx.GraphDef | None
@@ -48,7 +48,7 @@ class Merger:
 def merger(
     target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None, matmul: str = EngineConfig.matmul
 ) -> Merger:
-    """Of these models. `attention_kernel` and `matmul`: as EngineConfig has them."""
+    """The Merger of these models. `attention_kernel` and `matmul`: see EngineConfig."""
     captured = head.config.captured_layers if head else ()
     return Merger(target.graph, head.graph if head else None, captured, attention_kernel, matmul)
 

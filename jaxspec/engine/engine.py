@@ -26,8 +26,8 @@ from jaxspec.spec.settings import MAX_STOP_TOKENS
 class Engine:
     """Runs requests step by step. A step launches a cycle for each tree in use, then prefill chunks, and returns updates.
 
-    There are two loops with the same tokens: `serial_step` reads what it launched; `overlapped_step` reads what the step before
-    launched, so that host and device work at the same time.
+    There are two loops, which produce the same tokens: `serial_step` reads what it launched; `overlapped_step` reads what the
+    previous step launched, so that host and device work at the same time.
     """
 
     def __init__(
@@ -174,9 +174,9 @@ class Engine:
         """Compiles every program that serving can need, so that no launch compiles, and runs each once. Returns the seconds it
         took.
 
-        wait_for_all=False: only those that serve every request. Others compile in the background, those of smaller sizes when
-        launches ask for them, and are used from the next cycle on. These have no first run of their own, which would have to
-        wait for the state that requests are using. If one fails, `step` recovers as always.
+        wait_for_all=False: compiles only as many as can serve every request. The others compile in the background, smaller sizes
+        when a launch asks for them, and are used from the next cycle on. They get no trial run, which would have to wait for the
+        state that requests are using; if one fails, `step` recovers as always.
 
         Raises:
             ProgramError: a program can't be compiled or fails on its first run.
@@ -219,10 +219,10 @@ class Engine:
         self._read(self._launch(plan))
 
     def overlapped_step(self) -> None:
-        """Plans, launches, and reads the results of the step before while the device works.
+        """Plans, launches, and reads the results of the previous step while the device works.
 
-        The next launch needs no result of the one before: lengths, roots and whether a sequence is done live on the device, and
-        each request has the pages for all tokens that launched programs can emit.
+        A launch needs no result of the previous one: lengths, roots and done flags are on the device, and each request has the
+        pages for all tokens that launched programs can emit.
         """
         plan = self.scheduler.plan(self.trees.most_emitted)
         before, self._launched = self._launched, self._launch(plan)

@@ -26,7 +26,7 @@ class Launched(NamedTuple):
     """The tree of a cycle; None for a prefill chunk."""
     prefill: PrefillChunk | None
     logprobs: Logprobs | None
-    """Only if one of the requests wants them, as the next."""
+    """None unless one of the requests asks for them; the same for the next two."""
     prompt_logprobs: Logprobs | None
     drafted: Drafted | None
     unreported: list[Request]
@@ -65,7 +65,7 @@ def launched(
 
 
 def emitted(requests: Sequence[Request], report: np.ndarray, logprobs: Logprobs | None, drafted: Drafted | None) -> list[Emitted]:
-    """What the rows of a report say to these requests. Padding comes last."""
+    """The tokens that the program emitted for each request, from its row of the report. Padding rows come last."""
     found = []
     for row, (request, line) in enumerate(zip(requests, report.tolist(), strict=False)):
         tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]

@@ -27,7 +27,7 @@ class HasTemporaries(Protocol):
 
 @dataclass(frozen=True)
 class CacheSize:
-    """What an engine wants of its cache."""
+    """The sizes that determine how many pages an engine's cache needs."""
 
     page_bytes: int
     page_size: int

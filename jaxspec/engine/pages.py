@@ -130,8 +130,8 @@ class PrefixCache:
         return held
 
     def extend_match(self, held: HeldPages, tokens: Sequence[int]) -> None:
-        """Adds pages of the tokens that others have published since the match. They replace the request's own pages, so no
-        program that writes these may be launched any more."""
+        """Adds pages of these tokens that other requests have published since `match`. They replace the request's own pages, which
+        programs launched from now on must not write."""
         if not self.enabled or held.generation != self._generation:
             return
         for index in range(len(held.nodes), len(tokens) // self.pages.page_size):
@@ -156,9 +156,9 @@ class PrefixCache:
         return True
 
     def publish(self, held: HeldPages, tokens: Sequence[int], committed: int) -> None:
-        """Puts the full pages of the first `committed` tokens, whose slots are written, into the tree. If the tree has such a page
-        already, `held` shares that one and frees its own: programs that read it were launched before any that writes there next.
-        Takes time for the new pages only."""
+        """Puts the full pages of the first `committed` tokens, whose slots are written, into the tree. If the tree already
+        has such a page, `held` shares it and frees its own. That is safe: programs that read the freed page were launched before
+        any that will write to it. Takes time for the new pages only."""
         if not self.enabled or held.generation != self._generation:
             return
         for index in range(len(held.nodes), committed // self.pages.page_size):

@@ -33,12 +33,12 @@ for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences,
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 
 PACKAGES = ("jaxspec", "pallas_kernels")
-"""A program depends on the source of these packages, except for"""
+"""The packages whose source a program depends on, except for APART."""
 APART = ("server", "commands", "demo", "planner", "train")
-"""these parts, which the engine does not import."""
+"""The parts of PACKAGES that the engine does not import."""
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 KERNELS = (export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton"),)
-"""JAX does not keep our GPU kernels compatible. That is safe, because other versions use other files."""
+"""JAX promises no compatibility of GPU kernels across versions. Skipping its check is safe, as each version has its own files."""
 DIGEST_BYTES = 32
 """Bytes of the checksum at the start of a file, which shows damage."""
 KEEP_DAYS = 30
@@ -130,9 +130,8 @@ def stored_traces(*made_for: object) -> "StoredTraces | None":
 
 
 class StoredTraces:
-    """A directory of traced programs. They are found by all that can change them: our source, the libraries' versions, JAX's
-    settings and devices, what the program is called and takes, and `made_for`, everything else that a program
-    depends on."""
+    """A directory of traced programs. Their file names are hashes of all that they depend on: our source, the libraries' versions,
+    JAX's settings and devices, the program's name and arguments, and `made_for`, everything else."""
 
     def __init__(self, directory: Path, made_for: str):
         self._directory, self._level = directory, logging.WARNING

@@ -10,7 +10,7 @@ SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
 
 
-# Dataclasses, not tuples: a tuple equals any other one with the same numbers, and programs are found by name.
+# Dataclasses, not NamedTuples: programs are dictionary keys, and NamedTuples of different types with equal values are equal.
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ProgramTable:
     own: tuple[SpecConfig, ...]
     """The trees that the engine chooses from."""
     trees: tuple[SpecConfig, ...]
-    """Those and the trees that only single requests ask for."""
+    """The trees in `own`, and those used only by requests that ask for them."""
     catches_up: bool
     """Plain cycles alternate with trees, so the head has to catch up before a tree."""
     own_first: bool = True
@@ -133,7 +133,7 @@ class ProgramTable:
         return self._serving(self.own if self.own_first else self.trees)
 
     def largest_of_all(self) -> list[Program]:
-        """Those, and the largest of the trees that only single requests ask for: no program takes more memory than one of them."""
+        """The largest program of each kind and of every tree: no program takes more memory than the largest of these."""
         return self._serving(self.trees)
 
     def _serving(self, trees: Sequence[SpecConfig]) -> list[Program]:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Keeps an engine running after failures. The engine says whose work it is doing; a failure then ends these requests."""
+    """Keeps an engine running after failures. The engine declares which requests it is working on; a failure ends those."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, trees: TreeChoice, output: Output, counts: EngineStats):
         self._runner, self._scheduler, self._trees, self._output, self._counts = runner, scheduler, trees, output, counts
@@ -73,7 +73,7 @@ class Recovery:
 
     @contextmanager
     def blame_launch(self, requests: Sequence[Request], launched: Sequence[Launched]) -> Iterator[None]:
-        """As `blame`, for a launch, which also fails if an earlier program did. Then the requests of that program end.
+        """Like `blame`, for a launch, which also fails if an earlier program failed: then that program's requests end instead.
 
         `launched`: the programs with a result that this step launched before.
         """

@@ -146,7 +146,7 @@ class GenerationOutput:
     """Which completion of the prompt this is, 0 .. n - 1."""
     text_offsets: tuple[int, ...] | None = None
     """Where the text of each generated token begins in `text`, in characters. Only with logprobs or `wants_trees`. A token that
-    the end of the text cut off may begin behind it."""
+    was cut off at the end of the text may begin past that end."""
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class Runner:
 
     @property
     def sharpness(self) -> np.ndarray:
-        """The weights that sampled drafts have learnt (spec/coupling.py): of unlikely and likely tokens' logits, and of noise.
+        """The weights learnt from sampled requests (spec/coupling.py): for unlikely and likely tokens' logits, and for the noise.
 
         Waits for the device."""
         return np.asarray(self.state.sharpness.weights)
@@ -268,8 +268,8 @@ class Runner:
         return program, self._on_device(program, "rows", rows), self._on_device(program, "page table", page_table)
 
     def _on_device(self, program: Program, name: str, values: np.ndarray) -> jax.Array:
-        """The values on the device. The array of the program's previous launch serves again as long as they have not changed: a
-        copy would wait for the running program, and a CUDA graph has to be updated where an argument has moved."""
+        """The values on the device. If they have not changed, the array of the program's previous launch is
+        reused: a copy would wait for the running program, and a CUDA graph must be updated when an argument has moved."""
         placed = self._placed.get((program, name))
         if placed is None or not np.array_equal(placed.values, values):
             self._count_uploads(values)

@@ -195,8 +195,8 @@ class Scheduler:
         return True
 
     def _chunk(self, request: Request, limit: int) -> PrefillChunk:
-        """The next `limit` tokens of the request's prefill, or fewer if it ends before. It continues where the prefix cache ends,
-        if that is further than its own chunks: the request is new, or another one computed the same tokens."""
+        """The next `limit` tokens of the request's prefill, or fewer if it ends sooner. It starts where the cached prefix ends if
+        that is further than the request's own chunks: it is new, or another request has computed the same tokens."""
         first = cached = request.prefilled
         if request.params.prompt_logprobs is None:
             self.cache.extend_match(request.held, request.tokens)

@@ -17,7 +17,7 @@ from jaxspec.engine.request import Request
 from jaxspec.engine.stats import AdaptiveState
 
 LONGEST_CHAIN = 3
-"""Adaptive engines also compile a chain of this many steps: it pays at batch sizes at which a wide tree does not."""
+"""Adaptive engines without adaptive_trees also use a chain of up to this length: it pays at batch sizes where wide trees don't."""
 MAX_LAG = 16
 """Plain cycles after which the head must catch up: the device keeps features for this many."""
 MARGIN = 0.04
@@ -155,7 +155,7 @@ class TreeChoice:
     def _by_tree(
         self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[SpecConfig]
     ) -> dict[SpecConfig, list[Request]]:
-        """Each request's tree: its own, if that is ready, or the one chosen for all others."""
+        """The requests by tree: the one a request asks for, if it is ready, else the one chosen for all other requests."""
         groups: dict[SpecConfig, list[Request]] = {}
         undecided = [request for request in requests if request.tree is None or request.tree not in ready]
         if undecided:
@@ -166,9 +166,9 @@ class TreeChoice:
         return groups
 
     def _catch_up(self, requests: list[Request], tree: SpecConfig) -> list[Request]:
-        """The requests whose heads must catch up before this cycle. Counts the slots by which they lag after it.
+        """The requests whose heads must catch up before this cycle. Also updates each request's lag to that after the cycle.
 
-        The device counts as well, and exactly: a sequence that has ended gets no more slots. The host's count is never lower.
+        The device counts the lag too, and exactly: a sequence that has ended gets no more slots. The host's count is never lower.
         """
         behind = [request for request in requests if request.held.lag]
         if tree.num_steps == 0 and all(request.held.lag < MAX_LAG for request in behind):
@@ -246,10 +246,10 @@ class AdaptiveTrees:
         self._switches = self._probes = 0
 
     def observe_time(self, tree: SpecConfig, bucket: int, seconds: float) -> None:
-        """Records the time of a cycle, or of a trial run at warm-up. Three trial runs per program survive one disturbed run.
+        """Records the time of a cycle, or of a trial run at warm-up. Three trial runs per program outvote one disturbed run.
 
-        The median counts: on a shared machine single cycles take three times as long. Of two times it is the lower one, that of
-        the undisturbed cycle.
+        The median is used, because on a shared machine some cycles take three times as long. Of two times it is the lower one,
+        which is the less disturbed.
         """
         times = self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
         times.append(seconds)
@@ -261,7 +261,7 @@ class AdaptiveTrees:
 
     def choose(self, bucket: int) -> SpecConfig:
         """The tree for the next cycle, at this compiled batch size."""
-        # A new batch size ends a probe: other times hold.
+        # A new batch size ends a probe, because its cycle times differ.
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
         self._bucket = bucket
         if not self._probe_cycles:

@@ -56,7 +56,7 @@ class HeadOutput(NamedTuple):
 
 
 class DraftHead(nnx.Module):
-    """The input is pairs: the embedding of token i, and a hidden of position i - 1.
+    """The base class of draft heads. The input is pairs: the embedding of token i, and a hidden of position i - 1.
 
     That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the parent.
     A kind of head defines `first_layer`, and `project`, `output_norm` and `logits` where they differ.

@@ -58,7 +58,7 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.weight[...], self.eps)
 
     def beside(self, x: Float[Array, "b w h"], other: "RMSNorm", right: Float[Array, "b w h"]) -> Float[Array, "b w 2*h"]:
-        """The norm of x, and to its right the other norm of `right`."""
+        """The norm of x and, to its right, `other`'s norm of `right`."""
         return norm_pair(x, right, self.weight[...], other.weight[...], self.eps)
 
     def add(self, x: Float[Array, "b w h"], product: Product) -> tuple[Float[Array, "b w h"], Float[Array, "b w h"]]:
@@ -98,8 +98,8 @@ def linear(
 
 
 def output_projection(hidden_size: int, vocab_size: int, dtype: DTypeLike, rngs: nnx.Rngs) -> Linear:
-    """A linear layer whose output, logits, is float32. In bfloat16 they would be rounded to steps of 0.125 above 16, which makes
-    different ones equal.
+    """A linear layer with float32 output, the logits. In bfloat16, those above 16 would be rounded to steps of 0.125, which makes
+    different logits equal.
     """
     return linear(hidden_size, vocab_size, dtype, rngs, result=jnp.float32)
 
@@ -131,7 +131,7 @@ class Attention(nnx.Module):
     kernel: str | None = None
     """The implementation of tree_attention; None: the platform's default."""
     attend: Callable[..., Array] = staticmethod(tree_attention)
-    """Training puts one that needs less memory here."""
+    """The attention function; training replaces it with one that needs less memory."""
 
     def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
         norm_eps = config.rms_norm_eps if config.qk_norm else None

@@ -42,7 +42,7 @@ WITHOUT_GPU = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # what comes from a cache dumps nothing
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
-"""Environment of the worker: JAX itself stays on the CPU; the plugin lends its compiler, and must not look for a driver or CUDA."""
+"""Environment of the worker: JAX itself stays on the CPU; the plugin, used for its compiler, must not look for a driver or CUDA."""
 SECONDS_PER_CYCLE = 600
 """Ten times the time on a busy machine: a compiler that hangs must not block the caller forever."""
 ANSWERS = "answers.json"
@@ -76,7 +76,7 @@ _CUSTOM_CALL = re.compile(r'custom_call_target="([^"]*)"')
 _OP_NAME = re.compile(r'op_name="([^"]*/[^"]*)"')
 _METADATA = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _DEFAULT_BRANCHES = (None, "branch_0", "true_branch")
-"""XLA asks of a two-way switch whether it is the first way: that is its true branch."""
+"""XLA compiles a two-way switch to a test for its first branch, which is then the true branch."""
 
 
 class Launch(NamedTuple):

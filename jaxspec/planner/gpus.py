@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 DRIVER, CUB = "13.0.0", "3.1.2"
-"""CUDA's version of driver 580, and the version of CUB that JAX's plugins are built with (0.11.2 and 0.12). XLA must know both:
-without a driver's version it keeps library and custom calls out of CUDA graphs, without CUB's it leaves sorts alone that become
-calls to CUB on a device."""
+"""The CUDA version of driver 580, and the version of CUB that JAX's plugins are built with (0.11.2 and 0.12). XLA must know both:
+without the driver version it keeps library and custom calls out of CUDA graphs; without CUB's it doesn't turn sorts into calls to
+CUB, as it does on a device."""
 
 
 class CompilerTarget(NamedTuple):

@@ -17,7 +17,7 @@ COPY_SHARE = 0.896
 PRODUCT_SHARE = 0.93
 """Matrix products of a few rows, as a share of the speed of copies, with tile sizes that were tuned on the device."""
 LAUNCH = 2.0e-6
-"""Seconds that a small kernel takes which waits for the one before, in a CUDA graph; also the ramp and tail of a large one."""
+"""Seconds that a small kernel takes if it waits for the one before it, in a CUDA graph; also the ramp and tail of a large one."""
 ATTENTION = 6.0e-6
 """Seconds that attention's first kernel takes beside reading the cache: each block walks its keys one after the other."""
 
@@ -101,7 +101,7 @@ def time_model(
         batch: Requests. The model is meant for a few rows: large products are taken to reach the data sheet's peak.
         context: Committed tokens of each request.
         gpu: Its bandwidth is the data sheet's.
-        counts: Launches; None: today's.
+        counts: Launches; None: the defaults of LaunchCounts.
         copy_speed: Bytes per second of a copy measured on the device; None: COPY_SHARE of the bandwidth.
 
     Raises ValueError if the tree needs a head and there is none.

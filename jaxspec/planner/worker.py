@@ -1,4 +1,4 @@
-"""Compiles cycles for a GPU that need not be there, in its own process, because JAX is configured before it starts.
+"""Compiles cycles for a GPU that this machine need not have. Runs in its own process, because JAX is configured before it starts.
 
 Reads one JSON request from standard input and writes the results to a file, because libraries print to standard output. Call
 `compile_cycles` to use it.

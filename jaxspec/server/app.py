@@ -62,7 +62,7 @@ class Application(FastAPI):
 
 
 def _name_schemas(content: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Moves a body's schema, which has all that it needs inside, to the named ones."""
+    """Moves a body's self-contained schema to the named schemas, and refers to it there."""
     schema = dict(content["schema"])
     if "title" in schema:
         schemas |= schema.pop("$defs", {}) | {schema["title"]: schema}

@@ -38,7 +38,7 @@ def most_bytes(context_length: int) -> int:
 
 
 def most_values(context_length: int) -> int:
-    """The most JSON values in a body, counted by the commas and brackets before them, of which text has some too."""
+    """The most JSON values in a body, estimated from its commas and opening brackets, some of which may be in strings."""
     return max(MAX_VALUES, 2 * context_length)
 
 

@@ -45,7 +45,7 @@ class HealthProbe:
         return False
 
     async def _own_token(self) -> bool | None:
-        """None: the queue is full, so only other requests' tokens can show it."""
+        """Whether this request got its token. None: the queue is full, so only other requests' tokens can tell."""
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         request = AsyncRequest(f"health-{uuid.uuid4().hex}", [0], params, priority=MAX_INT)
         try:

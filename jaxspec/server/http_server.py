@@ -19,7 +19,7 @@ from jaxspec.server.app import Application
 from jaxspec.server.errors import ApiError
 
 HTTP_2 = b"PRI * HTTP/2.0"
-"""How a client begins that takes HTTP/2 for granted; routers try it and come back with HTTP/1.1."""
+"""What a client that assumes HTTP/2 sends first; routers try it and fall back to HTTP/1.1."""
 MAX_HEADER_BYTES = 64 * 2**10
 HEADER_SECONDS = 10.0
 """Time for the headers of a request to arrive, from the first byte on or, on a new connection, from its start."""
@@ -31,8 +31,8 @@ ERROR_SECONDS = 5.0
 
 
 class Connection(H11Protocol):
-    """One connection, with limits: headers of 64 KiB that arrive in 10 seconds, and no place for it while it asks for nothing and
-    others need the place. Malformed HTTP gets an error in the server's own shape."""
+    """One connection, with limits: headers of at most 64 KiB within 10 seconds; while it is unused, it may be closed to make room
+    for others. Malformed HTTP gets an error in the server's own format."""
 
     def __init__(self, *args: Any, unused: "dict[Connection, None]", most_unused: int, **kwargs: Any):
         """`unused`: the connections without a complete request, the oldest first."""

@@ -38,10 +38,10 @@ class ModelInfo(ResponseModel):
     """By SGLang's names."""
 
     model_path: str
-    """The served name, never a path."""
+    """The model as it was given at the start: a path or a name."""
     served_model_name: str
     tokenizer_path: str | None
-    """The served name, if there is a tokenizer."""
+    """The directory of the tokenizer on the server's machine, if there is one."""
     is_generation: bool
     has_image_understanding: bool
     has_audio_understanding: bool

@@ -66,8 +66,8 @@ def log_model(llm: LLM, arguments: ServerArguments) -> None:
 def find_head(arguments: ServerArguments) -> Path | None:
     """Where the draft head is; None: there is none, or --speculative-algorithm NONE.
 
-    Raises ValueError if it is not what --speculative-algorithm says (elsewhere a wrong name costs all speed silently), or if
-    there is none, but flags that need one.
+    Raises ValueError if it is not of the kind that --speculative-algorithm names (in other servers a wrong one silently costs all
+    speed-up), or if there is none but a flag needs one.
     """
     head = None
     if arguments.spec is None or arguments.spec.num_steps:
@@ -141,7 +141,7 @@ def memory_table(llm: LLM) -> str:
 
 
 def largest(programs: Iterable[Program]) -> list[Program]:
-    """Of each kind and tree the program with the largest sizes; which of these needs the most memory, only the compiler knows.
+    """The program with the largest sizes of each kind and tree; only the compiler knows which of these needs the most memory.
 
     In:  cycle 5/4/8, batch 1, 16 pages; cycle 5/4/8, batch 8, 64 pages; prefill 64 tokens, 64 pages; admit
     Out: cycle 5/4/8, batch 8, 64 pages; prefill 64 tokens, 64 pages; admit

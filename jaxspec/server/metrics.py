@@ -52,7 +52,7 @@ def time_per_output_token(output: GenerationOutput) -> float | None:
 
 
 def prefill_and_decode(output: GenerationOutput) -> tuple[float, float] | tuple[None, None]:
-    """Seconds until the first token, waiting apart, and after it; None without a token."""
+    """Seconds from the launch of the first prefill chunk to the first token, and from there to the end; None without a token."""
     timing = output.timing
     if timing.first_token_seconds is None:
         return None, None
@@ -128,7 +128,7 @@ class Throughput:
         self._seen: deque[tuple[float, int]] = deque()
 
     def after(self, tokens: int, now: float) -> float:
-        """`tokens`: all that were generated; `now`: in seconds. The first look knows no rate."""
+        """The rate. `tokens`: all that were generated so far; `now`: in seconds. The first call returns 0."""
         while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW:
             self._seen.popleft()
         self._seen.append((now, tokens))

@@ -59,7 +59,8 @@ def is_request_id(text: str) -> bool:
 class OriginCheck:
     """Middleware that refuses what a browser sends for a web page of another origin, except for opening public pages.
 
-    Such a page can't read responses, as there are no CORS headers, but could have effects: `GET /flush_cache` needs no permission.
+    Such a page can't read responses, as there are no CORS headers, but its requests could have effects: browsers send
+    `GET /flush_cache` without a CORS preflight.
     Pages of the allowed origins may do everything.
     """
 
@@ -77,7 +78,7 @@ class OriginCheck:
 
 
 def is_from_elsewhere(headers: Headers) -> bool:
-    """Whether a browser says so. To http:// addresses other than loopback browsers don't send Sec-Fetch-Site."""
+    """Whether a browser sent this for a page of another origin. Browsers omit Sec-Fetch-Site for http:// except on loopback."""
     if (site := headers.get("sec-fetch-site")) is not None:
         return site not in ("same-origin", "none")
     source = headers.get("origin") or headers.get("referer")

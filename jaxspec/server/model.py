@@ -43,9 +43,9 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time()))
     """Unix time, for OpenAI's model list."""
     other_names: tuple[str, ...] = ()
-    """What else clients may call it. Answers have its name."""
+    """Other names that clients may use for it. Responses have `name`."""
     path: str | None = None
-    """As it was given at the start."""
+    """The model as it was given at the start: a path or a name. None: the same as `name`."""
     tokenizer_path: str | None = None
     """A directory that a client on this machine can load."""
     strict_name: bool = False

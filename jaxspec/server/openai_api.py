@@ -224,7 +224,7 @@ class OpenAIBuilder(ABC):
 
     @abstractmethod
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
-        """The piece of a choice in an update; empty if it has neither text nor logprobs."""
+        """The pieces that an update adds to a choice; none if it adds nothing."""
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> OpenAIEvent:
         if self._batch.prompt_only:

@@ -17,7 +17,7 @@ def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -
     """
     steps = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)
     slots, write = batch.sequences.length[:, None] + steps, steps < accepted.emitted[:, None]
-    with jax.named_scope("commit"):  # the write alone: these launches count per layer
+    with jax.named_scope("commit"):  # only the write: benchmarks/gpu counts this scope's launches per layer
         pages = write_slots(state.caches.target, verified.window, batch.page_table, accepted.path, slots, write)
     return state._replace(caches=state.caches._replace(target=pages))
 

@@ -1,15 +1,16 @@
-"""Coupled drafts: the head is asked under the target's own noise.
+"""Coupled drafts: the head drafts under the target's own noise.
 
 The target's token is argmax(logits / T + noise), and the noise of a position is known before the target runs. With the *same*
 noise on its own logits the head proposes what the target will most likely choose, and a sampled sequence is accepted almost like
 a greedy one: a match has at least the probability (1 - TV) / (1 + TV), where TV is the distance of the two distributions (Daliri,
-Musco and Suresh, arXiv 2408.07978). The target's choice is untouched, so the text stays what the seed says.
+Musco and Suresh, arXiv 2408.07978). The target's choice is unchanged, so the seed still determines the text.
 
-This needs a head that is as sure as its target, which most are not. The model: the target's logits are the head's, times a
-`sharpness`, plus errors with a Gumbel distribution of scale s. Given the noise, the chance that the target chooses a token is then
-the softmax of (sharpness * logits + T * noise) / s. Heads know likely tokens better than others, so each kind has its sharpness.
-The three weights, both sharpnesses / s and 1 / s, are fitted while serving, by maximum likelihood, to the token that the target
-chose after each root; deeper levels use the same. They rank the candidates, and path scores are estimated chances of acceptance.
+This needs a head that is as confident as its target, which most are not. So the target's logits are modelled as the head's, times
+a `sharpness`, plus errors with a Gumbel distribution of scale s. Given the noise, the probability that the target chooses a token
+is then the softmax of (sharpness * logits + T * noise) / s. Heads predict likely tokens better than others, so each of these two
+kinds has its own sharpness. The three weights, both sharpnesses / s and 1 / s, are fitted while serving, by maximum likelihood, to
+the token that the target chose after each root; deeper levels use the same weights. These probabilities rank the candidates, and
+path scores estimate the log probability of acceptance.
 """
 
 from typing import NamedTuple
@@ -63,10 +64,10 @@ def couple(state: State, batch: Batch, num_steps: int) -> Coupling:
 
 
 def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
-    """The head's logits after nodes at this depth, as the target's choice will see its own: adjusted, divided by the temperature,
-    filtered, and with the noise; scaled to logarithms of chances, up to a constant. Those of greedy requests are only adjusted.
+    """The head's logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
+    and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
-    Penalties count the text up to the root, not the drafts after it; the filters' cut-offs are rounded. Drafts may guess.
+    Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be exact.
     """
     batch, settings = coupling.batch, coupling.batch.settings
     is_sampled = settings.temperature[:, None, None] > 0
@@ -123,8 +124,8 @@ def learn(
     """Moves the weights towards the likeliest ones, given the head's logits at the roots and the tokens that the target chose.
 
     A Newton step: the gradient of the log likelihood, divided by all information so far. Requests with adjusted logits, and tokens
-    that the head does not know, teach nothing. Filters are not looked at: with them the target is a little surer than
-    the head's logits tell.
+    outside the head's vocabulary, are ignored. Filters are not modelled: with them the target is a little more confident than
+    the head's logits suggest.
     """
     head = models.head
     if coupling is None or logits is None or head is None:

@@ -1,4 +1,4 @@
-"""One cycle of speculative decoding: draft a tree, verify it, commit what the target agrees with, extend the head.
+"""One cycle of speculative decoding: draft a tree, verify it, commit the accepted tokens, extend the head.
 
 This is the whole algorithm; each stage has its own file. Plain decoding is the same cycle with an empty tree (num_steps = 0).
 All sizes are static, so a cycle is one compiled program. docs/structure.md follows one token through it.

@@ -81,9 +81,10 @@ def draft(
     sliding_window: SlidingWindow | None = None,
     coupling: Coupling | None = None,
 ) -> tuple[Candidates, Float[Array, "b v"]]:
-    """num_steps levels of candidates below the root, and the first one's logits. The head runs num_steps - 1 times, on topk tokens.
+    """num_steps levels of candidates below the root, and the first level's logits.
 
-    `cache` is the head's: slots 1 .. length are written, and the pair of the root is the last of them.
+    The head runs num_steps - 1 times, on topk tokens. `cache` is the head's: slots 1 .. length are written, and the last of them
+    holds the root's pair.
     """
     head, target = models.head, models.target
     assert head is not None, "the engine refuses a tree without a head"
@@ -145,7 +146,7 @@ def draft_chain(
 
 
 def best_child(head: DraftHead, logits: Float[Array, "b w v"], depth: int, coupling: Coupling | None) -> Int[Array, "b w"]:
-    """The first of the `best_children` (target id) of each node; of equal ones that with the lowest draft id."""
+    """The likeliest child (target id) of each node, the first of its `best_children`; ties go to the lowest draft id."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> Int[Array, "b w"]:
         return jax.lax.top_k(logits, 1)[1][..., 0]  # on a GPU one launch; argmax takes two
@@ -156,8 +157,8 @@ def best_child(head: DraftHead, logits: Float[Array, "b w v"], depth: int, coupl
 def best_children(
     head: DraftHead, logits: Float[Array, "b w v"], k: int, depth: int, coupling: Coupling | None
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
-    """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: those of the head at
-    temperature 1 or, for sampled requests, the estimated ones that the target chooses them, given its noise."""
+    """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: the head's at
+    temperature 1 or, for sampled requests, estimates of how likely the target is to choose them, given its noise."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:
         best, ids = jax.lax.top_k(logits, k)

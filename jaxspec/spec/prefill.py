@@ -92,8 +92,8 @@ def extend_by_chunk(
 ) -> State:
     """The head reads the chunk's tokens and, after the last chunk, the root.
 
-    Pair j is the feature of the position before with token j: the feature carried over from the last chunk, then the chunk's
-    own. A first chunk carries nothing over: the row holds the feature of its previous request.
+    Pair j is token j with the feature of the previous position: first the one carried over from the previous chunk, then the
+    chunk's own. A first chunk ignores what was carried over, which is from the row's previous request.
     """
     if models.head is None:
         return state

@@ -54,7 +54,7 @@ def choose(
     """The target's token at each of the `positions`; requests with temperature 0 are greedy under every kind.
 
     `needed` is the highest SamplingKind of the batch: only its branch runs, and reads the settings; the others cost nothing.
-    `adjust` takes the logits of some nodes, and which. `noise` is that at the positions, if it has been drawn before.
+    `adjust` takes the logits of some nodes, and the slice of these nodes. `noise` returns the noise; None: it is drawn here.
     """
 
     def drawn() -> Logits:

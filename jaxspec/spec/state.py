@@ -66,8 +66,8 @@ class Sharpness(NamedTuple):
     """How well the head's logits predict the target's choice, fitted while serving (spec/coupling.py). All requests share it."""
 
     weights: Float[Array, " 3"]
-    """Of unlikely tokens' logits, of likely tokens', and of the noise times the temperature. The larger they are, the surer is the
-    prediction."""
+    """For unlikely tokens' logits, likely tokens' logits, and the noise times the temperature. Larger weights make the prediction
+    more confident."""
     information: Float[Array, "3 3"]
     """Of the observations so far (Fisher's): the more there is, the smaller is the next step."""
 

@@ -15,8 +15,8 @@ class Candidates(NamedTuple):
     tokens: Int[Array, "b c"]
     """Target vocabulary ids."""
     scores: Float[Array, "b c"]
-    """Sums along the path from the root of log probabilities, the head's or, for sampled requests, those of acceptance; a child's
-    is never above its parent's."""
+    """Sums of log probabilities along the path from the root: the head's or, for sampled requests, those of acceptance. A child's
+    score is never above its parent's."""
     parents: Int[Array, "b c"]
     """Flat index of the parent candidate; -1: a child of the root."""
 

@@ -92,8 +92,8 @@ def choose_tokens(
 def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps: int) -> Accepted:
     """Walks from the root while the target's token is a child; truncates at stop tokens and at the token budget.
 
-    A node is accepted if it and each of its ancestors is the target's token after its parent. Siblings differ, so at most one per
-    level is.
+    A node is accepted if it and each of its ancestors is the target's token after its parent. Siblings have different tokens, so at
+    most one node per level is accepted.
     """
     parent = jnp.maximum(tree.parents, 0)
     matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)

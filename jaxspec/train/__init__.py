@@ -1,1 +1,1 @@
-"""The training of the built-in model and its EAGLE-3 head (jaxspec/demo/README.md); needs the extra `train`."""
+"""Training: draft heads for any model (`jaxspec train`), and the demo target (jaxspec/demo/README.md); needs the extra `train`."""

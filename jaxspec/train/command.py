@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import Parser, help_of, whole
+from jaxspec.commands.options import Parser, escaped, help_of, whole
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.train.settings import DataSettings, TrainSettings
 
@@ -51,7 +51,8 @@ def make_parser() -> Parser:
     for field in fields(TrainSettings):
         kind = field.type if isinstance(field.type, type) else str if field.type == str | None else int
         flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
-        add(flag, type=kind, default=field.default, metavar=shown, help=help_of(TrainSettings, field.name, field.default))
+        about = help_of(TrainSettings, field.name, field.default)
+        add(flag, type=kind, default=field.default, metavar=shown, help=escaped(about))
     add("--eval-every", type=whole(1), default=500, metavar="N", help="steps between evaluations (default: %(default)s)")
     add("--eval-prompts", type=whole(1), default=32, metavar="N", help="held-out prompts for the engine (default: %(default)s)")
     return parser
@@ -106,7 +107,7 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
 
 
 def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data: Path) -> None:
-    """Trains. The head whose accept lengths, greedy and sampled, have the best mean goes to `out`, with its card."""
+    """Trains a head. The one with the best mean of greedy and sampled accept lengths is written to `out`, with its card."""
     from tensorboardX import SummaryWriter
 
     from jaxspec.checkpoints.loading import load_head

@@ -1,7 +1,7 @@
 """`jaxspec train data`: conversations whose answers the target writes itself, in its own words and its own tokens.
 
-With prompts, their user turns are answered again; topics.toml makes some. Without any, the target writes the users' turns too:
-behind the beginning of its chat template it invents what a user might ask (Magpie, arXiv 2406.08464).
+With prompts, the target answers their user turns anew; topics.toml has templates for some. Without prompts it writes the user turns
+too: given only the start of its chat template, it invents what a user might ask (Magpie, arXiv 2406.08464).
 """
 
 import hashlib
@@ -33,15 +33,16 @@ HERE = "<<<the user's turn>>>"
 """Stands for a user's text, to find where the template puts it."""
 LEAST_USER_TOKENS = 3
 CUT = 32
-"""Tokens that a repetitive answer loses at a time."""
+"""A repetitive answer is shortened to smaller and smaller multiples of this many tokens."""
 LEAST_ROOM = 16
-"""Tokens that a turn can still have; a conversation with less room has ended."""
+"""The fewest tokens of room that a turn needs; with less, the conversation ends."""
 REPETITIVE = 0.3
-"""Of the size that zlib leaves of a text. English prose is near 0.5; a sentence said over and over is below 0.2."""
+"""Text is repetitive if zlib compresses it to less than this share of its size. English prose is near 0.5; a sentence repeated over
+and over is below 0.2."""
 ASSISTANT, USER = "assistant", "user"
 TOPICS = Path(__file__).parent / "topics.toml"
 TRIES = 10
-"""Prompts that are made for each one that is new."""
+"""Attempts allowed per requested prompt, since the templates also produce duplicates."""
 
 
 class Conversation(NamedTuple):
@@ -62,14 +63,14 @@ type Message = dict[str, Any]
 
 
 class Question(NamedTuple):
-    """What a conversation wants the target to go on with."""
+    """A generation request of a conversation: the prompt to continue, and how to sample."""
 
     prompt: list[int]
     params: SamplingParams
 
 
 type Writing[T] = Generator[Question, GenerationOutput, T]
-"""Is being written: it yields questions, is sent the target's outputs, and returns what came of them."""
+"""A generator that writes a conversation: it yields questions, is sent the target's outputs, and returns its result."""
 
 
 class Writer:
@@ -86,7 +87,7 @@ class Writer:
         self._settings, self._prompts = settings, prompts
         self._longest = min(settings.max_tokens, llm.engine.context_length)
         self._is_plain = template.render([{"role": USER, "content": HERE}]).startswith(HERE)
-        """The template marks no turns: it is a model that goes on with a text, and its users break off anywhere."""
+        """The template marks no turns: a base model, which only continues text, so its user turns may break off anywhere."""
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +105,8 @@ class Writer:
         return self._run(writings)
 
     def _run(self, writings: Sequence[Writing[Conversation | None]]) -> list[Conversation]:
-        """Writes all of them, as many at once as the engine takes. Greedy and sampled questions wait for each other: one sampled
-        request makes a whole batch draw noise."""
+        """Writes all of them, as many at once as the engine takes. Greedy and sampled questions are queued apart, to mix them as
+        little as possible: one sampled request makes a whole batch draw noise."""
         waiting: dict[bool, deque[tuple[int, Question]]] = {False: deque(), True: deque()}
         running: dict[str, int] = {}
         written: dict[int, Conversation] = {}
@@ -136,7 +137,7 @@ class Writer:
         return [written[number] for number in sorted(written)]
 
     def _guarded(self, script: Sequence[Message] | None, number: int, seed: str) -> Writing[Conversation | None]:
-        """Of a conversation that the chat template refuses, a system's message for example, a line says so."""
+        """`_write`, except that a conversation that the template refuses (for a system message, say) is reported and left out."""
         try:
             return (yield from self._write(script, random.Random(seed)))
         except RenderError as error:
@@ -171,11 +172,11 @@ class Writer:
             if output is None:
                 return written
             good = list(output.token_ids)
-            if not self._is_plain:  # a model that only goes on with texts repeats itself when it serves, too
+            if not self._is_plain:  # a model that only continues text repeats itself when serving, too
                 good = self._before_it_repeats(good)
             before = written or Conversation([], [])
             if not good or prompt[: len(before.tokens)] != before.tokens:
-                return written  # or its text has other tokens when read again
+                return written  # empty, or the earlier turns were tokenized differently this time
             answers = [*before.answers, (len(prompt), len(prompt) + len(good))]
             written = Conversation([*prompt, *good], answers, self._is_plain)
             messages.append({"role": ASSISTANT, "content": output.text})
@@ -186,7 +187,7 @@ class Writer:
     def _invent(self, messages: Sequence[Message], chance: random.Random) -> Writing[str | None]:
         """The target invents a user's turn. Returns None if it breaks off, is too short or repeats itself.
 
-        Users of a base model begin in the middle of a text, too: at a random line of its first half.
+        A base model's user turns start in the middle of a text: at a random line of its first half.
         """
         if self._is_plain:
             start = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id, 0)
@@ -205,7 +206,7 @@ class Writer:
     def _ask(
         self, prompt: list[int], max_tokens: int, temperature: float, chance: random.Random
     ) -> Writing[GenerationOutput | None]:
-        """How the target goes on. Returns None if that leaves no room."""
+        """The target's continuation of a prompt. Returns None if there is too little room for one."""
         if (room := self._longest - len(prompt)) < LEAST_ROOM:
             return None
         top_p, seed = 0.95 if temperature else 1.0, chance.getrandbits(31)
@@ -230,9 +231,9 @@ def is_repetitive(text: str) -> bool:
 
 
 def topic_prompts(count: int, seed: int, settings: DataSettings) -> list[list[Message]]:
-    """What users of a chat model might ask, made of the templates and words in topics.toml; no two begin alike.
+    """What users of a chat model might ask, made from the templates and words in topics.toml; their first turns all differ.
 
-    More prompts are the same and some more. Raises ValueError if the templates don't make so many.
+    A larger count gives the same prompts and more. Raises ValueError if the templates don't yield that many.
     """
     book, chance = tomllib.loads(TOPICS.read_text(encoding="utf-8")), random.Random(seed)
     kinds, shares = list(book["kinds"].values()), [kind["share"] for kind in book["kinds"].values()]
@@ -275,7 +276,7 @@ def read_prompts(file: Path) -> list[list[Message]]:
 
 
 ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": "system"}
-"""ShareGPT's names for those who speak."""
+"""Roles by their names in ShareGPT's and OpenAI's formats."""
 
 
 def _messages(entry: dict[str, Any]) -> list[Message]:

@@ -117,9 +117,9 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str], seed: int = 0) -> N
 def heldout_prompts(count: int, min_chars: int = 130, max_chars: int = 320, seed: int = 0, *, heldout: bool = True) -> list[str]:
     """Picks `count` code prompts from held-out files (or from the others), about 40-100 tokens each.
 
-    A prompt starts at a top-level `def` or `class` and stops at the end of a line, that of a nested `def` where one lies in
-    range, so that the completion has a body to write. Its line break is left to the completion: it is one token with the
-    indentation behind it. One prompt per place, files taken in turn.
+    A prompt starts at a top-level `def` or `class` and stops at the end of a line: the last nested `def` in range, if there is
+    one, so that the completion has a body to write. The line break is left to the completion, because it forms one token with
+    the indentation after it. Each definition gives at most one prompt; files are taken in turn.
     """
     by_file = []
     for document in documents(heldout=heldout):
@@ -199,7 +199,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def main() -> None:
-    """Trains on the training split and prints how many bytes a token covers."""
+    """Trains the tokenizer and prints characters per held-out token; with --prompts, writes prompts instead."""
     parser = argparse.ArgumentParser(description="Train the demo tokenizer on the standard library, or write prompts of it.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the tokenizer's two files, or file for prompts")
     parser.add_argument("--prompts", type=int, metavar="N", help="write so many prompts of the training split instead")

@@ -1,4 +1,4 @@
-"""How good a head is where it counts: the accept length of the real engine on held-out prompts, and the card that says so."""
+"""Evaluates a head: its accept length in the real engine on held-out prompts, and the card that reports it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ BATCH = 4
 
 
 class Trial(NamedTuple):
-    """What the engine is asked to do."""
+    """The held-out prompts of an evaluation, and the tokens to generate for each."""
 
     prompts: list[list[int]]
     max_tokens: int
@@ -85,7 +85,7 @@ def curves(entry: dict[str, Any], length: float) -> dict[str, float]:
         "tokens_per_second": entry["tokens_per_second"],
         **{f"right_drafts/{number}": right for number, right in enumerate(heldout["accuracy"], 1)},
     }
-    return {name: value for name, value in found.items() if value is not None}  # a run that went on with an evaluation has no pace
+    return {name: value for name, value in found.items() if value is not None}  # None: no step since the run was resumed
 
 
 def card(name: str, facts: dict[str, Any], lengths: dict[tuple[str, float], float]) -> str:

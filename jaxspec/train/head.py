@@ -1,7 +1,7 @@
 """`jaxspec train head`: trains a draft head for a frozen target, from conversations that the target wrote.
 
-The target runs in the same process; nothing is stored but tokens. A run can be killed at any moment: it goes on from its last
-checkpoint with the same losses as without, because batches and learning rates depend on the step's number only.
+The target runs in the same process; nothing is stored but tokens. A run can be killed at any time: it resumes from its last
+checkpoint with the losses of an uninterrupted run, because batches and learning rates depend on the step number only.
 """
 
 import json
@@ -38,13 +38,13 @@ KEPT = 2
 """Checkpoints; older ones are removed."""
 HELDOUT_ROWS = 32
 LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of a container's memory (cgroups v2 and v1)."""
+"""Files with a container's memory limit (cgroups v2 and v1)."""
 TOKEN_MAP = "draft_to_target"
 """The one parameter that is not learnt."""
 
 
 def optimizer_of(settings: TrainSettings) -> optax.GradientTransformation:
-    """Its updates are still to be scaled by the schedule."""
+    """The optimizer at its peak learning rates: multiply its updates by `scale_of`."""
     return muon(settings.matrix_rate, settings.other_rate)
 
 
@@ -64,7 +64,7 @@ class TrainPrograms(NamedTuple):
 
     @classmethod
     def of(cls, settings: TrainSettings, target: LoadedTarget, head: LoadedHead) -> Self:
-        """Of the models only the graphs are used."""
+        """Of `target` and `head`, only graphs and configs are used, not parameters."""
         optimizer = optimizer_of(settings)
 
         def taught(frozen: dict, rows: Rows) -> Lesson:
@@ -105,7 +105,7 @@ class Lessons:
         """By the row's number, in the host's memory."""
 
     def of(self, numbers: np.ndarray, rows: Rows) -> Lesson:
-        """Of the rows with these numbers."""
+        """The lesson of `rows`, whose row numbers are `numbers`."""
         if all(number in self._kept for number in numbers):
             return jax.tree.map(lambda *parts: np.stack(parts), *(self._kept[number] for number in numbers))
         lesson = self._teach(rows)
@@ -202,7 +202,7 @@ class Trainer:
         try:
             with ParameterWriter(place) as writer:
                 writer.add({"params": jax.device_get(self.params), "state": _numbered(jax.device_get(self.state))})
-        except (ValueError, OSError) as error:  # TensorStore's end with the system's words
+        except (ValueError, OSError) as error:  # TensorStore's messages end with the system's error
             reason = str(error).rpartition(": ")[2] if isinstance(error, ValueError) else error.strerror
             raise ValueError(f"the checkpoint {place} can't be written ({reason}); earlier ones stay") from None
         for old in self.checkpoints()[:-KEPT]:
@@ -213,7 +213,7 @@ class Trainer:
         return sorted(place for place in (self.work / "checkpoints").glob("[0-9]*") if place.name.isdecimal())
 
     def resume(self) -> bool:
-        """Goes on from the newest checkpoint that can be read; False: there is none."""
+        """Resumes from the newest checkpoint that can be read. Returns False if there is none."""
         shapes = {"params": self.params, "state": _numbered(self.state)}
         for place in reversed(self.checkpoints()):
             try:
@@ -238,7 +238,7 @@ class Trainer:
         return self.work / "best"
 
     def keep_best(self, step: int, length: float) -> None:
-        """Ends an evaluation: exports the head as it is now if no earlier one had this accept length."""
+        """Ends an evaluation: exports the current head if its accept length is the best so far."""
         file = self.work / "best.json"
         best = json.loads(file.read_text()) if file.exists() and self.best.exists() else {"accept_length": 0.0}
         if length > best["accept_length"]:
@@ -253,7 +253,7 @@ class Trainer:
             (fresh / "README.md").write_text(text)
 
     def describe_data(self) -> str:
-        """How much there is."""
+        """The amount of data, in one line."""
         learnt = sum(end - start for each in self.parts.learnt for start, end in each.learnt())
         return (
             f"{len(self.parts.learnt)} conversations with {learnt:,} tokens to learn from in {len(self.rows.tokens)} rows, "
@@ -268,7 +268,7 @@ class Trainer:
     def run(self, eval_every: int, save_seconds: float = 300.0) -> Iterator[dict[str, Any]]:
         """Trains to the end; yields an entry of the log after every evaluation.
 
-        Raises ValueError if the loss is no number any more; what was saved before stays.
+        Raises ValueError if the loss is no longer finite; earlier checkpoints stay.
         """
         saved = started = time.monotonic()
         first, evaluated = self.step, self._evaluated()
@@ -303,7 +303,7 @@ class Trainer:
                 bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)
 
     def _evaluated(self) -> int:
-        """The last step whose evaluation came to its end. A run that was killed in one begins with it."""
+        """The last step whose evaluation finished. A run that was killed during an evaluation starts by repeating it."""
         file = self.work / "best.json"
         return json.loads(file.read_text()).get("evaluated", 0) if file.exists() else 0
 

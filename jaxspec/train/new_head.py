@@ -1,4 +1,4 @@
-"""What a head is before it is trained: as near to the target as its shapes allow."""
+"""The head that training starts from: an existing one, or a new one (EAGLE-3's is as near to the target as its shapes allow)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +35,8 @@ def names_of(config: HeadConfig) -> tuple[str, ...]:
 
 
 def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, parts: Split) -> LoadedHead:
-    """An untrained head. An EAGLE-3 head starts near the target: its high feature passed on to a copy of its last layer, its final
-    norm, its rows of the output projection. MTP: the target's own layer, to be finetuned."""
+    """An untrained head. EAGLE-3 starts near the target: `fc` mostly passes the last captured layer's feature on to a copy of the
+    target's last layer; the final norm and the output projection are the target's. MTP: the target's own layer, to be finetuned."""
     if settings.algorithm == "mtp":
         head = load_head(directory, target)
         if head.config.algorithm != "MTP":
@@ -76,9 +76,8 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
 
 
 def begin_as(model: Eagle3, layer: DecoderLayer) -> None:
-    """Copies a layer of the target, as far as its shapes are the head's. The features take its place in the first projection; the
-    embeddings, which it doesn't have, keep their random rows. It spares a quarter of the steps or more
-    (docs/experiments.md)."""
+    """Copies a target layer into the head where their shapes match. Its QKV weights go to the rows that read the features; the rows
+    that read the embeddings keep their random values. This saves a quarter of the steps or more (docs/experiments.md)."""
     size = layer.input_layernorm.weight[...].shape[0]
     qkv = model.self_attn.qkv_proj.kernel
     qkv[...] = qkv[...].at[size:].set(layer.self_attn.qkv_proj.kernel[...].astype(jnp.float32))

@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 
 def split(conversations: Iterable[Conversation], length: int) -> Split:
-    """Divides them by a hash of the first prompt, so that a conversation stays on its side whatever is added, and none is in both.
+    """Splits by a hash of the first prompt, so that a conversation keeps its part when others are added, and none is in both.
 
     Conversations are cut to `length` tokens; those without an answer in them are left out.
     """
@@ -72,8 +72,8 @@ OPEN_ROWS = 64
 
 
 def batch(count: int, size: int, step: int, seed: int) -> NDArray[np.int64]:
-    """The rows of batch number `step`, of `count` rows in all: every row once per epoch, in an order that depends on seed and epoch
-    only, so that training can go on from any step."""
+    """The rows of batch number `step`, of `count` rows in all: each at most once per epoch, in an order that depends on seed and
+    epoch only, so that training can resume at any step."""
     size = min(size, count)
     per_epoch = count // size
     epoch, place = divmod(step, per_epoch)

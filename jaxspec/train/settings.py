@@ -17,13 +17,13 @@ class DataSettings:
     """Conversations begun for each shard; a few are left out."""
     seed: int = 0
     max_tokens: int = 512
-    """Of a conversation; it ends where it has no room for another turn."""
+    """The longest conversation; it ends when there is no room for another turn."""
     max_user_tokens: int = 160
     max_answer_tokens: int = 384
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7)
     """Of answers; one for each, by chance."""
     more_turns: float = 0.35
-    """The chance of another turn of a user whose turns are not given, up to max_turns."""
+    """Probability of another user turn, if turns are invented or made from topics; up to max_turns."""
     max_turns: int = 3
 
 

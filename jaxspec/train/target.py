@@ -49,7 +49,7 @@ HF_CONFIG = {
 }
 TOKENS_PER_STEP = 6144
 SHORT, LONG = 256, 1024
-LONG_SHARE = 0.15  # of the decay steps: long contexts are learnt last, and their attention is dear
+LONG_SHARE = 0.15  # of the decay steps: long contexts come last, because their attention is expensive
 SAVE_SECONDS = 300
 
 

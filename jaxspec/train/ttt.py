@@ -27,7 +27,7 @@ REGRESSION, CROSS_ENTROPY = 1.0, 0.1
 
 
 def cross_entropy(teacher: Float[Array, "*rows v"], logits: Float[Array, "*rows v"]) -> Float[Array, "*rows"]:
-    """Of the head's distribution to the target's, from the logits of both (EAGLE-3's loss)."""
+    """Cross-entropy of the head's distribution against the target's, from the logits of both (EAGLE-3's loss)."""
     return jax.nn.logsumexp(logits, -1) - jnp.sum(jax.nn.softmax(teacher) * logits, -1)
 
 
@@ -88,11 +88,11 @@ class Unrolled(NamedTuple):
 
 
 def metadata(rows: Rows, step: int) -> AttentionMetadata:
-    """The rows of one unroll step: pair t stands `step` tokens further and sees the true pairs 0..t of its conversation and its
-    own drafts.
+    """Attention metadata of one unroll step: pair t is `step` positions further on, and attends to the true pairs 0..t of its
+    conversation and to its own drafts.
 
-    The window holds the keys of all steps so far, so the mask is [causal | eye | ... | eye]: the very shape drafting has, with
-    every position of the text drafting its own chain at once. Padding sees the text, so that no row of the mask is empty.
+    The window holds the keys of all steps so far, so the mask is [causal | eye | ... | eye], as in drafting a chain from every
+    position of the text at once. Padding attends to the text, so that no row of the mask is empty.
 
     In:  one conversation of 2 tokens, step=1
     Out: positions [[1, 2]], no pages, mask [[1,0, 1,0], [1,1, 0,1]]
@@ -125,7 +125,7 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     Pair t of step i reads the embedding of token t + 1 + i and, at step 0, the feature of position t, later its own output. It
     counts if token t + i is learnt and of the same conversation. Its loss compares its distribution with the target's at position
     t + 1 + i, over the draft vocabulary; it is 0 where the target's choice has no draft id. An EAGLE-1 head, whose output is a
-    feature, also learns to come near the target's.
+    feature, also has a smooth L1 loss against the target's.
     """
     tokens, segments, learnt = (jnp.asarray(part) for part in (rows.tokens, rows.segments, rows.learnt))
     head = nnx.merge(*nnx.split(head))
@@ -147,7 +147,7 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     ids = head.target_vocab()
     has_id = jnp.ones_like(learnt) if ids is None else members(ids, target.config.vocab_size)[taught.choice]
     weights = [(shifted(counts, -number - 1) & has_id) / tokens.size for number, counts in enumerate(counted)]
-    aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # at the positions that predict the same
+    aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # to where the target predicts the same token
     total, losses, drafted = distances(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2), loss)
     if head.config.algorithm == "EAGLE":
         regression = jnp.stack(
@@ -163,8 +163,8 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
 
 
 def chain_attention(q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, *, implementation: None = None):
-    """What `tree_attention` makes of the masks of `metadata`, without the scores that they hide: of the keys behind the text's,
-    row t sees one per unroll step."""
+    """`tree_attention` for the masks of `metadata`, without computing the masked scores: of the drafts' keys, which follow the
+    text's, row t attends to one per unroll step."""
     batch, width, heads, head_dim = q.shape
     kv_heads = k_window.shape[2]
     own = batch, -1, width, kv_heads, head_dim
@@ -204,14 +204,14 @@ def distances(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _distances(how, params, frozen, inputs):
-    """Simple, and for evaluation: logits exist CHUNK positions at a time."""
+    """The forward pass without a gradient, for evaluation; logits exist for CHUNK positions at a time."""
     flat, whole = _chunks(inputs)
     totals, losses, drafted = jax.lax.map(lambda chunk: _of_chunk(how, params, frozen, *chunk), flat)
     return totals.sum(), losses.sum(0), whole(drafted)
 
 
 def _of_chunk(how, params, frozen, goal, hidden, weights):
-    """Of one chunk: goal [b, n, h], hidden [b, n, steps, d], weights [b, n, steps]."""
+    """The results of `_distances` for one chunk: goal [b, n, h], hidden [b, n, steps, d], weights [b, n, steps]."""
     graph, target_graph, loss = how
     head, target = nnx.merge(graph, params, *frozen[0]), nnx.merge(target_graph, frozen[1])
     teacher = restricted_logits(target, goal, head.target_vocab())
@@ -221,7 +221,7 @@ def _of_chunk(how, params, frozen, goal, hidden, weights):
 
 
 def _forward(how, params, frozen, inputs):
-    """The gradient is made together with the loss, so that no logits are made twice and none are kept."""
+    """Computes the gradient along with the loss, so that logits are neither computed twice nor kept."""
 
     def chunk(summed, part):
         goal, hidden, weights = part
@@ -269,7 +269,7 @@ def members(ids: Int[Array, " v"], vocab_size: int) -> Bool[Array, " vocab"]:
 
 
 def shifted(values: Array, places: int) -> Array:
-    """Each position gets what stands `places` further on, or before it if negative; zeros where nothing stands.
+    """Shifts each row left by `places` (right if negative), and fills with zeros.
 
     In:  [[1, 2, 3]], 1      [[1, 2, 3]], -1
     Out: [[2, 3, 0]]         [[0, 1, 2]]
@@ -280,8 +280,8 @@ def shifted(values: Array, places: int) -> Array:
 
 
 def _chunks(arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Callable[[Array], Array]]:
-    """Arrays [b, n, ...] as [chunks, b, size, ...], filled with zeros, and the way back for a result. Devices that share the
-    rows share every chunk."""
+    """Arrays [b, n, ...] as [chunks, b, size, ...], padded with zeros, and the inverse for a result. Each chunk
+    has positions of every row, so devices that divide the rows divide each chunk."""
     batch, width = arrays[0].shape[:2]
     size = min(max(1, CHUNK // batch), width)
     count = -(-width // size)
@@ -297,10 +297,11 @@ def _chunks(arrays: tuple[Array, ...]) -> tuple[tuple[Array, ...], Callable[[Arr
 
 
 def accuracies(correct: np.ndarray, counted: np.ndarray) -> dict[str, list[float] | float]:
-    """Shares of right drafts per step, the same among chains right so far, and the mean accept length of a chain.
+    """Share of right drafts per step, the same for chains that are right so far, and the mean accept length of a chain.
 
-    Over pairs that count in every step; both are bool [steps, b, n]. The accept length counts the target's own token: 1 + the
-    mean number of leading right drafts. On the target's greedy text it is what a chain of that depth achieves.
+    Only pairs that count in every step are used; `correct` and `counted` are bool [steps, b, n]. The accept length counts
+    the target's own token: 1 + the mean number of leading right drafts. On the target's greedy text it is what a chain of that
+    depth achieves.
     """
     whole = np.asarray(counted).all(0)
     pairs = np.asarray(correct)[:, whole].astype(np.float64)

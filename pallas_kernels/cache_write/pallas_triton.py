@@ -9,7 +9,8 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
 NUMBERS_PER_LAUNCH = 32 * 1024
-"""Bytes in registers at once, half of a multiprocessor's: rows of 32 arrays of Llama-3.1-8B. 64 arrays spill (sm_90a)."""
+"""Numbers in registers at once, half as many as a multiprocessor has registers: one row of each of 32 arrays of Llama-3.1-8B.
+64 arrays spill (sm_90a)."""
 
 
 @jax.named_scope("cache_write")

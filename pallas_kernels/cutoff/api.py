@@ -20,9 +20,9 @@ class Cutoff(NamedTuple):
     """Where each row is cut, likeliest first and equals in order of their ids."""
 
     bits: Int[Array, "*rows"]
-    """Tokens whose `ordered_bits` are larger are kept, ..."""
+    """Tokens whose `ordered_bits` are larger than this are kept."""
     token: Int[Array, "*rows"]
-    """... and of those that are equal the ids up to this one."""
+    """Of the tokens whose bits equal `bits`, those with ids up to this one are kept."""
 
     def keeps(self, logits: Float[Array, "*rows v"]) -> Bool[Array, "*rows v"]:
         """Whether each token is kept."""
@@ -46,8 +46,8 @@ def cutoff(
     probability of the likeliest token, which is always kept.
 
     A token's probability is exp((logit - most) * sharpness) / total, rounded to a multiple of 2^-30: sums are exact and do not
-    depend on the order. `most` is the row's largest logit. `rough`: tokens up to an eighth of a nat below are kept too, in a fifth
-    of the time.
+    depend on the order. `most` is the row's largest logit. `rough`: takes a fifth of the time, but also keeps tokens up to an
+    eighth of a nat below the cut-off.
     `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     In:  logits: logarithms of 0.5, 0.3, 0.15, 0.05; most log 0.5, total 2, sharpness 1, top_k 4, top_p 0.9, min_p 0

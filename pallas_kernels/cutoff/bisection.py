@@ -68,10 +68,10 @@ def float_of(bits: Int[Array, "..."]) -> Float[Array, "..."]:
 
 
 def search(row: Row, before: Callable[[Chosen], Before], vocab_size: int, rough: bool) -> tuple[Array, Array]:
-    """The bits and the id of the last token to keep. `before` sums up the tokens that are meant.
+    """The bits and the id of the last token to keep. `before` counts and sums the tokens that its argument selects.
 
-    The largest number whose holders would be dropped is found first, bit by bit: the tokens above it are kept. So the number
-    after it is the bits of the last kept tokens.
+    First the largest bits at which a token would be dropped are found, bit by bit. All tokens above are kept, so the next larger
+    number is the bits of the last kept tokens.
     """
 
     def drops(bits: Array) -> Array:

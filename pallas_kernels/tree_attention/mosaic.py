@@ -7,7 +7,7 @@ runs of equal length, one per thread block (Flash-Decoding, Dao et al. 2023). Ea
 Gimelshein 2018); a second small kernel merges them.
 
 A block's keys and values are copied into a ring of buffers in shared memory, as many blocks ahead as the ring holds. Window
-rows and keys behind the last one need no padding: the copies read zeros there, and drop what is written there.
+rows and keys need no padding past the last one: the copies read zeros there, and drop what is written there.
 
 Letters in shapes: b sequences, w window rows, s window keys, p pages per sequence.
 """
@@ -203,7 +203,7 @@ def _attend(inputs: "_Inputs", how: _Settings):
 
 
 def _merge(parts, weights, out: jax.ShapeDtypeStruct, how: _Settings) -> Float[Array, "b w heads head_dim"]:
-    """One softmax from the splits': each part counts with its sum of exponentials, whose base-2 logarithm is its weight."""
+    """Merges the splits into one softmax: each part counts by its sum of exponentials, whose base-2 logarithm is in `weights`."""
     _, b, kv_heads, tiles, _, head_dim = parts.shape
     columns = head_dim // MERGE_SHARES
     return plgpu.kernel(
@@ -246,7 +246,7 @@ class _Scratch(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """The work of one thread block: blocks begin .. begin + count of its row tile's list of key blocks. All are int32 scalars."""
+    """The work of one thread block: blocks begin .. begin + count - 1 of its row tile's list of key blocks. All int32 scalars."""
 
     sequence: Any
     kv_head: Any
@@ -269,7 +269,7 @@ def _kernel(*refs, how: _Settings, **scratch):
     fetch = functools.partial(_fetch, inputs, memory, work)
     ring, head_dim = memory.k_ring.shape[0], memory.q_tile.shape[1]
     for head, rows, place in _heads_of_tile(how.tiling, work):
-        # Behind the last head of the group the last one again: those rows are never stored.
+        # Past the group's last head, load that head again: these rows are never stored.
         head = jnp.minimum(head, (work.kv_head + 1) * how.tiling.group - 1)
         plgpu.copy_gmem_to_smem(inputs.q.at[*place, head], memory.q_tile.at[rows], memory.q_ready)
     pl.loop(0, jnp.minimum(ring, work.count))(fetch)

@@ -23,8 +23,8 @@ class PackedMask(NamedTuple):
 
 
 def pack_mask(mask: Bool[Array, "b w s"]) -> PackedMask:
-    """Packs a mask. All layers share one mask, so XLA computes this once per program, not once per layer; that of a chain, a
-    constant, when it compiles. (XLA computes no `iota` then, so the numbers here are NumPy's.)
+    """Packs a mask. All layers share one mask, so XLA computes this once per program, not once per layer; a chain's mask is
+    constant, so XLA packs it at compile time. (It would not fold an `iota`, so the numbers here are NumPy's.)
 
     In:  mask [[[True, False, True], [False, False, False]]]
     Out: bits [[[0b101], [0]]], first [[0, 3]], end [[3, 0]]

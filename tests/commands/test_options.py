@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jaxspec import SpecConfig
-from jaxspec.commands.options import Parser, add_tree_options, as_markdown, chosen_tree, tree, whole
+from jaxspec.commands import options
+from jaxspec.commands.options import Option, Parser, add_tree_options, as_markdown, chosen_tree, tree, whole
 
 
 def test_trees_are_named_as_in_sglang():
@@ -16,6 +17,16 @@ def test_trees_are_named_as_in_sglang():
     for wrong in ("5/4", "a/b/c", "1/2/9", ""):
         with pytest.raises(argparse.ArgumentTypeError):
             tree(wrong)
+
+
+def test_help_may_have_a_per_cent_sign(monkeypatch):
+    monkeypatch.setattr(options, "docstrings", lambda _: {"num_pages": "At 50% of the memory."})
+    parser = Parser("test", "")
+    for option in (Option("--one", sets="engine.num_pages"), Option("--two", "Of 100%.")):
+        option.add_to(parser)
+    shown = parser.format_help()
+    assert "at 50% of the memory" in shown and "Of 100%." in shown
+    assert options.escaped("5%") % () == "5%"
 
 
 def test_a_tree_is_given_in_one_word_or_in_three_numbers():
