@@ -34,8 +34,10 @@ class Detokenizer:
         min_tokens: int = 0,
         include_stop: bool = False,
         with_offsets: bool = False,
+        prompt: Sequence[int] = (),
     ):
         """Args:
+        prompt: what the text continues. A SentencePiece tokenizer leaves out a text's first space, but not one behind a prompt.
         min_tokens: stop strings that end before this token don't count.
         with_offsets: keep `offsets`. It takes longer, as tokens are then decoded one by one.
         """
@@ -45,20 +47,24 @@ class Detokenizer:
         self.matched: str | None = None
         self._tokenizer, self._stop, self._skip_special_tokens = tokenizer, tuple(stop), skip_special_tokens
         self._min_tokens, self._include_stop, self._with_offsets = min_tokens, include_stop, with_offsets
-        self._tokens: list[int] = []
+        self._tokens = list(prompt[-_MAX_CONTEXT:])  # the end of the prompt, then all tokens
         self._context = 0  # first token that is decoded again for context
-        self._decoded = 0  # tokens whose text is in _held or text already
-        self._before = ""  # the text of the tokens from _context to _decoded
+        self._prompt = self._decoded = len(self._tokens)  # tokens whose text is in _held or text already, or in the prompt
+        self._before: str | None = (
+            None if self._tokens else ""
+        )  # the text of the tokens from _context to _decoded; None: not decoded
         self._unsure = 0  # characters at the end of _before that were not used: the next tokens may change them
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
 
     @classmethod
-    def of_request(cls, tokenizer: Decoder | None, params: SamplingParams, *, wants_trees: bool = False) -> "Detokenizer":
+    def of_request(
+        cls, tokenizer: Decoder | None, params: SamplingParams, prompt: Sequence[int] = (), *, wants_trees: bool = False
+    ) -> "Detokenizer":
         """For a request with these parameters; with offsets if it asks for log probabilities or trees."""
         return cls(
             tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output,
-            with_offsets=wants_trees or params.logprobs is not None,
+            with_offsets=wants_trees or params.logprobs is not None, prompt=prompt,
         )  # fmt: skip
 
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
@@ -113,11 +119,26 @@ class Detokenizer:
 
     def _new_text(self) -> str:
         """The text that the tokens after _decoded add."""
-        if self._decoded - self._context > _MAX_CONTEXT:
-            self._context = self._decoded - _MIN_CONTEXT
-            self._before = self._decode(self._tokens[self._context : self._decoded])
+        before = self._before
+        if before is None or self._decoded - self._context > _MAX_CONTEXT:
+            before = self._before = self._shorten_context()
         self._after = self._decode(self._tokens[self._context :])
-        return self._after[len(self._before) - self._unsure :]
+        return self._after[len(before) - self._unsure :]
+
+    def _shorten_context(self) -> str:
+        """Moves _context forward to where a character begins, and returns the text from there to _decoded. From the middle of one
+        on, SentencePiece's byte tokens would all be replacement characters, however long their run is."""
+        nearest = max(self._decoded - _MIN_CONTEXT, self._context)
+        for start in range(nearest, max(self._decoded - _MAX_CONTEXT, self._context) - 1, -1):
+            text = self._decode(self._tokens[start : self._decoded])
+            if not text.startswith(_REPLACEMENT):
+                break
+        else:
+            start, text = nearest, self._decode(self._tokens[nearest : self._decoded])  # none begins there: the bytes are invalid
+        if self._before is None and text.endswith(_REPLACEMENT):
+            start, text = self._decoded, ""  # the prompt ends with half a character, which the text does not complete
+        self._context = start
+        return text
 
     def _decode(self, tokens: list[int]) -> str:
         assert self._tokenizer is not None
@@ -127,7 +148,7 @@ class Detokenizer:
         """Adds new text without its last `unsure` characters, and holds back an end that may begin a stop string."""
         self._decoded, self._before, self._unsure = len(self._tokens), self._after, unsure
         self._held += new[: len(new) - unsure]
-        counts = len(self._tokens) >= self._min_tokens
+        counts = len(self._tokens) - self._prompt >= self._min_tokens
         found = [(self._held.find(string), string) for string in self._stop if counts and string in self._held]
         if found:
             position, self.matched = min(found)

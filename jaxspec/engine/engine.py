@@ -124,7 +124,7 @@ class Engine:
             params=params,
             seed=drawn if params.seed is None else params.seed % 2**64,
             stop_token_ids=stop_token_ids,
-            detokenizer=Detokenizer.of_request(self.tokenizer, params, wants_trees=wants_trees),
+            detokenizer=Detokenizer.of_request(self.tokenizer, params, prompt, wants_trees=wants_trees),
             priority=priority,
             arrival=next(self._arrivals),
             deadline=math.inf if timeout is None else now + timeout,

@@ -95,12 +95,19 @@ class ServedModel:
             raise ApiError(400, message, param=n_param)
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token, also of a special one. A part of a character becomes U+FFFD."""
-        assert self.tokenizer is not None
-        text = self._token_texts.get(token_id)
-        if text is None:
-            text = self._token_texts[token_id] = str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+        """The text of one token within a text, also of a special one. A part of a character becomes U+FFFD."""
+        if (text := self._token_texts.get(token_id)) is None:
+            text = self._token_texts[token_id] = self._decode_behind_another(token_id)
         return text
+
+    def _decode_behind_another(self, token_id: int) -> str:
+        """SentencePiece tokenizers drop the space with which a text begins, so that two tokens would have the same text."""
+        assert self.tokenizer is not None
+        first = self.tokenizer.encode("a", add_special_tokens=False)[-1:]
+        alone, both, before = (
+            str(self.tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token_id], [*first, token_id], first)
+        )
+        return both.removeprefix(before) if both.startswith(before) else alone
 
     def token_ids(self, prompt: str | list[int], param: str) -> list[int]:
         """Token ids of a prompt. The tokenizer adds its special tokens to text. Slow for long texts."""

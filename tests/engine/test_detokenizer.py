@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from jaxspec.engine.detokenizer import Detokenizer, overlap
 from jaxspec.testing import TinyTokenizer
+from tests.server.fakes import sentencepiece_tokenizer
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -53,6 +55,43 @@ def test_bytes_in_any_order_are_what_a_decoder_makes_of_all_of_them(alphabet: st
             assert whole.startswith(detokenizer.text)
         detokenizer.finish()
         assert whole.startswith(detokenizer.text) and not whole[len(detokenizer.text) :].strip("\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> PreTrainedTokenizerFast:
+    return sentencepiece_tokenizer()
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 5])
+@pytest.mark.parametrize("text", ["🙂🙃😀😁😂🤣😃😄😅😆😇😈😉😊😋", "ខ្ញុំស្រឡាញ់ភាសាខ្មែរណាស់", "é" * 40])
+def test_long_runs_of_byte_tokens_become_text(sentencepiece, text, at_once):
+    tokens = [1 + byte for byte in text.encode()]
+    detokenizer, shown = Detokenizer(sentencepiece), ""
+    for first in range(0, len(tokens), at_once):
+        detokenizer.add(tokens[first : first + at_once])
+        assert detokenizer.text.startswith(shown) and text.startswith(detokenizer.text)
+        shown = detokenizer.text
+    detokenizer.finish()
+    assert detokenizer.text == text
+
+
+def test_a_completion_keeps_the_space_behind_its_prompt(sentencepiece):
+    the, joined, say = (sentencepiece.convert_tokens_to_ids(word) for word in ("▁the", "the", "▁say"))
+    for prompt, text in ((), "the the"), ((say,), " the the"), ((say,) * 40, " the the"):
+        detokenizer = Detokenizer(sentencepiece, [" the"], min_tokens=2, with_offsets=True, prompt=prompt)
+        assert detokenizer.add([the, the]) == 2 and detokenizer.matched == " the"
+        assert detokenizer.text + " the" == text and detokenizer.offsets == [0, len(text) - 4]
+    detokenizer = Detokenizer(sentencepiece, prompt=[say])
+    detokenizer.add([joined])
+    assert detokenizer.text == "the"
+
+
+def test_half_a_character_at_the_end_of_the_prompt_stays_there():
+    detokenizer = Detokenizer(TinyTokenizer(), prompt="a漢".encode()[:-1])
+    for token in "漢".encode()[-1:] + b"b":
+        detokenizer.add([token])
+    detokenizer.finish()
+    assert detokenizer.text == "\N{REPLACEMENT CHARACTER}b"
 
 
 def test_detokenizer_never_shows_half_a_character_at_the_end():

@@ -37,6 +37,18 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=chat_template)
 
 
+def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
+    """Decodes as Llama 2's: a text's first space is left out, and bytes are text only from the first byte of a character on.
+    Token 1 + i is the byte i."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "the", "▁say", "▁a"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
 def fake_logprob(token: int, alternatives: int) -> TokenLogprob:
     """Token t has -t / 100; the likeliest ones are 65 (A) with -0.65, 66, ..., and so the token is among them or not."""
     return TokenLogprob(token, -token / 100, tuple((65 + rank, -(65 + rank) / 100) for rank in range(alternatives)))

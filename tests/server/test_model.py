@@ -17,7 +17,7 @@ from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
 from tests.server.conftest import serving
-from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer
+from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer, sentencepiece_tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -216,3 +216,13 @@ def test_a_conversation_counts_as_the_template_leaves_it():
         assert model.chat_token_ids(messages, "messages") == [*b"hi"]
         with pytest.raises(ApiError, match="has more than"):
             model.chat_token_ids(messages[:1], "messages")
+
+
+def test_tokens_keep_the_space_in_front_of_them():
+    tokenizer = sentencepiece_tokenizer()
+    model = ServedModel("m", CONTEXT, PLAIN, tokenizer)
+    the, joined = tokenizer.convert_tokens_to_ids(["▁the", "the"])
+    assert [model.token_text(token) for token in (the, joined, the, 1 + ord("é".encode()[:1]), 0)] == [
+        " the", "the", " the", "\N{REPLACEMENT CHARACTER}", "<unk>",
+    ]  # fmt: skip
+    assert ServedModel("m", CONTEXT, PLAIN, byte_tokenizer()).token_text(ord("x")) == "x"
