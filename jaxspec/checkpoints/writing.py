@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.layout import Layout
@@ -110,7 +111,10 @@ def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sh
 
     def end_shard() -> None:
         path = directory / f"{len(files)}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
+        try:
+            save_file(shard, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{path} can't be written: {error}") from None
         path.chmod(0o644)  # save_file makes it private
         files.append(list(shard))
         shard.clear()

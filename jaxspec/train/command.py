@@ -53,8 +53,6 @@ def make_parser() -> Parser:
         flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
         about = help_of(TrainSettings, field.name, field.default)
         add(flag, type=kind, default=field.default, metavar=shown, help=escaped(about))
-    add("--eval-every", type=whole(1), default=500, metavar="N", help="steps between evaluations (default: %(default)s)")
-    add("--eval-prompts", type=whole(1), default=32, metavar="N", help="held-out prompts for the engine (default: %(default)s)")
     return parser
 
 
@@ -63,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     if options.work is None and options.out is not None:
-        options.work = options.out.with_name(f"{options.out.name}.work")
+        options.work = options.out.parent / f"{options.out.name}.work"
     needed = {"data": ("data",), "head": ("data", "out"), "run": ("out",)}[options.command]
     if missing := [f"--{name}" for name in needed if vars(options)[name] is None and not (name == "data" and options.work)]:
         parser.error(f"{options.command} needs {' and '.join(missing)}")
@@ -93,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
 def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
     """The shards that are missing."""
     from jaxspec.train.conversations import TOPICS, read_prompts, topic_prompts, write_shards
+    from jaxspec.train.head import begun_run
 
     made = options.prompts == "topics"
     file = TOPICS if made else None if options.prompts is None else Path(options.prompts)
@@ -103,6 +102,12 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
     else:
         prompts = topic_prompts(options.shards * settings.per_shard, settings.seed, settings) if made else read_prompts(file)
         count = min(options.shards, -(-len(prompts) // settings.per_shard))
+    if (
+        options.command == "run"
+        and (begun := begun_run(options.work)) is not None
+        and count > (known := begun.get("shards", count))
+    ):
+        raise ValueError(f"{options.work} holds a run on {known} shards: give --shards {known}, or another folder")
     write_shards(llm, settings, prompts, data, count)
 
 
@@ -117,9 +122,9 @@ def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data
     trainer = Trainer(settings, llm.target, llm.directory, data, options.work)
     trainer.resume()
     print(f"{describe(trainer.head.config, trainer.params)}; {trainer.describe_data()}", flush=True)
-    trial = Trial.of(trainer.parts.heldout, options.eval_prompts, EVALUATED_TOKENS, llm.engine.context_length)
+    trial = Trial.of(trainer.parts.heldout, settings.eval_prompts, EVALUATED_TOKENS, llm.engine.context_length)
     with SummaryWriter(str(options.work)) as board:
-        for entry in trainer.run(eval_every=options.eval_every):
+        for entry in trainer.run():
             found = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, EVALUATED_TREE, TEMPERATURES)
             entry["accept_lengths"], heldout = [round(each, 4) for each in found], entry["heldout"]
             length = sum(found) / len(found)

@@ -280,9 +280,11 @@ ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, 
 
 
 def _messages(entry: dict[str, Any]) -> list[Message]:
-    if "prompt" in entry:
+    turns = entry.get("messages")
+    if not turns and "conversations" in entry:
+        turns = [{"role": each["from"], "content": each["value"]} for each in entry["conversations"]]
+    if not turns:
         return [user_says(_text_of(entry["prompt"]))]
-    turns = entry.get("messages") or [{"role": each["from"], "content": each["value"]} for each in entry["conversations"]]
     messages = [{"role": ROLES[turn["role"]], "content": _text_of(turn["content"])} for turn in turns]
     if not any(message["role"] == USER for message in messages):
         raise ValueError("no message of a user")

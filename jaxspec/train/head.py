@@ -27,13 +27,15 @@ from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
 from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget
-from jaxspec.train.conversations import digest, fingerprint, read_shards, write_file
+from jaxspec.train.conversations import SETTINGS, digest, fingerprint, read_shards, shard_files, write_file
 from jaxspec.train.new_head import first_head
 from jaxspec.train.optimizer import muon, scale_of
 from jaxspec.train.rows import batch, pack, split
 from jaxspec.train.settings import TrainSettings
 from jaxspec.train.ttt import Lesson, Rows, Unrolled, accuracies, teach, unroll
 
+CHECKPOINTS, EVALUATED = "checkpoints", "best.json"
+"""In a run's folder, besides its settings and log."""
 KEPT = 2
 """Checkpoints; older ones are removed."""
 HELDOUT_ROWS = 32
@@ -141,15 +143,13 @@ class Trainer:
             raise ValueError(f"{data} has the token {largest}, the target {vocab_size}: the conversations are another model's")
         self.head = first_head(settings, target, directory, self.parts)
         begin = settings.begin and fingerprint(self.head)
-        marks = {"data": digest(data), "target": fingerprint(target), "begin": begin}
+        marks = {"data": digest(data), "shards": len(shard_files(data)), "target": fingerprint(target), "begin": begin}
         described = json.loads(json.dumps(asdict(settings) | marks))
-        file = work / "settings.json"
-        if self.checkpoints() and file.exists():
-            known = json.loads(file.read_text())
-            if other := ", ".join(name for name in described if known.get(name) != described[name]):
-                raise ValueError(f"{work} holds a run with another {other}: give another folder")
+        known = begun_run(work) or described
+        if other := ", ".join(name for name in described if known.get(name) != described[name]):
+            raise ValueError(f"{work} holds a run with another {other}: give another folder")
         work.mkdir(parents=True, exist_ok=True)
-        write_file(file, json.dumps(described, indent=2) + "\n")
+        write_file(work / SETTINGS, json.dumps(described, indent=2) + "\n")
 
         fixed = {TOKEN_MAP: self.head.params[TOKEN_MAP]} if TOKEN_MAP in self.head.params else {}
         mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
@@ -195,8 +195,7 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint, whole or not at all. Raises ValueError if it can't be written, as on a full disk; earlier ones stay."""
-        folder = self.work / "checkpoints"
-        place = folder / f"{self.step:08}"
+        place = self.work / CHECKPOINTS / f"{self.step:08}"
         if place.exists():
             return
         try:
@@ -210,7 +209,7 @@ class Trainer:
 
     def checkpoints(self) -> list[Path]:
         """Whole ones, the newest last."""
-        return sorted(place for place in (self.work / "checkpoints").glob("[0-9]*") if place.name.isdecimal())
+        return checkpoints_of(self.work)
 
     def resume(self) -> bool:
         """Resumes from the newest checkpoint that can be read. Returns False if there is none."""
@@ -239,7 +238,7 @@ class Trainer:
 
     def keep_best(self, step: int, length: float) -> None:
         """Ends an evaluation: exports the current head if its accept length is the best so far."""
-        file = self.work / "best.json"
+        file = self.work / EVALUATED
         best = json.loads(file.read_text()) if file.exists() and self.best.exists() else {"accept_length": 0.0}
         if length > best["accept_length"]:
             self.export(self.best)
@@ -265,7 +264,7 @@ class Trainer:
         exported = head_checkpoint(self.head.config, "mimo" if self.settings.algorithm == "mtp" else "safeailab")
         write_checkpoint(directory, exported.config, tensors_of(exported.layout, self.trained().params), dtype=jnp.bfloat16)
 
-    def run(self, eval_every: int, save_seconds: float = 300.0) -> Iterator[dict[str, Any]]:
+    def run(self, save_seconds: float = 300.0) -> Iterator[dict[str, Any]]:
         """Trains to the end; yields an entry of the log after every evaluation.
 
         Raises ValueError if the loss is no longer finite; earlier checkpoints stay.
@@ -276,7 +275,7 @@ class Trainer:
         bar = tqdm(total=self.settings.steps, initial=self.step, mininterval=5, desc="training", unit="step")
         with bar, (self.work / "log.jsonl").open("a") as log:
             while True:
-                is_due = self.step > evaluated and (self.step % eval_every == 0 or self.step == self.settings.steps)
+                is_due = self.step > evaluated and (self.step % self.settings.eval_every == 0 or self.step == self.settings.steps)
                 if is_due or time.monotonic() - saved > save_seconds:
                     self.save()
                     saved = time.monotonic()
@@ -304,11 +303,22 @@ class Trainer:
 
     def _evaluated(self) -> int:
         """The last step whose evaluation finished. A run that was killed during an evaluation starts by repeating it."""
-        file = self.work / "best.json"
+        file = self.work / EVALUATED
         return json.loads(file.read_text()).get("evaluated", 0) if file.exists() else 0
 
     def _by_devices[T: tuple](self, arrays: T) -> T:
         return jax.device_put(arrays, self._by_row)
+
+
+def checkpoints_of(work: Path) -> list[Path]:
+    """A run's whole checkpoints, the newest last."""
+    return sorted(place for place in (work / CHECKPOINTS).glob("[0-9]*") if place.name.isdecimal())
+
+
+def begun_run(work: Path) -> dict[str, Any] | None:
+    """The settings of the run in a folder; None if nothing of it was saved."""
+    is_begun = (work / SETTINGS).exists() and (checkpoints_of(work) or (work / EVALUATED).exists())
+    return json.loads((work / SETTINGS).read_text()) if is_begun else None
 
 
 def describe(config: HeadConfig, params: dict) -> str:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 ALGORITHMS = ("eagle3", "eagle3.1", "eagle", "mtp")
 LOSSES = ("cross-entropy", "lk")
+SIZES = {"draft_vocab_size": ("eagle3", "eagle3.1"), "intermediate_size": ("eagle3", "eagle3.1", "eagle")}
+"""Sizes that can be chosen, and for which algorithms."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,20 @@ class TrainSettings:
     """Peak learning rate of AdamW, which trains the rest."""
     seed: int = 0
     """Of the new head's weights and of the order of batches."""
+    eval_every: int = 500
+    """Steps between evaluations."""
+    eval_prompts: int = 32
+    """Held-out prompts for the engine."""
 
     def __post_init__(self):
         if self.algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {self.algorithm!r:.80}")
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r:.80}")
-        for name in ("steps", "rows", "length", "depth", "draft_vocab_size", "intermediate_size"):
-            if vars(self)[name] is not None and vars(self)[name] < 1:
-                raise ValueError(f"{name} must be at least 1, got {vars(self)[name]}")
+        least = dict.fromkeys(("steps", "rows", "length", "depth", *SIZES, "eval_every", "eval_prompts"), 1) | {"seed": 0}
+        for name, bound in least.items():
+            if vars(self)[name] is not None and vars(self)[name] < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {vars(self)[name]}")
+        for name, algorithms in SIZES.items():
+            if vars(self)[name] is not None and (self.begin is not None or self.algorithm not in algorithms):
+                raise ValueError(f"{name} is for new heads of the algorithms {', '.join(algorithms)}: leave it out")

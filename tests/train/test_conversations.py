@@ -37,11 +37,12 @@ def llm():
 def test_prompts_in_all_shapes(tmp_path):
     lines = (
         {
+            "prompt": "as in UltraChat, the first message again",
             "messages": [
                 {"role": "system", "content": "Short."},
                 {"role": "user", "content": "a"},
                 {"role": "assistant", "content": "b"},
-            ]
+            ],
         },
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"}]},
         {"prompt": "x"},
@@ -226,12 +227,22 @@ def test_repetitions_are_told_from_text():
 
 
 @pytest.mark.parametrize(
-    ("given", "work"), [("run --out a/head", "a/head.work"), ("run --out a/head --work b", "b"), ("data --data c", "None")]
+    ("given", "work"),
+    [("run --out a/head", "a/head.work"), ("run --out a/head --work b", "b"), ("data --data c", "None"), ("run --out .", ".work")],
 )
 def test_the_work_folder_lies_beside_the_head(monkeypatch, given, work):
     monkeypatch.setattr(command, "run", lambda options: found.append(str(options.work)) or 0)
     found: list[str] = []
     assert command.main([*given.split(), "--model-path", "m"]) == 0 and found == [work]
+
+
+def test_a_run_that_has_begun_gets_no_more_data(tmp_path, llm):
+    (tmp_path / "settings.json").write_text('{"shards": 8}')
+    (tmp_path / "best.json").write_text("{}")
+    options = command.make_parser().parse_args(["run", "--model-path", "m", "--work", str(tmp_path), "--shards", "9"])
+    with pytest.raises(ValueError, match="holds a run on 8 shards: give --shards 8, or another folder"):
+        command.write_data(options, llm, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(

@@ -136,16 +136,17 @@ def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     model = tiny_target(qkv_bias=algorithm == "mtp")
     head = random_mtp(model.config) if algorithm == "mtp" else None
     directory = write_target(tmp_path / "target", model, head=head)
-    settings = TrainSettings(algorithm, steps=30, rows=4, length=24, depth=2, draft_vocab_size=32, other_rate=0.01)
+    ids = 32 if algorithm.startswith("eagle3") else None
+    settings = TrainSettings(algorithm, steps=30, rows=4, length=24, depth=2, draft_vocab_size=ids, other_rate=0.01, eval_every=10)
     run = trainer(settings, model, data, tmp_path / "work", directory)
-    entries = list(run.run(eval_every=10))
+    entries = list(run.run())
     assert [entry["step"] for entry in entries] == [10, 20, 30]
     assert entries[-1]["train_loss"] < entries[0]["train_loss"]
     assert [json.loads(line) for line in (tmp_path / "work/log.jsonl").read_text().splitlines()] == entries
     run.export(tmp_path / "head")
     again = load_head(tmp_path / "head", model)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=0.01, rtol=0.01), run.trained().params, again.params)
-    further = replace(settings, begin=str(tmp_path / "head"))
+    further = replace(settings, begin=str(tmp_path / "head"), draft_vocab_size=None)
     assert trainer(further, model, data, tmp_path / "further").evaluate()["loss"] == pytest.approx(run.evaluate()["loss"], rel=0.01)
     assert names_of(again.config)[0] == algorithm
     other = replace(further, algorithm="mtp" if algorithm == "eagle" else "eagle")
@@ -179,12 +180,12 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
 
 
 def test_a_run_that_was_killed_in_an_evaluation_begins_with_it(tmp_path, target, data):
-    settings = replace(SETTINGS, steps=4)
+    settings = replace(SETTINGS, steps=4, eval_every=3)
 
     def evaluations():
         run = trainer(settings, target, data, tmp_path / "run")
         run.resume()
-        return run, run.run(eval_every=3)
+        return run, run.run()
 
     _, entries = evaluations()
     assert next(entries)["step"] == 3
@@ -246,9 +247,11 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, target, data):
     try:
         with pytest.raises(ValueError, match=r"00000002 can't be written \(File too large.*\); earlier ones stay") as error:
             run.save()
+        with pytest.raises(OSError, match=r"safetensors can't be written: .*File too large") as unexported:
+            run.export(tmp_path / "head")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) + str(unexported.value)
     again = trainer(SETTINGS, target, data, tmp_path)
     assert again.resume() and again.step == 1
     again.learn()
@@ -326,11 +329,20 @@ def test_a_target_in_16_bits(tmp_path, target, data):
     assert all(array.dtype in (jnp.bfloat16, jnp.int32) for array in jax.tree.leaves(run.trained().params))
 
 
+def test_a_finished_evaluation_belongs_to_its_run(tmp_path, target, data):
+    """Even without checkpoints, another run in its folder would be compared with it, and could export its head."""
+    run = trainer(SETTINGS, target, data, tmp_path / "run")
+    run.keep_best(3, 2.0)
+    with pytest.raises(ValueError, match="holds a run with another depth, eval_prompts: give another folder"):
+        trainer(replace(SETTINGS, depth=1, eval_prompts=8), target, data, tmp_path / "run")
+    assert not trainer(SETTINGS, target, data, tmp_path / "run").resume()
+
+
 def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     endless = TrainSettings(**{**vars(SETTINGS), "other_rate": 1e30, "steps": 50})
     run = trainer(endless, target, data, tmp_path / "nan")
     with pytest.raises(ValueError, match=r"the loss is nan at step \d+ \(last checkpoint: none\): lower the rates"):
-        list(run.run(eval_every=10))
+        list(run.run())
     trainer(SETTINGS, target, data, tmp_path / "nan").save()  # nothing was saved before
     with pytest.raises(ValueError, match=r"holds a run with another steps, other_rate: give another folder"):
         trainer(endless, target, data, tmp_path / "nan")
@@ -340,7 +352,7 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     more = tmp_path / "more"
     shutil.copytree(data, more)
     shutil.copy(data / "shard-00000.jsonl", more / "shard-00001.jsonl")
-    with pytest.raises(ValueError, match=r"holds a run with another data: give another folder"):
+    with pytest.raises(ValueError, match=r"holds a run with another data, shards: give another folder"):
         trainer(SETTINGS, target, more, tmp_path / "begun")
     layers = target.params["layers"]
     changed = jax.tree.map(lambda array: array * 1.5, layers[next(iter(layers))])
@@ -368,7 +380,11 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     for wrong, message in (
         ({"algorithm": "medusa"}, r"algorithm must be one of eagle3, eagle3\.1, eagle, mtp"),
         ({"loss": "l2"}, "loss must be one of cross-entropy, lk, got 'l2'"),
-        ({"steps": 0}, "steps must be"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"algorithm": "eagle", "draft_vocab_size": 9}, r"draft_vocab_size is for new heads of the algorithms eagle3, eagle3\.1"),
+        ({"algorithm": "mtp", "intermediate_size": 9}, "intermediate_size is for new heads"),
+        ({"begin": "HEAD", "draft_vocab_size": 9}, "draft_vocab_size is for new heads"),
     ):
         with pytest.raises(ValueError, match=message):
             TrainSettings(**wrong)
@@ -378,7 +394,7 @@ def test_a_head_that_could_not_be_written_is_not_begun_with(tmp_path, target, da
     mapped = EagleConfig(layer=target.config, target_hidden_size=target.config.hidden_size, draft_vocab_size=8)
     monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_: SimpleNamespace(config=mapped))
     with pytest.raises(ValueError, match="HEAD has a token map, which its format has no place for"):
-        trainer(replace(SETTINGS, algorithm="eagle", begin="HEAD"), target, data, tmp_path / "work")
+        trainer(TrainSettings("eagle", begin="HEAD", rows=4, length=24), target, data, tmp_path / "work")
 
 
 def test_the_engine_evaluates(tmp_path, target, data):
