@@ -76,19 +76,21 @@ class AsyncLLM:
     ) -> AsyncIterator[Update]:
         copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
+        if name in self._running:
+            raise ValueError(f"request_id {name!r} is in use by an unfinished request: choose another")
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
         requests = [
             AsyncRequest(each, token_ids, copy, priority=priority, timeout=timeout)
             for each, copy in zip(names, copies, strict=True)
         ]
-        with await self._engine.start(requests) as generation:
-            self._running[name] = names
-            try:
+        self._running[name] = names
+        try:
+            with await self._engine.start(requests) as generation:
                 async for update in generation:
                     index = names.index(update.request_id)
                     yield replace(update, index=index, output=update.output and replace(update.output, index=index))
-            finally:
-                del self._running[name]
+        finally:
+            del self._running[name]
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request, with all its completions: its iterator gets the output so far, with finish_reason "abort".

@@ -349,8 +349,8 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     In:  "a"  or  [1, 2]  or  ["a", [1, 2]]
     Out: ["a"], [[1, 2]], ["a", [1, 2]]
     """
-    if isinstance(prompts, str):
-        return [prompts]
+    if isinstance(prompts, str | Mapping):  # a mapping is refused with the other wrong prompts
+        return [cast(Prompt, prompts)]
     listed = list(prompts)
     tokens = [int(prompt) for prompt in listed if isinstance(prompt, Integral)]
     others = [prompt for prompt in listed if not isinstance(prompt, int | Integral)]

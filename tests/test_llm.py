@@ -170,6 +170,7 @@ def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch
         (["a", "b"], [SamplingParams(max_tokens=1), 3], "prompt 1: .*SamplingParams"),
         (["a", "b"], {"max_new_tokens": 3}, "prompt 0: .*max_tokens"),
         ([[5.9, 6.2]], None, "a prompt must be a string or a list of token ids"),
+        ({"prompt": "import os"}, None, "a prompt must be a string or a list of token ids"),
     ],
 )
 def test_a_wrong_prompt_leaves_the_model_usable(fast, prompts, params, message):

@@ -186,6 +186,9 @@ def test_coroutines_share_one_engine(files, llm):
                 await anext(other.generate([]))
             endless = other.generate("ab", SamplingParams(max_tokens=200, ignore_eos=True), "mine")
             await anext(endless)
+            for completions in (1, 2):
+                with pytest.raises(ValueError, match="request_id 'mine' is in use by an unfinished request"):
+                    await anext(other.generate("cd", SamplingParams(n=completions), "mine"))
             assert await other.abort("mine")
             assert [update async for update in endless][-1].output.finish_reason == "abort"
             assert other.stats().running == 0

@@ -190,7 +190,8 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     if model_dir is not None and options.model_path is not None:
         raise ValueError(f"the model was given twice: {model_dir!r:.200} and --model-path {options.model_path!r:.200}")
     if options.config is not None:
-        options = parser.parse_args([*read_config(Path(options.config), parser), *argv])
+        in_file = read_config(Path(options.config), parser)
+        options = parser.parse_args([*in_file, f"--config={options.config}", *argv])  # an option ends a list at the end of the file
     options.model_path = model_dir or options.model_path
     options.model_dir = None
     return options

@@ -104,11 +104,30 @@ class Detokenizer:
 
     def _add_token(self, token: int) -> None:
         self._tokens.append(token)
+        if (special := self._special_stop(token)) is not None:
+            self.finish()
+            if self.matched is None:
+                self.matched = special
+                self.text += special if self._include_stop else ""
+            return
         new = self._new_text()
         if not new.endswith(_REPLACEMENT):
             self._show(new)
         elif len(self._tokens) - self._decoded >= _MAX_HELD_TOKENS:
             self._show(new, unsure=min(_MAX_HALF, len(new) - len(new.rstrip(_REPLACEMENT))))
+
+    def _special_stop(self, token: int) -> str | None:
+        """The stop string that is this special token: of special tokens that are skipped there is no text to search."""
+        if self._tokenizer is None or not (self._stop and self._skip_special_tokens and self._counts):
+            return None
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        is_special = text in self._stop and not self._tokenizer.decode([token], skip_special_tokens=True)
+        return text if is_special else None
+
+    @property
+    def _counts(self) -> bool:
+        """Whether stop strings count yet."""
+        return len(self._tokens) - self._prompt >= self._min_tokens
 
     def finish(self) -> None:
         """After the last token: shows the text that was held back, but not half a character."""
@@ -148,8 +167,7 @@ class Detokenizer:
         """Adds new text without its last `unsure` characters, and holds back an end that may begin a stop string."""
         self._decoded, self._before, self._unsure = len(self._tokens), self._after, unsure
         self._held += new[: len(new) - unsure]
-        counts = len(self._tokens) - self._prompt >= self._min_tokens
-        found = [(self._held.find(string), string) for string in self._stop if counts and string in self._held]
+        found = [(self._held.find(string), string) for string in self._stop if self._counts and string in self._held]
         if found:
             position, self.matched = min(found)
             end = position + (len(self.matched) if self._include_stop else 0)

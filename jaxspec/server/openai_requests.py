@@ -163,8 +163,8 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
     model.check_count(body.prompt, body.n, param="prompt", n_param="n")
     prompts = []
     for param, ids in model.prompts(body.prompt, "prompt"):
-        max_tokens = 1 if prompt_only else body.max_tokens
-        budget = model.budget(len(ids), max_tokens, DEFAULT_MAX_TOKENS, param=param, budget_param="max_tokens")
+        asked, default = (None, 1) if prompt_only else (body.max_tokens, DEFAULT_MAX_TOKENS)
+        budget = model.budget(len(ids), asked, default, param=param, budget_param="max_tokens")
         prompt_logprobs = body.logprobs if body.echo else None
         prompts.append((ids, _params(body, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)))
     given = [body.prompt] if is_single(body.prompt) else body.prompt

@@ -319,6 +319,11 @@ def from_file(tmp_path: Path, content: str | bytes, *argv: str) -> ServerArgumen
     return parse_arguments([*argv, "--config", str(path)])
 
 
+def test_a_list_at_the_end_of_a_config_file_is_not_the_models(tmp_path: Path):
+    arguments = from_file(tmp_path, "served-model-name: [a, b]", "some/model")
+    assert (arguments.model, arguments.served_model_names) == ("some/model", ("a", "b"))
+
+
 def test_a_config_file_may_hold_every_kind_of_value(tmp_path: Path):
     arguments = from_file(tmp_path, EVERYTHING)
     assert (arguments.model, arguments.served_model_names) == ("some/model", ("yes",))

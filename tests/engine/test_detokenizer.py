@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxspec.engine.detokenizer import Detokenizer, overlap
 from jaxspec.testing import TinyTokenizer
-from tests.server.fakes import sentencepiece_tokenizer
+from tests.server.fakes import byte_tokenizer, sentencepiece_tokenizer
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -84,6 +84,23 @@ def test_a_completion_keeps_the_space_behind_its_prompt(sentencepiece):
     detokenizer = Detokenizer(sentencepiece, prompt=[say])
     detokenizer.add([joined])
     assert detokenizer.text == "the"
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_a_special_token_can_be_a_stop_string(skipped):
+    """--chat-template chatml ends answers with <|im_end|>, which is not the end-of-sequence token of every model."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<|other|>"]})
+    end, other = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|other|>"])
+    tokens, shown = [*b"Hi<", other, *b"an", end, *b"Hi"], "" if skipped else "<|other|>"
+    for include, least, text in ((False, 0, f"Hi<{shown}an"), (True, 0, f"Hi<{shown}an<|im_end|>"), (False, 9, None)):
+        detokenizer = Detokenizer(tokenizer, ["<|im_end|>", "<zz"], skipped, least, include)
+        if text is not None:
+            assert detokenizer.add(tokens) == 7
+            assert (detokenizer.matched, detokenizer.text) == ("<|im_end|>", text)
+        else:
+            detokenizer.add(tokens[:7])
+            assert detokenizer.matched is None, "it comes before min_tokens"
 
 
 def test_half_a_character_at_the_end_of_the_prompt_stays_there():

@@ -295,6 +295,8 @@ def test_the_prompt_alone(client: Client):
 def test_the_prompt_alone_without_logprobs(client: Client):
     answer = client.post(COMPLETIONS, prompt="abc", echo=True, max_tokens=0).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["logprobs"]) == ("abc", None)
+    refused = client.post(COMPLETIONS, prompt="a" * CONTEXT, echo=True, max_tokens=0).json()["error"]
+    assert refused["message"] == f"prompt has {CONTEXT} tokens, but the context length is {CONTEXT}, output included"
 
 
 @BOTH
