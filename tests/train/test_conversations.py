@@ -236,12 +236,13 @@ def test_the_work_folder_lies_beside_the_head(monkeypatch, given, work):
     assert command.main([*given.split(), "--model-path", "m"]) == 0 and found == [work]
 
 
-def test_a_run_that_has_begun_gets_no_more_data(tmp_path, llm):
+def test_a_run_that_has_begun_gets_no_more_data(tmp_path):
+    idle = SimpleNamespace(engine=SimpleNamespace(context_length=64))
     (tmp_path / "settings.json").write_text('{"shards": 8}')
     (tmp_path / "best.json").write_text("{}")
     options = command.make_parser().parse_args(["run", "--model-path", "m", "--work", str(tmp_path), "--shards", "9"])
     with pytest.raises(ValueError, match="holds a run on 8 shards: give --shards 8, or another folder"):
-        command.write_data(options, llm, tmp_path / "data")
+        command.write_data(options, idle, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
