@@ -310,7 +310,7 @@ def recordable(options: argparse.Namespace) -> argparse.Namespace:
     """The options as they are recorded: without the address of another machine, and without infinity, which JSON lacks."""
     values = dict(vars(options))
     if urlsplit(options.base_url).hostname not in ("127.0.0.1", "localhost", "::1"):
-        values["command"] = re.sub(r"--base-url[= ]\S+", "--base-url URL", options.command)
+        values["command"] = re.sub(r"--base[-_]url[= ]\S+", "--base-url URL", options.command)
         values["base_url"] = None
     values["request_rate"] = str(options.request_rate)
     return argparse.Namespace(**values)

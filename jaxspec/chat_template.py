@@ -125,6 +125,8 @@ class ChatTemplate:
                 known = f"its options: {', '.join(self._options)}" if self._options else "it has none"
                 message = f"chat_template_kwargs: {_quote(name)} is not an option of the model's chat template; {known}"
                 raise RenderError(400, message, "chat_template_kwargs")
+        if "developer" not in self.text:  # OpenAI's newer name of the system's role, which most templates would leave out
+            messages = [{**each, "role": "system"} if is_developers(each) else each for each in messages]
         with self._process() as process:
             request = {"variables": {"messages": messages, "add_generation_prompt": True, **options}}
             reply = self._ask(process, request, self._seconds)
@@ -273,6 +275,11 @@ class Renderer:
                 raise ValueError(f"the text has more than {self._max_characters} characters")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def is_developers(message: Any) -> bool:
+    """Whether this is a developer's message; what is no message is left to the template."""
+    return isinstance(message, Mapping) and message.get("role") == "developer"
 
 
 def sandbox() -> ImmutableSandboxedEnvironment:

@@ -24,7 +24,7 @@ from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.engine.runner import Start
 from jaxspec.engine.shared_engine import SharedEngine, Task
 from jaxspec.engine.stats import EngineStats
-from jaxspec.models.registry import LoadedHead
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.tokenizer import Tokenizer, load_tokenizer
 
@@ -93,6 +93,7 @@ class LLM:
         if files.head is not None:
             self.head = load_head(files.head, self.target, token_map=files.token_map, progress=self.progress)
         self.tokenizer: Tokenizer | None = load_tokenizer(files.target)
+        self.target = ending_with(self.target, self.tokenizer)
         _warn(config, self.target.config.max_position_embeddings)
         self.engine = Engine(
             self.target,
@@ -289,6 +290,14 @@ def find_files(
         if config.head_options:
             raise ValueError(f"{config.head_options[0]} needs a draft head, and there is none: give draft")
     return ModelFiles(target, head, None if token_map is None else local_path(token_map, hub.newest), spec)
+
+
+def ending_with(target: LoadedTarget, tokenizer: Tokenizer | None) -> LoadedTarget:
+    """The target, with the tokenizer's end-of-sequence token among its own: a finetuned model's configs may not name it."""
+    config, token = target.config, None if tokenizer is None else tokenizer.eos_token_id
+    if token is None or token in config.eos_token_ids or token >= config.vocab_size:
+        return target
+    return replace(target, config=replace(config, eos_token_ids=(*config.eos_token_ids, token)))
 
 
 def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:

@@ -134,12 +134,15 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; it accepts connections once the server runs. Raises OSError if the address is unavailable."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    """A socket bound to the address; it accepts connections once the server runs. Of a name with several addresses, such as
+    localhost, the IPv4 one. Raises OSError if the address is unavailable."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # or another server could bind it until this one listens
     except OSError:
         listener.close()
         raise

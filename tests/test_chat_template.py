@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec import chat_template
+from jaxspec.chat_formats import CHAT_FORMATS
 from jaxspec.chat_template import PROCESSES, ChatTemplate, RenderError, TemplateProcess
 from jaxspec.tokenizer import load_tokenizer
 from tests.server.conftest import wait_until
@@ -177,6 +178,17 @@ def test_the_given_one_wins():
         assert (template.text, template.render(USER)) == ("other {{ messages[0].content }}", "other hi")
     with pytest.raises(ValueError, match=r"^mine.jinja can't be used: the model has no tokenizer"):
         ChatTemplate.of_model(None, "x", "mine.jinja")
+
+
+def test_a_developers_message_is_a_systems():
+    messages = [{"role": "developer", "content": "short"}, *USER]
+    qwen = "{% for m in messages %}{% if m.role in ('system', 'user') %}{{ m.role }} {{ m.content }} {% endif %}{% endfor %}"
+    for text, expected in ((qwen, "system short user hi "), ("{# developer #}" + qwen, "user hi ")):
+        with ChatTemplate(text, {}, "t") as template:
+            assert template.render(messages) == expected, "unless the template knows the role"
+    for name, chat_format in CHAT_FORMATS.items():
+        with ChatTemplate(chat_format.template, {}, name) as template:
+            assert template.render(messages) == template.render([{"role": "system", "content": "short"}, *USER])
 
 
 def test_of_several_the_default():

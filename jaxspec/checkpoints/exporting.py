@@ -128,4 +128,11 @@ def rope_settings(rope: RopeConfig) -> dict[str, Any]:
             "high_freq_factor": rope.high_freq_factor,
             "original_max_position_embeddings": rope.original_max_position,
         }
+    if rope.kind == "yarn":
+        scaling |= {
+            "original_max_position_embeddings": rope.original_max_position,
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "attention_factor": rope.attention_factor,
+        }
     return {"rope_theta": rope.theta, "rope_scaling": scaling}

@@ -132,11 +132,13 @@ def _download(repository: str, options: HubOptions, with_weights: bool) -> Path:
         weights = _weights(siblings, folder)
         if not weights:
             raise ValueError(f"{repository} on the Hub has no weights as safetensors or pytorch_model.bin")
-        size = sum(file.size or 0 for file in siblings if file.rfilename in weights)
+        there = {name for name in weights if (folder / name).is_file()}
+        size = sum(file.size or 0 for file in siblings if file.rfilename in weights and file.rfilename not in there)
+        size -= sum(file.stat().st_size for file in (folder.parents[1] / "blobs").glob("*.incomplete"))
         free = shutil.disk_usage(folder).free
         if size > free:
             raise ValueError(
-                f"{repository} has {size / 2**30:.1f} GiB of weights, and {free / 2**30:.1f} GiB are free: "
+                f"{repository} has {size / 2**30:.1f} GiB of weights to download, and {free / 2**30:.1f} GiB are free: "
                 "free some space, or give a larger disk with --download-dir or HF_HOME"
             )
         logger.info("downloading %s: %.1f GiB", repository, size / 2**30)

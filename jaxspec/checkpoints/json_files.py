@@ -105,11 +105,15 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     return CONFIG.clean("config.json", config)
 
 
-def read_end_of_sequence(directory: Path) -> dict:
-    """The `eos_token_id` of generation_config.json, where chat models list their end-of-turn tokens; {} if it has none."""
+def read_end_of_sequence(directory: Path, config: dict[str, Any]) -> list[int]:
+    """The end-of-sequence tokens of this config.json and of generation_config.json, where chat models list those of a turn. Either
+    may be left over from the model that it was finetuned from."""
     path = directory / "generation_config.json"
-    found = read_object(path).get("eos_token_id") if path.is_file() else None
-    return {} if found is None else {"eos_token_id": MODEL["eos_token_id"].clean("generation_config.json: eos_token_id", found)}
+    found: Any = read_object(path).get("eos_token_id") if path.is_file() else None
+    if found is not None:
+        found = MODEL["eos_token_id"].clean("generation_config.json: eos_token_id", found)
+    lists = [ids if isinstance(ids, list | tuple) else [ids] for ids in (found, config.get("eos_token_id")) if ids is not None]
+    return list(dict.fromkeys(token for ids in lists for token in ids))
 
 
 def read_object(path: Path) -> dict:

@@ -203,7 +203,7 @@ def captured_layers(config: dict, num_layers: int) -> tuple[int, ...]:
     In:  {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, 32
     Out: (2, 16, 29), as for {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [2, 16, 29]}
     """
-    outputs, inputs = (config.get("eagle_config") or {}).get(LAYER_IDS), config.get(LAYER_IDS)
+    outputs, inputs = (config.get("eagle_config") or {}).get(LAYER_IDS) or None, config.get(LAYER_IDS)  # []: the default ones
     if inputs is not None and "speculators_model_type" not in config:
         raise ValueError(
             f"config.json has {LAYER_IDS} at its top level, which does not say whether it names layers by their output or their "

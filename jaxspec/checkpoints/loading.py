@@ -135,7 +135,8 @@ def read_target_plan(path: Path, checkpoint: Checkpoint) -> TensorPlan:
         what = f"an {algorithm_of(names)} draft head" if algorithm_of(names) else f"{', '.join(sorted(names)[:6])}, ..."
         raise ValueError(f"this is not a target, which has model.embed_tokens and model.norm, but {what}")
     directory = path if path.is_dir() else path.parent
-    config = read_config(path) | read_end_of_sequence(directory)
+    config = read_config(path)
+    config["eos_token_id"] = read_end_of_sequence(directory, config)
     if config.get("tie_word_embeddings") and is_really_untied(checkpoint):
         warnings.warn(
             f"{path}: tie_word_embeddings is true, but lm_head.weight differs from the embedding, so it is used",

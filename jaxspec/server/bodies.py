@@ -158,7 +158,10 @@ def documented(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def check_content_type(request: Request) -> None:
-    """Raises ApiError 415 for a body that is not declared as JSON; curl -d without a header declares a form."""
+    """Raises ApiError 415 for a body that is not declared as plain JSON; curl -d without a header declares a form."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(415, f"send the body without Content-Encoding, got {echo(encoding)}", param="content-encoding")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (kind.startswith("application/") and (kind == "application/json" or kind.endswith("+json"))):
         raise ApiError(415, f"send the header Content-Type: application/json, got {echo(kind) or 'none'}", param="content-type")

@@ -51,13 +51,15 @@ COMPLETION: dict[str, tuple[Any, ...]] = only_null(
 CHAT: dict[str, tuple[Any, ...]] = only_null(
     """
     sampling_logprobs_mode thinking task max_dynamic_patch min_dynamic_patch video_config input_ids documents
-    media_io_kwargs return_prompt_text audio prediction verbosity web_search_options chat_template
+    media_io_kwargs return_prompt_text audio prediction web_search_options chat_template
+    prompt_cache_retention prompt_cache_options moderation
     """
 ) | {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "verbosity": ("medium",),
     "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "store": (False,),

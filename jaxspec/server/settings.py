@@ -21,9 +21,10 @@ def origins(text: str) -> tuple[str, ...]:
     except ValueError:
         given = [text]
     for each in given:
-        if each != ANY and not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}", str(each)):
+        if each != ANY and not re.fullmatch(r"null|[a-z][a-z0-9+.-]{0,30}://[A-Za-z0-9.\[\]:_-]{1,200}", str(each)):
             raise ArgumentTypeError(
-                f"must be origins such as https://chat.example or http://localhost:3000, or *, got {each!r:.100}"
+                "must be origins without a path, such as https://chat.example, http://localhost:3000 or app://obsidian.md, "
+                f"or *, got {each!r:.100}"
             )
     return tuple(given)
 

@@ -120,7 +120,7 @@ def test_counters_are_summed_over_engines_and_others_ignored():
 
 
 @pytest.mark.parametrize("url", [LOCAL, REMOTE])
-@pytest.mark.parametrize("form", ["--base-url {}", "--base-url={}"])
+@pytest.mark.parametrize("form", ["--base-url {}", "--base-url={}", "--base_url {}"])
 def test_addresses_of_other_machines_are_not_recorded(url, form):
     recorded = recordable(parse([*form.format(url).split(), "--max-tokens", "9"]))
     assert isinstance(recorded, argparse.Namespace) and recorded.command.endswith("--max-tokens 9")

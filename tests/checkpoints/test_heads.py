@@ -202,6 +202,7 @@ def test_captured_layers_by_output_and_by_input():
     by_input = {"speculators_model_type": "eagle3", IDS: [2, 16, 29]}
     assert captured_layers(by_output, 32) == captured_layers(by_input, 32) == default_captured_layers(32) == captured_layers({}, 32)
     assert captured_layers({"eagle_config": {IDS: [1, 17, 33]}}, 36) == (2, 18, 34)
+    assert captured_layers({"eagle_config": {IDS: []}}, 32) == default_captured_layers(32), "ModelOpt's way to say the default"
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16")])

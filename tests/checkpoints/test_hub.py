@@ -1,9 +1,11 @@
 """Models by their names on the Hub, against a Hub on this machine."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +97,19 @@ def test_an_interrupted_download_goes_on_where_it_ended(hub: Hub, options):
     assert starts[0] == 0 and starts[-1] > 0, starts
 
 
+def test_only_what_is_missing_needs_room_on_the_disk(hub: Hub, options, monkeypatch):
+    files, shards = hub.repositories[TARGET], [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    del files["model.safetensors"]
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": dict(zip("ab", shards, strict=True))}).encode()
+    files[shards[0]], files[shards[1]] = os.urandom(3_000_000), os.urandom(1_000_000)
+    last = local_path(TARGET, options) / shards[1]
+    last.resolve().unlink()
+    last.unlink()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2_000_000))
+    folder = local_path(TARGET, options)
+    assert [(folder / name).stat().st_size for name in shards] == [3_000_000, 1_000_000]
+
+
 def test_a_path_that_exists_is_no_name(hub: Hub, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / TARGET).mkdir(parents=True)
@@ -117,7 +132,7 @@ def test_what_is_no_name_stays_a_path(hub: Hub, options, name):
         ("org/empty", None, r"org/empty on the Hub has no config.json$"),
         ("org/ggufs", None, r"no config.json: choose one of its GGUF files, as in org/ggufs/a-Q8_0.gguf"),
         ("org/code", None, r"org/code on the Hub has no weights as safetensors or pytorch_model.bin"),
-        ("org/huge", None, r"org/huge has 9313\d\d.\d GiB of weights, and \S+ GiB are free: free some space"),
+        ("org/huge", None, r"org/huge has 9313\d\d.\d GiB of weights to download, and \S+ GiB are free: free some space"),
         ("org/config", None, r"org/config: config.json is larger than \d+ MiB"),
         ("org/index", None, r"model.safetensors.index.json is damaged: it has no weight_map"),
     ],

@@ -11,7 +11,9 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import head_kind, load_target
+from jaxspec.config import ModelConfig
 from jaxspec.models.registry import target_config
+from jaxspec.models.rope import RopeConfig
 from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, write_target
 from tests.reference import FIXTURES, TARGET
 
@@ -201,6 +203,25 @@ def test_end_of_sequence_tokens_of_chat_models_are_found(tmp_path):
     assert load_target(directory, FLOAT32).config.eos_token_ids == ()
     (directory / "generation_config.json").write_text('{"eos_token_id": [3, 9]}')
     assert load_target(directory, FLOAT32).config.eos_token_ids == (3, 9)
+    config = json.loads((directory / "config.json").read_text())
+    for found, expected in ((7, (3, 9, 7)), ([9, 5], (3, 9, 5))):  # either file may be left over from another model
+        (directory / "config.json").write_text(json.dumps(config | {"eos_token_id": found}))
+        assert load_target(directory, FLOAT32).config.eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeConfig(1e6),
+        RopeConfig(1e4, "linear", 2.0),
+        RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64),
+        RopeConfig(1e4, "yarn", 4.0, original_max_position=64, beta_fast=30.0, beta_slow=2.0, attention_factor=1.2),
+    ],
+    ids=lambda rope: rope.kind,
+)
+def test_an_exported_config_has_all_that_changes_the_angles(rope):
+    config = tiny_config(rope=rope, max_position_embeddings=256)
+    assert ModelConfig.from_hf(hf_config(config)) == config
 
 
 def test_the_mtp_layer_inside_a_target_is_left_to_the_head(tmp_path):

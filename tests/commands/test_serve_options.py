@@ -213,6 +213,7 @@ def test_a_changed_tree_is_told():
         ('["*"]', ("*",)),
         ("https://a.example,http://localhost:3000", ("https://a.example", "http://localhost:3000")),
         ('["https://a.example", "http://[::1]:80"]', ("https://a.example", "http://[::1]:80")),
+        ("app://obsidian.md,chrome-extension://abc,null", ("app://obsidian.md", "chrome-extension://abc", "null")),
     ],
 )
 def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str, ...]):
@@ -233,7 +234,7 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
             "--chat-template /no/such/file",
             "--chat-template must be a file or one of chatml, llama-2, mistral, vicuna_v1.1, and '/no/such/file' is neither",
         ),
-        ("--allowed-origins example.org", "must be origins such as https://chat.example or http://localhost:3000, or *"),
+        ("--allowed-origins example.org", "must be origins without a path, such as https://chat.example"),
         ("--allowed-origins https://a/page", "got 'https://a/page'"),
         ("--allowed-origins [1]", "got 1"),
         ("--chat-template alpaca", "'alpaca' is neither"),

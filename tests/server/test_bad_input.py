@@ -1,5 +1,6 @@
 """Every wrong request gets a 4xx in OpenAI's shape that names the field; the `client` fixture checks that the server lives on."""
 
+import gzip
 import json
 import socket
 import time
@@ -239,6 +240,12 @@ def test_other_content_types(client: Client, kind: str | None):
         request.headers["content-type"] = kind
     error = refusal(client.http.send(request), 415)
     assert error["param"] == "content-type" and "application/json" in error["message"]
+
+
+def test_compressed_bodies(client: Client):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = client.http.post(COMPLETIONS, content=gzip.compress(b'{"prompt": "x"}'), headers=headers)
+    assert refusal(answer, 415)["message"] == 'send the body without Content-Encoding, got "gzip"'
 
 
 def test_half_a_surrogate_pair(client: Client):

@@ -5,6 +5,7 @@ The models are tiny ones on a Hub of this machine.
 
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import httpx
@@ -146,6 +147,20 @@ def test_a_server_without_a_key_listens_on_loopback_or_warns(monkeypatch, caplog
     monkeypatch.setattr("jaxspec.serve.configure_logging", lambda _: None)
     assert serve.main(["--port", "0", *flags]) == 2
     assert ("ANYONE WHO REACHES 0.0.0.0 CAN USE THIS SERVER" in caplog.text) == warns
+
+
+def test_a_port_belongs_to_one_server_while_its_model_loads():
+    with serve.listen("127.0.0.1", 0) as listener, pytest.raises(OSError):
+        serve.listen("127.0.0.1", listener.getsockname()[1])
+
+
+def test_a_name_with_several_addresses_means_the_ipv4_one(monkeypatch):
+    first, second = (
+        (kind, socket.SOCK_STREAM, 0, "", (host, 0)) for kind, host in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
+    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [first, second])
+    with serve.listen("localhost", 0) as listener:
+        assert listener.family == socket.AF_INET
 
 
 def test_the_default_address_is_loopback():
