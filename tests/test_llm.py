@@ -4,12 +4,12 @@ import asyncio
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from jaxspec import LLM, SamplingParams, SpecConfig
-from jaxspec.llm import _as_list
+from jaxspec.llm import _as_list, ending_with
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, random_head, tiny_target, write_head, write_target
 from jaxspec.train.data import heldout_prompts
 
@@ -186,3 +186,10 @@ def test_n_completions_of_a_prompt_are_numbered(fast):
     pairs = [(prompt, SamplingParams(max_tokens=4, seed=seed)) for prompt in ("import os", "def f(") for seed in (5, 6)]
     assert [output.token_ids for output in outputs] == [fast.generate(*pair)[0].token_ids for pair in pairs]
     assert [(output.prompt_index, output.index) for output in outputs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_the_tokenizers_end_of_sequence_token_ends_texts_too():
+    target = tiny_target()
+    for token, expected in ((9, (9,)), (None, ()), (target.config.vocab_size, ())):
+        assert ending_with(target, SimpleNamespace(eos_token_id=token)).config.eos_token_ids == expected
+    assert ending_with(target, None) is target

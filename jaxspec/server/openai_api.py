@@ -3,7 +3,6 @@
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from time import time
 from typing import Annotated, Any, ClassVar
@@ -11,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from jaxspec.engine.request import GenerationOutput, Speculation, Update
+from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.logprobs import ChatLogprobs, CompletionLogprobs, chat_logprobs, completion_logprobs, join, prompt_offsets
 from jaxspec.server.model import ServedModel
@@ -26,7 +25,7 @@ from jaxspec.server.openai_requests import (
     completion_batch,
 )
 from jaxspec.server.responses import ResponseModel, failures, json_response, success, success_or_stream
-from jaxspec.server.running import RequestBatch, RunningRequests
+from jaxspec.server.running import RequestBatch, RunningRequests, without_output
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeTrace,
@@ -377,11 +376,3 @@ def usage(outputs: Sequence[GenerationOutput], firsts: Sequence[GenerationOutput
 
 def token_counts(prompt: int, completion: int) -> TokenCounts:
     return TokenCounts(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-def without_output(output: GenerationOutput) -> GenerationOutput:
-    """The same with the prompt alone."""
-    nothing = None if output.logprobs is None else ()
-    return replace(
-        output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason="length", speculation=Speculation()
-    )

@@ -3,13 +3,13 @@
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request
 
 from jaxspec.config import SpecConfig
 from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, Generation
-from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.engine.request import GenerationOutput, Speculation, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError, refused
 
@@ -71,6 +71,14 @@ class RequestBatch:
         names = self.names(request_id)
         share = names.count(names[0])  # all names are equally frequent
         return names if share == 1 else [f"{name}-{number % share}" for number, name in enumerate(names)]
+
+
+def without_output(output: GenerationOutput) -> GenerationOutput:
+    """The same with the prompt alone."""
+    nothing = None if output.logprobs is None else ()
+    return replace(
+        output, text="", token_ids=(), logprobs=nothing, text_offsets=nothing, finish_reason="length", speculation=Speculation()
+    )
 
 
 class RunningRequests:

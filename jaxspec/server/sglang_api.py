@@ -30,7 +30,7 @@ from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.neutral_fields import GenerateNeutralFields
 from jaxspec.server.responses import ResponseModel, failures, success_or_stream
-from jaxspec.server.running import RequestBatch, RunningRequests
+from jaxspec.server.running import RequestBatch, RunningRequests, without_output
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.speculation import (
     SglangSpeculation,
@@ -57,6 +57,8 @@ InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of 
 class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 
+    max_new_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    """The most tokens to generate; 0: only the prompt is scored, without stream."""
     # Not supported yet.
     json_schema: Annotated[Any, only()] = None
     regex: Annotated[Any, only()] = None
@@ -171,9 +173,14 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     fields, budget_param = body.sampling_params or SglangSampling(), CLIENT_NAMES["max_tokens"]
     model.check_count(given, fields.n, param=param, n_param=CLIENT_NAMES["n"])
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
+    prompt_only = fields.max_new_tokens == 0
+    if prompt_only and (not body.return_logprob or body.stream):
+        message = f"{budget_param} must be at least 1, or 0 with return_logprob and without stream"
+        raise ApiError(400, message, param=budget_param)
+    asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
     prompts = []
     for name, ids in model.prompts(given, param):
-        budget = model.budget(len(ids), fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS, param=name, budget_param=budget_param)
+        budget = model.budget(len(ids), asked, default, param=name, budget_param=budget_param)
         if body.prompt_start is not None and body.prompt_start >= len(ids):
             message = f"logprob_start_len {body.prompt_start} is not inside {name}, which has {len(ids)} tokens"
             raise ApiError(400, message, param="logprob_start_len")
@@ -181,7 +188,8 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
         prompt_logprobs = None if body.prompt_start is None else logprobs
         prompts.append((ids, sampling_params(CLIENT_NAMES, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
     trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (fields.n or 1))
-    return RequestBatch(prompts, body.priority or 0, tree=chosen_tree(body.speculative, model), trace=trace, rid=body.rid)
+    tree = chosen_tree(body.speculative, model)
+    return RequestBatch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.rid, prompt_only=prompt_only)
 
 
 def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
@@ -223,6 +231,8 @@ class GenerateBuilder:
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> GenerateResponse | list[GenerateResponse]:
         """A single prompt gets one response; lists of prompts, and n > 1, get a list."""
+        if self._batch.prompt_only:
+            outputs = [without_output(output) for output in outputs]
         responses = [self._finished(index, output) for index, output in enumerate(outputs)]
         return responses[0] if self._is_single else responses
 

@@ -128,3 +128,16 @@ def test_streaming_a_list(client: Client):
     for event in client.events("/generate", text=["one", "three"], sampling_params={"max_new_tokens": 8}):
         texts[event["index"]] = event["text"]
     assert texts == {0: TEXT[:8], 1: TEXT[:8]}
+
+
+def test_the_prompt_alone(client: Client):
+    """How SGLang's clients score a text."""
+    body = {"text": ["hello", "ab"], "sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}
+    first, second = client.post("/generate", **body).json()
+    assert (first["text"], first["output_ids"], first["meta_info"]["completion_tokens"]) == ("", [], 0)
+    assert first["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+    assert first["meta_info"]["output_token_logprobs"] == []
+    assert [len(each["meta_info"]["input_token_logprobs"]) for each in (first, second)] == [5, 2]
+    for other in ({"stream": True}, {"return_logprob": False, "logprob_start_len": None}):
+        refused = client.post("/generate", **body | other)
+        assert refused.status_code == 400 and "max_new_tokens must be at least 1, or 0 with return_logprob" in refused.text
