@@ -25,6 +25,8 @@ ROPE: dict[str, Check] = {
     "beta_fast": Number(0, 1e6, above=True),
     "beta_slow": Number(0, 1e6, above=True),
     "attention_factor": Number(0, 1e3, above=True),
+    "mscale": Number(0, 1e3),
+    "mscale_all_dim": Number(0, 1e3),
 }
 MODEL: dict[str, Check] = {
     "model_type": Text(),
@@ -67,7 +69,6 @@ CONFIG = Fields(MODEL | {"eagle_config": Fields(MODEL), "transformer_layer_confi
 _ONLY_SUPPORTED = {
     "hidden_act": "silu",
     "mlp_bias": False,
-    "pretraining_tp": 1,
     "partial_rotary_factor": 1.0,
     "use_sliding_window": False,
     "use_mrope": False,

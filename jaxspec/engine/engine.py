@@ -108,6 +108,8 @@ class Engine:
             request_id = next(name for name in self._names if not self.scheduler.find(name))
         elif self.scheduler.find(request_id):
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
+        if not isinstance(priority, int):
+            raise ValueError(f"priority must be a whole number, got {priority!r:.80}")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
         if tree is not None and tree not in self.trees.all:

@@ -42,6 +42,9 @@ class RopeConfig:
         """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5)."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True}.items():
+            if scaling.get(key) not in (None, neutral):
+                raise ValueError(f"{key}={scaling[key]!r:.80} of the rope parameters is not supported: expected {neutral}")
         trained = config.get("max_position_embeddings") if kind == "yarn" else None
         return cls(
             theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
@@ -62,8 +65,11 @@ class RopeConfig:
 
 
 def yarn_factor(scaling: dict) -> float:
-    """The attention factor of YaRN where config.json has none: 0.1 ln(factor) + 1."""
-    return 0.1 * math.log(max(1.0, float(scaling.get("factor") or 1.0))) + 1.0
+    """The attention factor of YaRN where config.json has none: 0.1 ln(factor) + 1. With mscale and mscale_all_dim (DeepSeek's),
+    each of which scales the logarithm, the quotient of both."""
+    logarithm = math.log(max(1.0, float(scaling.get("factor") or 1.0)))
+    above, below = (float(scaling.get(name) or 0.0) for name in ("mscale", "mscale_all_dim"))
+    return (0.1 * above * logarithm + 1.0) / (0.1 * below * logarithm + 1.0) if above and below else 0.1 * logarithm + 1.0
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:

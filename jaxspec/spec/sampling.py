@@ -33,8 +33,14 @@ class Logprobs(NamedTuple):
 
 
 def gumbel_noise(seed: UInt[Array, " 2"], position: Int[Array, ""], vocab_size: int) -> Float[Array, " v"]:
-    """Standard Gumbel noise for every token at `position` of the request with this seed (two 32-bit words)."""
-    return jax.random.gumbel(position_key(seed, position), (vocab_size,), jnp.float32)
+    """Standard Gumbel noise for every token at `position` of the request with this seed (two 32-bit words).
+
+    It has the resolution of 32 bits at its upper end, which decides. `jax.random.gumbel` has that of 23: its noise ends at 15.9, so
+    that tokens 16 nats below the best are drawn too rarely, and the two largest of 150,000 are equal once in a hundred times.
+    """
+    bits = jax.random.bits(position_key(seed, position), (vocab_size,), jnp.uint32)
+    tail = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)  # the probability of larger noise
+    return -jnp.log(-jnp.log1p(-tail))
 
 
 def position_key(seed: UInt[Array, " 2"], position: Int[Array, ""]) -> Array:

@@ -219,6 +219,19 @@ def test_end_of_sequence_tokens_of_chat_models_are_found(tmp_path):
     ],
     ids=lambda rope: rope.kind,
 )
+def test_rope_parameters_are_followed_or_refused():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for given, factor in (
+        ({}, 1.1386),
+        ({"mscale": 0.7, "mscale_all_dim": 0.7}, 1.0),
+        ({"mscale": 2.0, "mscale_all_dim": 1.0}, 1.1218),
+    ):
+        assert RopeConfig.from_hf({"rope_scaling": yarn | given}).attention_factor == pytest.approx(factor, abs=1e-4)
+    for wrong in ({"truncate": False}, {"partial_rotary_factor": 0.5}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* of the rope parameters is not supported"):
+            RopeConfig.from_hf({"rope_parameters": yarn | wrong})
+
+
 def test_an_exported_config_has_all_that_changes_the_angles(rope):
     config = tiny_config(rope=rope, max_position_embeddings=256)
     assert ModelConfig.from_hf(hf_config(config)) == config
@@ -250,7 +263,6 @@ def test_the_registry_lists_what_is_supported():
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ("mimo", {"use_mrope": True}, "use_mrope=True"),
         ("llama", {"mlp_bias": True}, "mlp_bias=True"),
-        ("llama", {"pretraining_tp": 2}, "pretraining_tp=2"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
@@ -268,7 +280,7 @@ def test_settings_that_change_the_computation_are_refused_by_name(model_type, se
         ("qwen2", {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 28}, (True, False)),
         ("qwen3", {"use_sliding_window": False, "sliding_window": None, "attention_bias": False}, (False, True)),
         ("mimo", {"attention_bias": True, "num_nextn_predict_layers": 1, "use_mrope": False}, (True, False)),
-        ("llama", {"pretraining_tp": 1, "attention_bias": False, "mlp_bias": False}, (False, False)),
+        ("llama", {"pretraining_tp": 2, "attention_bias": False, "mlp_bias": False}, (False, False)),
     ],
 )
 def test_what_real_configs_say_is_understood(model_type, settings, expected):
