@@ -209,16 +209,6 @@ def test_end_of_sequence_tokens_of_chat_models_are_found(tmp_path):
         assert load_target(directory, FLOAT32).config.eos_token_ids == expected
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        RopeConfig(1e6),
-        RopeConfig(1e4, "linear", 2.0),
-        RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64),
-        RopeConfig(1e4, "yarn", 4.0, original_max_position=64, beta_fast=30.0, beta_slow=2.0, attention_factor=1.2),
-    ],
-    ids=lambda rope: rope.kind,
-)
 def test_rope_parameters_are_followed_or_refused():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     for given, factor in (
@@ -232,6 +222,16 @@ def test_rope_parameters_are_followed_or_refused():
             RopeConfig.from_hf({"rope_parameters": yarn | wrong})
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeConfig(1e6),
+        RopeConfig(1e4, "linear", 2.0),
+        RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64),
+        RopeConfig(1e4, "yarn", 4.0, original_max_position=64, beta_fast=30.0, beta_slow=2.0, attention_factor=1.2),
+    ],
+    ids=lambda rope: rope.kind,
+)
 def test_an_exported_config_has_all_that_changes_the_angles(rope):
     config = tiny_config(rope=rope, max_position_embeddings=256)
     assert ModelConfig.from_hf(hf_config(config)) == config
