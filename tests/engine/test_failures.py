@@ -141,7 +141,7 @@ class BrokenTokenizer(TinyTokenizer):
 
 
 def test_a_tokenizer_that_fails_costs_one_request(expected):
-    unused = min(set(range(128)) - set(sum(expected, ())))
+    unused = min(set(range(128)).difference(*expected, *PROMPTS))
     engine = tiny_engine(tokenizer=BrokenTokenizer(unused))
     forced = SamplingParams(max_tokens=5, temperature=0, allowed_token_ids=[unused])
     order = [engine.add(PROMPTS[0], PARAMS).id, engine.add(PROMPTS[1], forced).id, engine.add(PROMPTS[2], PARAMS).id]
