@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, escaped, help_of
+from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, help_of
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, traced_tokens
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.sampling_params import Flag, Number, SamplingParams, StringList, declaration
@@ -56,9 +56,8 @@ def add_sampling_options(parser: Parser) -> None:
             settings = {"action": "store_true"}
         elif isinstance(check, StringList):
             settings = {"action": "append", "default": [], "metavar": metavar}
-        group.add_argument(
-            f"--{field.name.replace('_', '-')}", help=escaped(help_of(SamplingParams, field.name, default)), **settings
-        )
+        about = help_of(SamplingParams, field.name, default).replace("%", "%%")
+        group.add_argument(f"--{field.name.replace('_', '-')}", help=about, **settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

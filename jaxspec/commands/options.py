@@ -119,7 +119,7 @@ class Option(NamedTuple):
 
     def add_to(self, group: Any, **changes: Any) -> argparse.Action:
         """Makes a parser, or a section of one, take it."""
-        settings: dict[str, Any] = {"help": escaped(self.text)}
+        settings: dict[str, Any] = {"help": self.text.replace("%", "%%")}  # argparse reads % as a format
         if self.switch is not None:
             settings["action"] = "store_true"
         else:
@@ -372,11 +372,6 @@ def help_of(config: Any, field: str, default: Any = None) -> str:
     default = config.__dataclass_fields__[field].default if default is None else default
     shown = unset.rstrip(".") if default is None else "" if default is False or default == () else default
     return text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")
-
-
-def escaped(help: str) -> str:
-    """A help text for argparse, which formats it with %."""
-    return help.replace("%", "%%")
 
 
 @cache

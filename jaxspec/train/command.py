@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import Parser, escaped, help_of, whole
+from jaxspec.commands.options import Parser, help_of, whole
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.train.settings import DataSettings, TrainSettings
 
@@ -52,7 +52,7 @@ def make_parser() -> Parser:
         kind = field.type if isinstance(field.type, type) else str if field.type == str | None else int
         flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
         about = help_of(TrainSettings, field.name, field.default)
-        add(flag, type=kind, default=field.default, metavar=shown, help=escaped(about))
+        add(flag, type=kind, default=field.default, metavar=shown, help=about.replace("%", "%%"))
     return parser
 
 
