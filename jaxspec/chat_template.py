@@ -278,7 +278,7 @@ class Renderer:
 
 
 def is_developers(message: Any) -> bool:
-    """Whether this is a developer's message; what is no message is left to the template."""
+    """Whether the message has the role `developer`. The template reports a message of a wrong type."""
     return isinstance(message, Mapping) and message.get("role") == "developer"
 
 

@@ -291,15 +291,10 @@ def settings(rows: Sequence[Row]) -> str:
 
 def host(rows: Sequence[Row]) -> str:
     """The engine's steps beside the device's time, and the graph updates."""
-    lines = [
-        [row["tree"], str(row["requests"])]
-        + [
-            f"{milliseconds:.2f}"
-            for milliseconds in (row["device_milliseconds"], median(row["milliseconds"]), median(row["serial_milliseconds"]))
-        ]
-        for row in rows
-        if row["measured"] == "timed"
-    ]
+    lines = []
+    for row in (row for row in rows if row["measured"] == "timed"):
+        times = row["device_milliseconds"], median(row["milliseconds"]), median(row["serial_milliseconds"])
+        lines.append([row["tree"], str(row["requests"]), *(f"{milliseconds:.2f}" for milliseconds in times)])
     updates = [
         f"graph updates, {row['tree']}: {row['updated_nodes_per_cycle']:.1f} nodes per cycle"
         for row in rows

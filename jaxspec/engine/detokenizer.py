@@ -117,7 +117,7 @@ class Detokenizer:
             self._show(new, unsure=min(_MAX_HALF, len(new) - len(new.rstrip(_REPLACEMENT))))
 
     def _special_stop(self, token: int) -> str | None:
-        """The stop string that is this special token: of special tokens that are skipped there is no text to search."""
+        """The stop string that this special token spells, if any. Skipped special tokens add no text in which it could be found."""
         if self._tokenizer is None or not (self._stop and self._skip_special_tokens and self._counts):
             return None
         text = self._tokenizer.decode([token], skip_special_tokens=False)

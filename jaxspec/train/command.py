@@ -102,11 +102,9 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
     else:
         prompts = topic_prompts(options.shards * settings.per_shard, settings.seed, settings) if made else read_prompts(file)
         count = min(options.shards, -(-len(prompts) // settings.per_shard))
-    if (
-        options.command == "run"
-        and (begun := begun_run(options.work)) is not None
-        and count > (known := begun.get("shards", count))
-    ):
+    begun = begun_run(options.work) if options.command == "run" else None
+    known = count if begun is None else begun.get("shards", count)
+    if count > known:
         raise ValueError(f"{options.work} holds a run on {known} shards: give --shards {known}, or another folder")
     write_shards(llm, settings, prompts, data, count)
 

@@ -267,7 +267,7 @@ class Trainer:
     def run(self, save_seconds: float = 300.0) -> Iterator[dict[str, Any]]:
         """Trains to the end; yields an entry of the log after every evaluation.
 
-        Raises ValueError if the loss is no longer finite; earlier checkpoints stay.
+        Raises ValueError if the loss becomes infinite or NaN. Earlier checkpoints stay.
         """
         saved = started = time.monotonic()
         first, evaluated = self.step, self._evaluated()

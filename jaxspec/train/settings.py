@@ -19,7 +19,7 @@ class DataSettings:
     """Conversations begun for each shard; a few are left out."""
     seed: int = 0
     max_tokens: int = 512
-    """The longest conversation; it ends when there is no room for another turn."""
+    """Maximum length of a conversation, in tokens. It ends when no further turn fits."""
     max_user_tokens: int = 160
     max_answer_tokens: int = 384
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7)
