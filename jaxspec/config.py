@@ -218,8 +218,8 @@ class EngineConfig:
     """One of MATMULS. "skinny" is a kernel for GPUs that no GPU has run yet; elsewhere it is plain XLA."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: one after another, with the same results."""
-    random_seed: int = 0
-    """Source of the seeds of sampled requests that have none."""
+    random_seed: int | None = None
+    """Source of the seeds of sampled requests that have none. None: another one for every engine."""
 
     def __post_init__(self):
         for name in ("max_running_requests", "page_size", "prefill_chunk"):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,6 +50,8 @@ class Engine:
             ProgramError: a program can't be compiled.
         """
         check_trees(spec, config, target, head)
+        if config.random_seed is None:
+            config = replace(config, random_seed=secrets.randbits(32))
         self.config, self.spec, self.tokenizer, self.clock = config, spec, tokenizer, clock
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings

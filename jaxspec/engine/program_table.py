@@ -8,6 +8,8 @@ from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 
 SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
+WIDER = 4
+"""How many times as wide each page table is as the next."""
 
 
 # Dataclasses, not NamedTuples: programs are dictionary keys, and NamedTuples of different types with equal values are equal.
@@ -89,15 +91,17 @@ class ProgramTable:
     ) -> "ProgramTable":  # fmt: skip
         """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
 
-        In:  max_running_requests 20, prefill_chunk 256, page_size 16, max_pages 64
-        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), pages (16, 64)
+        In:  max_running_requests 20, prefill_chunk 256, page_size 16, max_pages 256
+        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), pages (16, 64, 256)
         """
         most = config.max_running_requests
         powers = [2**power for power in range(most.bit_length())]
         batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
         chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # half a chunk: the share of one of two prompts
-        narrow = max(-(-max_pages // 4), -(-SHORTEST_TABLE // config.page_size))
-        pages = {min(narrow, max_pages), max_pages} if narrow_tables else {max_pages}
+        narrowest = -(-SHORTEST_TABLE // config.page_size)
+        pages = {max_pages}
+        while narrow_tables and (width := max(-(-min(pages) // WIDER), narrowest)) < min(pages):
+            pages.add(width)
         return cls(
             tuple(sorted(batches)),
             tuple(sorted(chunks)),

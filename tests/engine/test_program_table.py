@@ -33,6 +33,12 @@ def test_the_sizes():
     assert ProgramTable.of(EngineConfig(), 64, (PLAIN,), (PLAIN,), catches_up=False, narrow_tables=False).pages == (64,)
 
 
+@pytest.mark.parametrize("context, widths", [(100, [7]), (256, [16]), (1024, [16, 64]), (32768, [16, 32, 128, 512, 2048])])
+def test_a_short_text_in_a_long_context_gets_a_narrow_table(context, widths):
+    """The reference attention reads the whole table, so the widest one would make short texts pay for the longest."""
+    assert list(table_of(pages=-(-context // 16)).pages) == widths
+
+
 def test_every_program_of_the_built_in_model():
     table = table_of()
     cycles = {CycleProgram(batch, pages, TREE) for batch in (1, 2, 3, 4, 6, 8) for pages in (16, 64)}
