@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from jaxspec.config import SpecConfig, TreeLike
 from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest
 from jaxspec.engine.request import Update
 from jaxspec.engine.stats import EngineStats
@@ -36,6 +37,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        tree: TreeLike | None = None,
     ) -> AsyncIterator[Update]:
         """Completes one prompt, handing out text and tokens as they come; the last update of a completion carries its output.
 
@@ -46,6 +48,7 @@ class AsyncLLM:
             request_id: its name for `abort`; None: a new one.
             priority: larger is more urgent.
             timeout: seconds after which it ends with finish_reason "timeout".
+            tree: its draft tree, the engine's own or one of its request_trees. None: the engine chooses.
 
         Raises:
             ValueError: the prompt or its parameters can't be served.
@@ -53,7 +56,7 @@ class AsyncLLM:
             EngineError: the engine failed on the request, or it is closed.
         """
         token_ids = await asyncio.to_thread(self._llm.encode, prompt)
-        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout):
+        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout, tree):
             yield update
 
     async def chat(
@@ -64,23 +67,31 @@ class AsyncLLM:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        tree: TreeLike | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Update]:
         """Answers a conversation in the model's chat template; otherwise as `generate`."""
         token_ids = await asyncio.to_thread(self._llm.encode_chat, messages, chat_template_kwargs)
-        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout):
+        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout, tree):
             yield update
 
     async def _run(
-        self, token_ids: list[int], sampling_params: Params | None, request_id: str | None, priority: int, timeout: float | None
+        self,
+        token_ids: list[int],
+        sampling_params: Params | None,
+        request_id: str | None,
+        priority: int,
+        timeout: float | None,
+        tree: TreeLike | None,
     ) -> AsyncIterator[Update]:
+        chosen = None if tree is None else SpecConfig.of(tree)
         copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._running:
             raise ValueError(f"request_id {name!r} is in use by an unfinished request: choose another")
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
         requests = [
-            AsyncRequest(each, token_ids, copy, priority=priority, timeout=timeout)
+            AsyncRequest(each, token_ids, copy, priority=priority, timeout=timeout, tree=chosen)
             for each, copy in zip(names, copies, strict=True)
         ]
         self._running[name] = names

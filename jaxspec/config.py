@@ -6,8 +6,8 @@ All are frozen. A wrong value raises ValueError at construction; the message nam
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 
 from jaxspec.checkpoints.json_files import checked, refuse_unsupported, require_size
 from jaxspec.models.rope import RopeConfig
@@ -178,6 +178,12 @@ MATMULS = ("xla", "skinny")
 """What computes matrix products of at most 16 rows: XLA, or pallas_kernels.skinny_matmul."""
 
 
+_KINDS: dict[type, tuple[type, str]] = {
+    int: (Integral, "a whole number"), float: (Real, "a number"), bool: (bool, "True or False"), str: (str, "a string")
+}  # fmt: skip
+"""By the type of a field: what it accepts, and how messages call that."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs: sizes of the cache, batch and prefill chunks, and how it speculates."""
@@ -201,7 +207,8 @@ class EngineConfig:
     adaptive: bool = False
     """Choose the draft tree, or plain decoding, before each cycle by measured speed, so that speculation costs little at worst."""
     adaptive_trees: tuple[SpecConfig, ...] = ()
-    """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps."""
+    """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps. Like
+    request_trees, given in any way that SpecConfig.of takes."""
     request_trees: tuple[SpecConfig, ...] = ()
     """Further trees, which single requests may ask for; SpecConfig(num_steps=0) lets them turn speculation off."""
     draft_window_size: int | None = None
@@ -222,6 +229,12 @@ class EngineConfig:
     """Source of the seeds of sampled requests that have none. None: another one for every engine."""
 
     def __post_init__(self):
+        self._check_types()
+        for name in ("request_trees", "adaptive_trees"):
+            trees = vars(self)[name]
+            if isinstance(trees, str) or not isinstance(trees, Sequence):
+                raise ValueError(f'{name} must be a list of draft trees, such as ["plain", "3/1/4"], got {trees!r:.200}')
+            object.__setattr__(self, name, tuple(map(SpecConfig.of, trees)))
         for name in ("max_running_requests", "page_size", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -234,9 +247,6 @@ class EngineConfig:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         if self.max_waiting_requests is not None and self.max_waiting_requests < 1:
             raise ValueError(f"max_waiting_requests must be at least 1, got {self.max_waiting_requests}")
-        for name in ("request_trees", "adaptive_trees"):
-            if not all(isinstance(tree, SpecConfig) for tree in getattr(self, name)):
-                raise ValueError(f"{name} must be SpecConfigs, got {getattr(self, name)!r:.200}")
         if self.adaptive_trees and not self.adaptive:
             raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
         if self.attention_kernel not in (None, *ATTENTION_KERNELS):
@@ -249,6 +259,16 @@ class EngineConfig:
             raise ValueError(f"draft_sink_size must be at least 0, got {self.draft_sink_size}")
         if self.draft_sink_size and self.draft_window_size is None:
             raise ValueError(f"draft_sink_size ({self.draft_sink_size}) needs a draft_window_size: without one the head sees all")
+
+    def _check_types(self) -> None:
+        for each in fields(self):
+            kind = next((kind for kind in _KINDS if each.type in (kind, kind | None)), None)
+            value = vars(self)[each.name]
+            if kind is None or (value is None and each.type != kind):
+                continue
+            accepted, said = _KINDS[kind]
+            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{each.name} must be {said}, got {value!r:.80}")
 
     @property
     def head_options(self) -> tuple[str, ...]:

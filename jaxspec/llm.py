@@ -111,6 +111,7 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling_params: Params | Sequence[Params] | None = None,
         *,
+        tree: TreeLike | None = None,
         params: Params | Sequence[Params] | None = None,
     ) -> list[GenerationOutput]:
         """Completes every prompt (text, or a list of token ids); returns the outputs in the prompts' order.
@@ -120,6 +121,8 @@ class LLM:
 
         Args:
             sampling_params: one for all prompts, or a list with one for each. None: the defaults of SamplingParams.
+            tree: the draft tree of these prompts, the engine's own or one of its request_trees; it changes speed, not text.
+                None: the engine chooses.
             params: the old name of sampling_params.
 
         Raises:
@@ -128,13 +131,14 @@ class LLM:
             TypeError: both sampling_params and params are given.
             RuntimeError: the LLM is closed, or belongs to another process.
         """
-        return self._outputs(_as_list(prompts), _renamed(sampling_params, params))
+        return self._outputs(_as_list(prompts), _renamed(sampling_params, params), tree)
 
     def stream(
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: Params | Sequence[Params] | None = None,
         *,
+        tree: TreeLike | None = None,
         params: Params | Sequence[Params] | None = None,
     ) -> Iterator[Update]:
         """Like `generate`, but hands out text and tokens as they come; the last update of a completion carries its output.
@@ -142,7 +146,7 @@ class LLM:
         Updates of several prompts or completions arrive interleaved; `prompt_index` and `index` tell them apart. Leaving the
         loop early ends the rest. Raises at the first `next`.
         """
-        for _, update in self._updates(_as_list(prompts), _renamed(sampling_params, params)):
+        for _, update in self._updates(_as_list(prompts), _renamed(sampling_params, params), tree):
             yield update
 
     def chat(
@@ -150,6 +154,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params | Sequence[Params] | None = None,
         *,
+        tree: TreeLike | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[GenerationOutput]:
         """Answers one conversation or a list of them, in the model's chat template.
@@ -158,6 +163,7 @@ class LLM:
         Out: [GenerationOutput(text="Because ...")]
 
         Args:
+            tree: as for `generate`.
             chat_template_kwargs: variables of the template, such as {"enable_thinking": False}.
 
         Raises:
@@ -165,7 +171,8 @@ class LLM:
         """
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast(list[Conversation], [messages] if is_one else list(messages))
-        return self._outputs([self.encode_chat(each, chat_template_kwargs) for each in conversations], sampling_params)
+        prompts: list[Prompt] = [self.encode_chat(each, chat_template_kwargs) for each in conversations]
+        return self._outputs(prompts, sampling_params, tree)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises ValueError for text if the model has no tokenizer."""
@@ -223,19 +230,26 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _outputs(self, prompts: list[Prompt], sampling_params: Params | Sequence[Params] | None) -> list[GenerationOutput]:
+    def _outputs(
+        self, prompts: list[Prompt], sampling_params: Params | Sequence[Params] | None, tree: TreeLike | None
+    ) -> list[GenerationOutput]:
         outputs: dict[int, GenerationOutput] = {}
         with tqdm(desc="generating", unit="completion", disable=not self.progress) as bar:
-            for place, update in self._updates(prompts, sampling_params, bar):
+            for place, update in self._updates(prompts, sampling_params, tree, bar):
                 if update.output is not None:
                     outputs[place] = update.output
                     bar.update()
         return [outputs[place] for place in range(len(outputs))]
 
     def _updates(
-        self, prompts: list[Prompt], sampling_params: Params | Sequence[Params] | None, bar: tqdm | None = None
+        self,
+        prompts: list[Prompt],
+        sampling_params: Params | Sequence[Params] | None,
+        tree: TreeLike | None,
+        bar: tqdm | None = None,
     ) -> Iterator[tuple[int, Update]]:
         """Pairs of a completion's place among all and its update."""
+        chosen = None if tree is None else SpecConfig.of(tree)
         tasks: list[Task] = []
         indices: list[tuple[int, int]] = []
         for number, (prompt, given) in enumerate(zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)):
@@ -244,7 +258,7 @@ class LLM:
                 token_ids, copies = self.encode(prompt), SamplingParams.of(given).copies()
             except ValueError as error:
                 raise ValueError(f"{label}{error}") from None
-            tasks += [Task(token_ids, copy, label) for copy in copies]
+            tasks += [Task(token_ids, copy, label, chosen) for copy in copies]
             indices += [(number, index) for index in range(len(copies))]
         inbox = self._shared.submit(tasks)
         if bar is not None:

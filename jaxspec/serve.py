@@ -121,7 +121,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
     def ready() -> None:
         url = url_of(listener)
         if "random_seed" not in arguments.engine:
-            logger.info("drew --random-seed %d: with it, the next start gives requests without a seed the same seeds", config.random_seed)
+            logger.info("drew --random-seed %d: give it to the next start for the same seeds", config.random_seed)
         logger.info("%s is ready at %s", name, url)
         logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
         if llm.tokenizer is None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec import EngineConfig, SamplingParams, SpecConfig
-from jaxspec.config import ModelConfig
+from jaxspec.config import PLAIN, ModelConfig
 
 LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
 
@@ -135,6 +135,31 @@ def test_engine_config_refuses_nonsense_and_unknown_options():
         EngineConfig(num_pages=0)
     with pytest.raises(TypeError, match="paeg_size"):
         EngineConfig(paeg_size=16)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_running_requests": 2.5}, "max_running_requests must be a whole number, got 2.5"),
+        ({"num_pages": True}, "num_pages must be a whole number, got True"),
+        ({"page_size": None}, "page_size must be a whole number, got None"),
+        ({"adaptive": "no"}, "adaptive must be True or False, got 'no'"),
+        ({"mem_fraction": "0.5"}, "mem_fraction must be a number, got '0.5'"),
+        ({"matmul": 1}, "matmul must be a string, got 1"),
+        ({"request_trees": "plain"}, "request_trees must be a list of draft trees"),
+        ({"request_trees": [SpecConfig(), "5/4"]}, "a draft tree is num_steps/topk/num_draft_tokens"),
+    ],
+)
+def test_engine_config_refuses_wrong_types(given, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**given)
+
+
+def test_trees_of_requests_may_be_written_in_any_way():
+    config = EngineConfig(adaptive=True, request_trees=["plain", (3, 1, 4)], adaptive_trees=("2/1/3",), num_pages=np.int64(4))
+    assert config.request_trees == (SpecConfig(num_steps=0), SpecConfig(3, 1, 4)) and config.adaptive_trees == (
+        SpecConfig(2, 1, 3),
+    )
 
 
 def test_model_config_reads_both_generations_of_config_files():

@@ -78,6 +78,26 @@ def test_a_tree_may_be_written_in_any_way(files, llm, spec):
         assert other.engine.spec == llm.engine.spec == SpecConfig(2, 2, 4)
 
 
+def test_each_call_may_choose_its_tree(files, llm):
+    async def cycles_with_a_tree(other: AsyncLLM, tree: str | None) -> list[int]:
+        calls = other.generate("ab", GREEDY, tree=tree), other.chat(HELLO, GREEDY, tree=tree)
+        return [len(update.output.speculation.with_tree) for call in calls async for update in call if update.output]
+
+    async def work() -> None:
+        async with few_programs(AsyncLLM(*files, "2/2/4", request_trees=["plain"], **OPTIONS)) as other:
+            assert all(await cycles_with_a_tree(other, None)) and not any(await cycles_with_a_tree(other, "plain"))
+
+    with few_programs(LLM(*files, "2/2/4", request_trees=["plain"], **OPTIONS)) as other:
+        for call, prompt in ((other.generate, "ab"), (other.chat, HELLO)):
+            [drafted], [plain] = call(prompt, GREEDY), call(prompt, GREEDY, tree="plain")
+            assert drafted.token_ids == plain.token_ids and drafted.speculation.with_tree and not plain.speculation.with_tree
+        [*_, last] = other.stream("ab", GREEDY, tree="0")
+        assert not last.output.speculation.with_tree
+        with pytest.raises(ValueError, match="tree 3/1/4 is not among those of this engine: 2/2/4, 0/1/1"):
+            other.generate("ab", tree=(3, 1, 4))
+    asyncio.run(work())
+
+
 def test_chat_answers_one_conversation_or_many(llm):
     prompt = llm.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
     expected = tokens(llm.generate(prompt, GREEDY))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxspec.config import SpecConfig
 from jaxspec.engine.request import Update
 from jaxspec.sampling_params import SamplingParams
 
@@ -81,6 +82,8 @@ class Task(NamedTuple):
     """With n = 1: see SamplingParams.copies."""
     label: str = ""
     """Its prefix in error messages, such as "prompt 3: "."""
+    tree: SpecConfig | None = None
+    """None: the engine chooses."""
 
 
 @dataclass(eq=False)
@@ -134,7 +137,7 @@ class SharedEngine:
             try:
                 for task in tasks:
                     try:
-                        ids.append(engine.add(task.prompt_token_ids, task.params).id)
+                        ids.append(engine.add(task.prompt_token_ids, task.params, tree=task.tree).id)
                     except ValueError as error:
                         raise ValueError(f"{task.label}{error}") from None
             except BaseException:

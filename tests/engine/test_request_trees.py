@@ -139,5 +139,5 @@ def test_unknown_trees_are_refused():
         tiny_engine(PLAIN, head=None, request_trees=(PLAIN, CHAIN))
     with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens"):
         tiny_engine(WIDE, request_trees=(SpecConfig(1, 65, 2),))
-    with pytest.raises(ValueError, match="request_trees must be SpecConfigs"):
-        tiny_engine(WIDE, request_trees=("3/1/4",))
+    with pytest.raises(ValueError, match="a draft tree is num_steps/topk/num_draft_tokens"):
+        tiny_engine(WIDE, request_trees=("3/1",))
