@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec import EngineConfig, SamplingParams, SpecConfig
-from jaxspec.config import PLAIN, ModelConfig
+from jaxspec.config import ModelConfig
 
 LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
 
