@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from jaxspec.commands.options import in_flags
 from jaxspec.engine.async_engine import EngineClosed, EngineError
 from jaxspec.engine.scheduler import QueueFull
+from jaxspec.server.fields import EACH, ONE
 from jaxspec.server.responses import ErrorDetail, ErrorResponse
 
 MAX_ECHO = 200
@@ -151,7 +152,8 @@ def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     reports: list[str] = []
     first, left = "", MAX_ECHO  # names of fields count too, as the client may have made them up; the first is in `param` as well
     for error in errors[:MAX_REPORTED]:
-        param = ".".join(str(part) for part in error["loc"][1:])[:MAX_NAME]  # behind "body", "query" or "path"
+        place = error["loc"][1:]  # behind "body", "query" or "path"
+        param = ".".join(str(part) for part in place if part not in (ONE, EACH))[:MAX_NAME]
         first = param if not reports else first
         left -= len(param) * (1 if reports else 2)
         if left < LEAST_ECHO:

@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     FailFast,
     Field,
     GetCoreSchemaHandler,
@@ -71,6 +72,10 @@ def described_as(description: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+ONE, EACH = "<one>", "<each>"
+"""Parts of the place of an error that pydantic adds for `one_or_each`. Messages leave them out."""
+one_or_each = Discriminator(lambda value: EACH if isinstance(value, list) else ONE)
+"""Tells an object, whose tag is ONE, from a list of them, whose tag is EACH."""
 type Strings = Annotated[list[str], FailFast()]
 """The first wrong item ends the check, as in all lists here: millions of wrong items must not produce millions of messages."""
 type TokenIds = Annotated[list[Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]], FailFast()]

@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import Field, SkipValidation
+from pydantic import FailFast, Field, SkipValidation, Tag
 
 from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
+    EACH,
     MAX_INT,
     NAME_OR_NAMES,
+    ONE,
     ListsOfTokenIds,
     LogprobCount,
     Priority,
@@ -24,6 +26,7 @@ from jaxspec.server.fields import (
     StringOrStrings,
     TokenIds,
     described_as,
+    one_or_each,
     only,
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
@@ -67,6 +70,10 @@ class SglangSampling(SglangSamplingFields):
     spaces_between_special_tokens: Annotated[Any, only(True)] = None
 
 
+type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1), FailFast()]
+type OneOrEach = Annotated[Annotated[SglangSampling, Tag(ONE)] | Annotated[SamplingOfEach, Tag(EACH)], one_or_each]
+
+
 class GenerateRequest(GenerateNeutralFields):
     """POST /generate, with either text or input_ids. A list of prompts gets a list of responses."""
 
@@ -74,7 +81,8 @@ class GenerateRequest(GenerateNeutralFields):
     input_ids: InputIds = None
     model: str | None = None
     """Some routers add it."""
-    sampling_params: SglangSampling | None = None
+    sampling_params: OneOrEach | None = None
+    """One for all prompts, or a list with one for each; n is the same in all."""
     stream: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: LogprobCount | None = None
@@ -170,26 +178,53 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     check_logprobs(body, model)
     param = "text" if body.input_ids is None else "input_ids"
     given: Any = body.text if body.input_ids is None else body.input_ids
-    fields, budget_param = body.sampling_params or SglangSampling(), CLIENT_NAMES["max_tokens"]
-    model.check_count(given, fields.n, param=param, n_param=CLIENT_NAMES["n"])
+    samplings = sampling_of_each(body, given)
+    model.check_count(given, samplings[0][0].n, param=param, n_param=CLIENT_NAMES["n"])
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
-    prompt_only = fields.max_new_tokens == 0
-    if prompt_only and (not body.return_logprob or body.stream):
-        message = f"{budget_param} must be at least 1, or 0 with return_logprob and without stream"
-        raise ApiError(400, message, param=budget_param)
-    asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
+    prompt_only = samplings[0][0].max_new_tokens == 0
     prompts = []
-    for name, ids in model.prompts(given, param):
+    for (name, ids), (fields, names) in zip(model.prompts(given, param), samplings, strict=True):
+        budget_param = names["max_tokens"]
+        if prompt_only and (not body.return_logprob or body.stream):
+            message = f"{budget_param} must be at least 1, or 0 with return_logprob and without stream"
+            raise ApiError(400, message, param=budget_param)
+        asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
         budget = model.budget(len(ids), asked, default, param=name, budget_param=budget_param)
         if body.prompt_start is not None and body.prompt_start >= len(ids):
             message = f"logprob_start_len {body.prompt_start} is not inside {name}, which has {len(ids)} tokens"
             raise ApiError(400, message, param="logprob_start_len")
         values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
         prompt_logprobs = None if body.prompt_start is None else logprobs
-        prompts.append((ids, sampling_params(CLIENT_NAMES, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
-    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (fields.n or 1))
+        prompts.append((ids, sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
+    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (samplings[0][0].n or 1))
     tree = chosen_tree(body.speculative, model)
     return RequestBatch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.rid, prompt_only=prompt_only)
+
+
+def sampling_of_each(body: GenerateRequest, given: Any) -> list[tuple[SglangSampling, dict[str, str]]]:
+    """The sampling parameters of each prompt, and where the client put them. Raises ApiError if there is not one for each."""
+    count = 1 if is_single(given) else len(given)
+    if not isinstance(body.sampling_params, list):
+        return [(body.sampling_params or SglangSampling(), CLIENT_NAMES)] * count
+    if is_single(given) or len(body.sampling_params) != count:
+        message = f"sampling_params must be one object, or a list with one for each of {count} prompts in a list"
+        raise ApiError(400, message, param="sampling_params")
+    first, *others = each = list(zip(body.sampling_params, map(names_at, range(count)), strict=True))
+    for fields, names in others:
+        if (fields.n or 1) != (first[0].n or 1):
+            raise ApiError(400, f"{names['n']} must be the same as that of the first prompt, {first[0].n or 1}", param=names["n"])
+        if (fields.max_new_tokens == 0) != (first[0].max_new_tokens == 0):
+            raise ApiError(400, f"{names['max_tokens']} must be 0 for all prompts or for none", param=names["max_tokens"])
+    return each
+
+
+def names_at(index: int) -> dict[str, str]:
+    """CLIENT_NAMES for one of a list of sampling parameters.
+
+    In:  1
+    Out: {"temperature": "sampling_params.1.temperature", ...}
+    """
+    return {ours: theirs.replace("sampling_params.", f"sampling_params.{index}.") for ours, theirs in CLIENT_NAMES.items()}
 
 
 def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:

@@ -108,6 +108,13 @@ def test_lists_get_lists(client: Client, prompt):
     assert isinstance(client.post("/generate", text=["one"]).json(), list)
 
 
+def test_each_prompt_may_have_its_own_parameters(client: Client):
+    each = [{"max_new_tokens": 4, "temperature": 0.5, "n": 2}, {"max_new_tokens": 6, "n": 2}]
+    answers = client.post("/generate", text=["one", "three"], sampling_params=each).json()
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [4, 4, 6, 6]
+    assert [params.temperature for params in client.engine.params] == [0.5, 0.5, 1.0, 1.0]
+
+
 def test_streams_are_cumulative(client: Client):
     body = {"text": "hello", "sampling_params": {"max_new_tokens": 33, "stop": "lazy"}}
     whole = client.post("/generate", **body).json()

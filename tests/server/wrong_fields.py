@@ -127,6 +127,14 @@ WRONG_FIELDS = [
     (GENERATE, {"text": "x", "sampling_params": {"sampling_seed": 2**70}}, "sampling_params.sampling_seed"),
     (GENERATE, {"text": "x", "sampling_params": {"temperature": 101}}, "sampling_params.temperature"),
     (GENERATE, {"text": "x", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens"),
+    (GENERATE, {"text": "x", "sampling_params": [{}]}, "sampling_params"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{}]}, "sampling_params"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, 5]}, "sampling_params.1"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"max_tokens": 5}]}, "sampling_params.1.max_tokens"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"top_p": 0}]}, "sampling_params.1.top_p"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"n": 2}]}, "sampling_params.1.n"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"max_new_tokens": 0}]}, "sampling_params.1.max_new_tokens"),
+    (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"max_new_tokens": 500}]}, "sampling_params.1.max_new_tokens"),
     (GENERATE, {"text": "x", "max_new_tokens": 5}, "max_new_tokens"),
     *(
         (GENERATE, {"text": "x", "sampling_params": {field: value}}, f"sampling_params.{field}")
