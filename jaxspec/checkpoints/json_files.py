@@ -70,7 +70,6 @@ _ONLY_SUPPORTED = {
     "hidden_act": "silu",
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
-    "use_sliding_window": False,
     "use_mrope": False,
     "quantization_config": None,
     "attn_logit_softcapping": None,
@@ -156,8 +155,11 @@ def refuse_unsupported(config: dict) -> None:
     """Refuses unsupported values of the attributes that any model's config may have."""
     refuse(config, _ONLY_SUPPORTED)
     # Qwen configs carry a window that use_sliding_window=false turns off; elsewhere the number alone turns it on.
-    if config.get("sliding_window") is not None and "use_sliding_window" not in config:
-        raise ValueError(f"config.json: sliding_window={short(config['sliding_window'])} is not supported (only None is)")
+    used, window = config.get("use_sliding_window"), config.get("sliding_window")
+    if used and not ("sliding_window" in config and window is None):  # without one, Qwen's code has 4096
+        raise ValueError(f"config.json: use_sliding_window={short(used)} is not supported (only False, or sliding_window null)")
+    if used is None and window is not None:
+        raise ValueError(f"config.json: sliding_window={short(window)} is not supported (only None is)")
     others = sorted({kind for kind in config.get("layer_types") or () if kind != "full_attention"})
     if others:
         raise ValueError(f"config.json: layer_types has {', '.join(others)[:MAX_REASON]}; only full_attention is supported")

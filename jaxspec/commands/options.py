@@ -322,7 +322,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_model_options(parser: Parser, *more: str) -> None:
     """Which model and head, and further options of the table."""
-    names = ("model_path", "speculative_draft_model_path", "speculative_token_map", "dtype", *more)
+    names = ("model_path", "speculative_draft_model_path", "speculative_token_map", "dtype", "revision", "download_dir", *more)
     parser.add_options("model", *names)
 
 

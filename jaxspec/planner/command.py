@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,8 +179,8 @@ def accept_lengths(given: Sequence[float], spec: SpecConfig) -> Sequence[float]:
 
 def positive(flag: str, value: float) -> float:
     """The value, or a ValueError that names the flag."""
-    if not value > 0:
-        raise ValueError(f"{flag} must be above 0, got {value:g}")
+    if not 0 < value < inf:
+        raise ValueError(f"{flag} must be a number above 0, got {value:g}")
     return value
 
 

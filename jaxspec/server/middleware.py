@@ -21,7 +21,8 @@ SEND_KEY = "send the header Authorization: Bearer <key>"
 
 
 class RequestIds:
-    """Middleware that gives every request a name, the client's x-request-id or a new one, and repeats it in the response.
+    """Middleware that gives every request a name, the client's x-request-id or a new one, and repeats it in the response. HEAD is
+    answered like GET.
 
     Routes find it as `request.state.request_id`, and `request.state.on_end`, an ExitStack that closes when the response is over.
     """
@@ -46,6 +47,8 @@ class RequestIds:
             message = f"the header {REQUEST_ID} must be 1 to {MAX_NAME} printable ASCII characters: change it or leave it out"
             await ApiError(400, message, param=REQUEST_ID).response(scope, receive, send_with_id)
             return
+        if scope["method"] == "HEAD":  # the server sends no body to it
+            scope = {**scope, "method": "GET"}
         with ExitStack() as on_end:
             scope.setdefault("state", {}).update(request_id=request_id, on_end=on_end)
             await self._app(scope, receive, send_with_id)

@@ -257,6 +257,7 @@ def test_the_registry_lists_what_is_supported():
         ("llama", {"attention_bias": True}, "attention_bias=True is not supported for llama"),
         ("qwen3", {"attention_bias": True}, "attention_bias=True is not supported for qwen3"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window=True"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("llama", {"sliding_window": 4096}, "sliding_window=4096"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not supported"),
@@ -279,6 +280,7 @@ def test_settings_that_change_the_computation_are_refused_by_name(model_type, se
     [
         ("qwen2", {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 28}, (True, False)),
         ("qwen3", {"use_sliding_window": False, "sliding_window": None, "attention_bias": False}, (False, True)),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": None, "attention_bias": False}, (False, True)),
         ("mimo", {"attention_bias": True, "num_nextn_predict_layers": 1, "use_mrope": False}, (True, False)),
         ("llama", {"pretraining_tp": 2, "attention_bias": False, "mlp_bias": False}, (False, False)),
     ],

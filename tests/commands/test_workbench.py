@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.commands import workbench
 from jaxspec.commands.common import Chat
+from jaxspec.commands.options import Parser, add_model_options
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
 from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
@@ -67,3 +69,12 @@ def test_compilations_are_counted():
     for _ in range(2):
         program(numbers).block_until_ready()
     assert counter.count == 1
+
+
+def test_every_command_that_loads_a_model_takes_the_same_revision_and_directory(monkeypatch):
+    seen: dict = {}
+    monkeypatch.setattr(workbench, "LLM", lambda *_, **options: seen.update(options))
+    parser = Parser("jaxspec check", "")
+    add_model_options(parser)
+    workbench.Workbench.of(parser.parse_args(["--model-path", "org/name", "--revision", "v2", "--download-dir", "/disk"]))
+    assert (seen["revision"], seen["download_dir"]) == ("v2", "/disk")
