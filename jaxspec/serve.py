@@ -8,12 +8,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from ipaddress import ip_address
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
     from jaxspec.engine.programs import ProgramError  # loads JAX
-    from jaxspec.server.loading import compile_programs, load, load_chat_template
+    from jaxspec.server.loading import compile_programs, load, load_chat_template, sampling_defaults
 
     with listener:
         if not is_loopback(listener) and arguments.settings.api_key is None:
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             llm = load(arguments)
             chat_template = load_chat_template(arguments, llm)
+            defaults = sampling_defaults(llm.directory) if arguments.model_sampling else {}
         except (ValueError, OSError) as error:
             return _refuse(in_flags(str(error)), 2)
         except ProgramError as error:
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.collect()
             gc.freeze()  # what is loaded by now stays: a full collection of it would stop all threads for a second
             try:
-                serve(llm, chat_template, arguments, listener)
+                serve(llm, chat_template, defaults, arguments, listener)
             except SystemExit as ended:
                 status = ended.code if isinstance(ended.code, int) else 1
     if llm.engine.runner.programs.is_compiling:  # XLA can't be interrupted, and Python must not end while a thread is in it
@@ -90,7 +91,13 @@ def log_settings(arguments: ServerArguments) -> None:
         logger.warning("%s", warning)
 
 
-def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArguments, listener: socket.socket) -> None:
+def serve(
+    llm: "LLM",
+    chat_template: "ChatTemplate | None",
+    sampling_defaults: Mapping[str, Any],
+    arguments: ServerArguments,
+    listener: socket.socket,
+) -> None:
     """Runs the HTTP server until a signal ends it; the engine's thread has ended when this returns or raises."""
     from jaxspec.engine.async_engine import AsyncEngine
     from jaxspec.engine.programs import lower_priority
@@ -113,6 +120,7 @@ def serve(llm: "LLM", chat_template: "ChatTemplate | None", arguments: ServerArg
         other_names=tuple(other_names),
         path=llm.model_name,
         tokenizer_path=None if llm.tokenizer is None else str(llm.directory.resolve()),
+        sampling_defaults=sampling_defaults,
         strict_name=arguments.settings.strict_model_name,
     )
     metrics, steps = RequestCollector(name), StepTimes()

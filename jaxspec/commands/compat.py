@@ -75,8 +75,6 @@ IGNORED = (
         "--show-time-cost --decode-log-interval= --disable-log-stats", "a line of statistics is logged every five seconds of work"
     ),
     Ignored("--watchdog-timeout=", "there is no watchdog; /health reports whether the engine works"),
-    Ignored("--generation-config=", "parameters that a request omits have OpenAI's defaults", ("vllm",)),
-    Ignored("--sampling-defaults=", "parameters that a request omits have OpenAI's defaults", ("openai",)),
 )
 
 

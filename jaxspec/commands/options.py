@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, SpecConfig
-from jaxspec.server.settings import ServerSettings, origins
+from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_QUEUED_REQUESTS = 1024
@@ -44,24 +44,6 @@ def tree(text: str) -> SpecConfig:
         return SpecConfig.of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def seconds(text: str) -> float:
-    """An option's type: a time from 0 to a day."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 24 * 3600:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 to 86400, got {text[:80]!r}")
-    return value
-
-
-def positive_seconds(text: str) -> float:
-    """An option's type: a time above 0."""
-    if value := seconds(text):
-        return value
-    raise argparse.ArgumentTypeError("must be above 0")
 
 
 class Option(NamedTuple):
@@ -152,6 +134,13 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
+        Option(
+            "--sampling-defaults --generation-config WHICH",
+            "sampling values that requests leave out: model (or auto) takes those of its generation_config.json, openai (or vllm) "
+            "takes none (default: model)",
+            choices=("model", "auto", "openai", "vllm"),
+            default="model",
+        ),
     ),
     "speculative decoding": (
         Option(

@@ -68,6 +68,8 @@ class ServerArguments:
     served_model_names: tuple[str, ...]
     chat_template: str | None
     """A name in CHAT_FORMATS, or a file that existed when the command line was read. None: the model's own."""
+    model_sampling: bool
+    """Requests that leave sampling values out get those of the model's generation_config.json."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
     compile_ahead: str | None
@@ -173,6 +175,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         hub=HubOptions(options.revision, options.download_dir),
         served_model_names=tuple(options.served_model_name or ()),
         chat_template=options.chat_template,
+        model_sampling=options.sampling_defaults in ("model", "auto"),
         settings=settings,
         compile_ahead=options.compile_ahead,
         log_level=options.log_level,

@@ -6,12 +6,14 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jaxspec.chat_formats import CHAT_FORMATS
 from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.hub import local_path
+from jaxspec.checkpoints.json_files import read_object
 from jaxspec.checkpoints.loading import head_kind
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
@@ -22,8 +24,11 @@ from jaxspec.engine.memory import readable
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
+from jaxspec.sampling_params import SamplingParams
 
 MAX_TEMPLATE_BYTES = 2**20
+RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""What a model's generation_config.json may recommend: the values that SGLang and vLLM take from it."""
 SLOWEST = 3
 """Slow programs that the log names."""
 
@@ -98,6 +103,25 @@ def load_chat_template(arguments: ServerArguments, llm: LLM) -> ChatTemplate | N
     if path.stat().st_size > MAX_TEMPLATE_BYTES:
         raise ValueError(f"--chat-template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")
     return ChatTemplate.of_model(llm.tokenizer, path.read_text(encoding="utf-8"), f"--chat-template {path}")
+
+
+def sampling_defaults(directory: Path) -> dict[str, Any]:
+    """The sampling values of a model's generation_config.json, which its makers recommend. Raises ValueError for a wrong one.
+
+    In:  {"do_sample": true, "temperature": 0.6, "top_k": 20, "eos_token_id": 2}
+    Out: {"temperature": 0.6, "top_k": 20}
+    """
+    path = directory / "generation_config.json"
+    written = read_object(path) if path.is_file() else {}
+    found = {name: written[name] for name in RECOMMENDED if written.get(name) is not None}
+    try:
+        SamplingParams.of(found)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}; --sampling-defaults openai ignores it") from None
+    if found:
+        listed = ", ".join(f"{name}={value}" for name, value in found.items())
+        logger.info("requests that leave them out get the model's own %s (not with --sampling-defaults openai)", listed)
+    return found
 
 
 def compile_programs(llm: LLM, ahead: str | None, *, progress: bool) -> None:

@@ -48,6 +48,8 @@ class ServedModel:
     """The model as it was given at the start: a path or a name. None: the same as `name`."""
     tokenizer_path: str | None = None
     """A directory that a client on this machine can load."""
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What requests of OpenAI's API get that leave these parameters of SamplingParams out."""
     strict_name: bool = False
     """Refuse requests for a model of another name."""
     _token_texts: dict[int, str] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class OpenAIRequest(OpenAISamplingFields, OpenAINeutralFields):
     model: str | None = None
     """None: the served model."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 is greedy. None: 1.0."""
+    """0 is greedy. None: the model's own, else 1.0."""
     no_stop_trim: bool | None = None
     """SGLang's name of include_stop_str_in_output."""
     stream: bool | None = None
@@ -165,8 +165,8 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
     for param, ids in model.prompts(body.prompt, "prompt"):
         asked, default = (None, 1) if prompt_only else (body.max_tokens, DEFAULT_MAX_TOKENS)
         budget = model.budget(len(ids), asked, default, param=param, budget_param="max_tokens")
-        prompt_logprobs = body.logprobs if body.echo else None
-        prompts.append((ids, _params(body, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)))
+        of_prompt = body.logprobs if body.echo else None
+        prompts.append((ids, _params(body, model, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=of_prompt)))
     given = [body.prompt] if is_single(body.prompt) else body.prompt
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     return _batch(body, model, prompts, echo=texts if body.echo else None, prompt_only=prompt_only)
@@ -185,7 +185,7 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     ends = model.chat_template.stop if model.chat_template else ()
-    return _batch(body, model, [(ids, _params(body, names, budget, ends, logprobs=logprobs))])
+    return _batch(body, model, [(ids, _params(body, model, names, budget, ends, logprobs=logprobs))])
 
 
 def chat_names(body: ChatRequest) -> dict[str, str]:
@@ -205,10 +205,12 @@ def _batch(
 
 
 def _params(
-    body: OpenAIRequest, client_names: Mapping[str, str], max_tokens: int, ends: Sequence[str] = (), **logprobs: int | None
-) -> SamplingParams:
+    body: OpenAIRequest, model: ServedModel, client_names: Mapping[str, str], max_tokens: int, ends: Sequence[str] = (),
+    **logprobs: int | None,
+) -> SamplingParams:  # fmt: skip
     """`ends`: strings at which the answer stops besides the client's own."""
-    given: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
+    fields: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
+    given = {name: model.sampling_defaults.get(name) if value is None else value for name, value in fields.items()}
     if ends:
         own = given["stop"] or ()
         given["stop"] = (*((own,) if isinstance(own, str) else own), *ends)

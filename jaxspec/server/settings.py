@@ -29,6 +29,24 @@ def origins(text: str) -> tuple[str, ...]:
     return tuple(given)
 
 
+def seconds(text: str) -> float:
+    """An option's type: a time from 0 to a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 24 * 3600:
+        raise ArgumentTypeError(f"must be a number of seconds from 0 to 86400, got {text[:80]!r}")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """An option's type: a time above 0."""
+    if value := seconds(text):
+        return value
+    raise ArgumentTypeError("must be above 0")
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """Immutable for the lifetime of the server."""

@@ -104,6 +104,13 @@ def test_other_spellings(command: str, same: str):
     assert other == parse_arguments(same.split()) and other.given
 
 
+def test_where_sampling_defaults_come_from():
+    for flags in ("", "--sampling-defaults model", "--generation-config auto"):
+        assert parse_arguments(flags.split()).model_sampling
+    for flags in ("--sampling-defaults openai", "--generation-config vllm"):
+        assert not parse_arguments(flags.split()).model_sampling
+
+
 @pytest.mark.parametrize(
     ("text", "trees"),
     [

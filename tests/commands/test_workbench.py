@@ -1,5 +1,6 @@
 """The workbench: what it counts, and contexts that hold the prompts."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,4 +78,4 @@ def test_every_command_that_loads_a_model_takes_the_same_revision_and_directory(
     parser = Parser("jaxspec check", "")
     add_model_options(parser)
     workbench.Workbench.of(parser.parse_args(["--model-path", "org/name", "--revision", "v2", "--download-dir", "/disk"]))
-    assert (seen["revision"], seen["download_dir"]) == ("v2", "/disk")
+    assert (seen["revision"], seen["download_dir"]) == ("v2", Path("/disk"))

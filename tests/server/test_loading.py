@@ -3,6 +3,7 @@
 import logging
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -26,6 +27,7 @@ from jaxspec.server.loading import (
     memory_table,
     programs_line,
     readable,
+    sampling_defaults,
 )
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 
@@ -264,6 +266,18 @@ def test_templates_have_sglangs_names_and_texts(built_in, name, text, first):
         assert template.stop == CHAT_FORMATS[name].stop
 
 
+def test_the_makers_of_a_model_recommend_how_to_sample(tmp_path, caplog):
+    file = tmp_path / "generation_config.json"
+    assert sampling_defaults(tmp_path) == {}
+    file.write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20, "min_p": null, "eos_token_id": [1, 2], "max_length": 99}')
+    with caplog.at_level("INFO", "jaxspec"):
+        assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+    assert "temperature=0.6, top_k=20" in caplog.text
+    file.write_text('{"top_p": "high"}')
+    with pytest.raises(ValueError, match=r"generation_config.json: top_p must be .*; --sampling-defaults openai ignores it"):
+        sampling_defaults(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory) -> LLM:
     return LLM(write_target(tmp_path_factory.mktemp("models") / "tiny", tiny_target()), num_pages=50, max_running_requests=3)
@@ -340,8 +354,9 @@ def test_a_failed_start_ends_with_one_line(failing, error, status, line, monkeyp
     def fail(*_, **__):
         raise error
 
-    for name in ("load", "load_chat_template", "compile_programs"):
-        monkeypatch.setattr(loading, name, fail if name == failing else lambda *_: None)
+    found = {"load": SimpleNamespace(directory=None), "load_chat_template": None, "sampling_defaults": {}, "compile_programs": None}
+    for name, loaded in found.items():
+        monkeypatch.setattr(loading, name, fail if name == failing else lambda *_, loaded=loaded: loaded)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr(serve, "configure_logging", lambda _level: None)
     try:

@@ -1,10 +1,13 @@
 """OpenAI's endpoints: what they answer, whole and streamed."""
 
+import httpx
 import pytest
 
+from jaxspec.chat_template import ChatTemplate
 from jaxspec.sampling_params import SamplingParams
-from tests.server.conftest import Client
-from tests.server.fakes import CONTEXT, TEXT
+from jaxspec.server.model import ServedModel
+from tests.server.conftest import Client, serving
+from tests.server.fakes import CONTEXT, TEXT, TREE, FakeEngine, byte_tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
 TEMPLATED = "user: hi\n"  # what the template makes of USER
@@ -34,6 +37,18 @@ def test_completion(client: Client):
     assert answer["model"] == "fake"
     assert answer["choices"] == [{"index": 0, "text": TEXT[:9], "logprobs": None, "finish_reason": "length"}]
     assert answer["usage"] == usage(5, 9)
+
+
+def test_what_a_request_leaves_out_is_the_model_s_own():
+    engine, tokenizer, own = FakeEngine(), byte_tokenizer(), {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+    model = ServedModel("own", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer), sampling_defaults=own)
+    with serving(engine, model) as url, httpx.Client(base_url=url) as http:
+        for path, body in PATHS.items():
+            assert http.post(path, json=body | {"top_k": 5, "temperature": None}).status_code == 200
+            params = engine.params.pop()
+            assert (params.temperature, params.top_k, params.repetition_penalty, params.top_p) == (0.6, 5, 1.1, 1.0)
+        http.post("/generate", json={"text": "hello"})  # as SGLang's
+        assert engine.params.pop().temperature == 1.0
 
 
 def test_completion_defaults_are_openais(client: Client):
