@@ -19,6 +19,7 @@ from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.defaults import SMOLLM2
 from jaxspec.server.settings import ServerSettings
 
 DESCRIPTION = "Serve a model with speculative decoding. Without a model directory: the built-in model and its draft head."
@@ -190,6 +191,7 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """The options of the command line and of the config file that it names; those of the command line win."""
     options = parser.parse_args(argv)
     model_dir = options.model_dir
+    _refuse_second_key(argv, model_dir)
     if model_dir is not None and options.model_path is not None:
         raise ValueError(f"the model was given twice: {model_dir!r:.200} and --model-path {options.model_path!r:.200}")
     if options.config is not None:
@@ -198,6 +200,15 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     options.model_path = model_dir or options.model_path
     options.model_dir = None
     return options
+
+
+def _refuse_second_key(argv: Sequence[str], model_dir: str | None) -> None:
+    """vLLM's --api-key takes several keys, and ours one: a second one would be taken for the model's name, and be logged."""
+    flags = [flag for option in OPTIONS.values() if option.secret for flag in option.spellings]
+    for flag, behind in zip(argv, argv[2:], strict=False):
+        is_model = "/" in behind or behind == SMOLLM2 or Path(behind).exists()
+        if flag in flags and behind == model_dir and not is_model:
+            raise ValueError(f"{flag} takes one key, and what follows it is no model: give one key, and the model before it")
 
 
 class _Speculation(NamedTuple):

@@ -133,6 +133,16 @@ def test_trees_to_choose_from_need_an_engine_that_chooses(capsys: pytest.Capture
         assert "--speculative-adaptive-trees" in capsys.readouterr().err
 
 
+def test_a_second_key_is_not_taken_for_a_model_and_not_shown(tmp_path, capsys):
+    for more in ([], ["--model-path", "org/model"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(["--api-key", "first", SECRET, *more])
+        said = capsys.readouterr().err
+        assert "--api-key takes one key" in said and SECRET not in said
+    for model in (str(tmp_path), "org/name", "smollm2"):
+        assert parse_arguments(["--api-key", "first", model]).model == model
+
+
 def test_keys_from_the_environment_are_used_and_never_shown():
     environment = {"JAXSPEC_API_KEY": SECRET, "JAXSPEC_ADMIN_API_KEY": SECRET + "!"}
     arguments = parse_arguments([], environment)
