@@ -21,7 +21,7 @@ from statistics import median
 from tqdm import tqdm
 
 from jaxspec.commands.options import tree, whole
-from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, depth_acceptance, mean
+from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench, depth_acceptance, mean
 from jaxspec.config import PLAIN, SpecConfig
 
 from . import record
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
+    bench = Workbench.of(options, **UNUSED_ENGINE)
     if bench.llm.head is None:
         raise ValueError("this benchmark measures a draft head, and the model has none: give --draft")
     given = options.trees or comparable(*(vars(options)[name] or default for name, default in GRID.items()))

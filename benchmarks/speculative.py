@@ -33,7 +33,7 @@ from statistics import median
 from jaxspec.commands.common import table
 from jaxspec.commands.compat import Ignored, add_ignored
 from jaxspec.commands.options import tree, whole
-from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench
+from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench
 from jaxspec.config import PLAIN, SpecConfig
 
 from . import record
@@ -352,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ValueError("plain decoding is always measured: give at least one tree that drafts in --trees")
     if not trees:
         raise ValueError(f"no tree has these sizes: {'; '.join(f'{name}: {why}' for name, why in chosen.skipped.items())}")
-    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
+    bench = Workbench.of(options, **UNUSED_ENGINE)
     has_head = bench.llm.head is not None
     if not has_head and options.simulate_accept_length:
         bench.llm.head = random_head(bench.llm.target)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from jaxspec import SamplingParams
 from jaxspec.commands.options import add_tree_options, chosen_tree, whole
-from jaxspec.commands.workbench import SMALLEST_CONTEXT, CompilationCounter, Workbench, depth_acceptance
+from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, SpecConfig
 from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if a text differs from plain decoding."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
+    bench = Workbench.of(options, **UNUSED_ENGINE)
     spec = chosen_tree(options) or bench.llm.engine.spec
     if not spec.num_steps:
         raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")

@@ -108,10 +108,10 @@ def check(options: argparse.Namespace) -> Report:
         raise ValueError("--tree plain uses no draft head: give another tree, or leave it out")
 
     from jaxspec.commands.common import load_prompts
-    from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench, count_equal, depth_acceptance, run
+    from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench.of(options, spec=spec, context_length=SMALLEST_CONTEXT)
+    bench = Workbench.of(options, spec=spec, **UNUSED_ENGINE)
     if bench.llm.head is None:
         raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
     spec = bench.llm.engine.spec

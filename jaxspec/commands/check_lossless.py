@@ -210,10 +210,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> list[Comparison]:
     """Loads and compares. Raises ValueError if there is no head, or if head, model and prompts do not fit."""
     from jaxspec.commands.common import load_prompts
-    from jaxspec.commands.workbench import SMALLEST_CONTEXT, Workbench
+    from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench.of(options, context_length=SMALLEST_CONTEXT)
+    bench = Workbench.of(options, **UNUSED_ENGINE)
     if bench.llm.head is None:
         raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
     encoded = bench.encode(prompts.prompts, chat=options.chat)

@@ -18,8 +18,8 @@ from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM, Prompt
 from jaxspec.sampling_params import SamplingParams
 
-SMALLEST_CONTEXT = 2
-"""Context length of an LLM whose own engine is not used, so that its cache takes no memory."""
+UNUSED_ENGINE = {"context_length": 2, "num_pages": 1}
+"""For an LLM whose own engine is not used: its cache takes no memory, and GPUs need not compile to find out how many pages fit."""
 ROUNDED_TO = 256
 """Context lengths are powers of two from here on, so that different prompts share compiled programs."""
 
