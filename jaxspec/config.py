@@ -225,8 +225,8 @@ class EngineConfig:
     """One of MATMULS. "skinny" is a kernel for GPUs that no GPU has run yet; elsewhere it is plain XLA."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: one after another, with the same results."""
-    random_seed: int | None = None
-    """Source of the seeds of sampled requests that have none. None: another one for every engine."""
+    random_seed: int | None = 0
+    """Source of the seeds of sampled requests that have none. None: another one for every engine, which `jaxspec serve` takes."""
 
     def __post_init__(self):
         self._check_types()

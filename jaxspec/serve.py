@@ -128,7 +128,7 @@ def serve(
 
     def ready() -> None:
         url = url_of(listener)
-        if "random_seed" not in arguments.engine:
+        if arguments.engine["random_seed"] is None:
             logger.info("drew --random-seed %d: give it to the next start for the same seeds", config.random_seed)
         logger.info("%s is ready at %s", name, url)
         logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)

@@ -217,7 +217,11 @@ TABLE: dict[str, tuple[Option, ...]] = {
             switch=False,
         ),
         Option("--mem-fraction-static --mem-fraction --gpu-memory-utilization X", sets="engine.mem_fraction", type=float),
-        Option("--random-seed --seed", sets="engine.random_seed"),
+        Option(
+            "--random-seed --seed",
+            "source of the seeds of sampled requests that have none (default: another one at every start)",
+            "engine.random_seed",
+        ),
         Option(
             "--compile-ahead WHICH",
             "programs to compile before the server is ready: first, the largest of each kind (smaller ones compile in the "

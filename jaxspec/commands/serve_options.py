@@ -259,6 +259,9 @@ def _trees(flag: str, text: str | None) -> tuple[SpecConfig, ...] | None:
 def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of EngineConfig, as far as they were given or the server's default differs."""
     fields = {name: value for flag, name in _SAME_VALUE.items() if (value := vars(options)[flag]) is not None}
+    fields.setdefault(
+        "random_seed", None
+    )  # servers of one model must not repeat each other's samples, or their own after a restart
     if options.disable_radix_cache:
         fields["prefix_cache"] = False
     if options.speculative_adaptive:

@@ -20,7 +20,7 @@ SECRET = "correct-horse-battery"
 def test_without_flags_the_built_in_model_is_served():
     arguments = parse_arguments([])
     assert (arguments.model, arguments.draft, arguments.spec) == (None, None, None)
-    assert arguments.engine == {"max_waiting_requests": 1024}
+    assert arguments.engine == {"max_waiting_requests": 1024, "random_seed": None}
     assert (arguments.host, arguments.port, arguments.dtype) == ("127.0.0.1", 30000, "auto")
     assert arguments.given == {} and arguments.notes == arguments.warnings == ()
     assert (arguments.chat_template, arguments.request_trees) == (None, None)
@@ -346,7 +346,7 @@ def test_a_config_file_may_hold_every_kind_of_value(tmp_path: Path):
     arguments = from_file(tmp_path, EVERYTHING)
     assert (arguments.model, arguments.served_model_names) == ("some/model", ("yes",))
     assert arguments.engine == {
-        "max_running_requests": 4, "mem_fraction": 0.5, "prefix_cache": False, "max_waiting_requests": 1024,
+        "max_running_requests": 4, "mem_fraction": 0.5, "prefix_cache": False, "max_waiting_requests": 1024, "random_seed": None,
     }  # fmt: skip
     assert arguments.spec == SpecConfig(3, 1)
     assert arguments.request_trees == (SpecConfig(num_steps=0), SpecConfig(2, 1, 3))

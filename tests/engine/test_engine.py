@@ -296,8 +296,8 @@ def test_seeds_that_the_engine_draws_come_from_random_seed():
 
 
 def test_engines_without_a_random_seed_draw_different_seeds_and_say_which():
-    """Two servers behind a balancer, or one that has restarted, must not repeat each other's samples."""
-    first, second = (tiny_engine(SpecConfig(3, 2, 5)) for _ in range(2))
+    """As servers do: two behind a balancer, or one that has restarted, must not repeat each other's samples."""
+    first, second = (tiny_engine(SpecConfig(3, 2, 5), random_seed=None) for _ in range(2))
     texts = [complete(engine, temperature=1.0, max_tokens=20).token_ids for engine in (first, second)]
     assert texts[0] != texts[1]
     again = tiny_engine(SpecConfig(3, 2, 5), random_seed=first.config.random_seed)
