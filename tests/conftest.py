@@ -217,7 +217,7 @@ def bounded_memory(compilation_cache) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def live_server(compilation_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server process on the built-in model: one for all tests, as it compiles for a minute."""
+    """A server process on the built-in model: one for all tests, as it compiles for half a minute."""
     with running_server(tmp_path_factory.mktemp("server")) as server:
         yield server
 

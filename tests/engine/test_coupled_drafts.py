@@ -16,7 +16,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only
 
 pytestmark = pytest.mark.exhaustive
-PROMPTS, CHUNK, TOKENS, SPEC = 16, 64, 64, SpecConfig(5, 4, 8)
+BATCH, PROMPTS, CHUNK, TOKENS, SPEC = 8, 16, 64, 64, SpecConfig(5, 4, 8)
 TREES = (SPEC, SpecConfig(3, 1, 4), SpecConfig(5, 4, 16), SpecConfig(2, 2, 4), SpecConfig(4, 8, 24))
 KINDS = (
     SamplingParams(temperature=1.0),
@@ -36,30 +36,34 @@ ONE_OF_EACH = len(TREES) * len(KINDS)
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Three requests of every kind of sampling with every tree, the first of each in front; and their texts by plain decoding."""
+    """Two requests of every kind of sampling with every tree, the first of each in front; and their texts by plain decoding."""
 
     llm: LLM
     requests: list[tuple[list[int], SamplingParams, SpecConfig]]
     plain: list[tuple[int, ...]]
 
     @classmethod
-    def of(cls, seeds: int = 3) -> "Work":
+    def of(cls, seeds: int = 2) -> "Work":
         bench = Workbench(None, None, context_length=2)
         prompts = itertools.cycle(bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts))
         requests = [
             (next(prompts), dataclasses.replace(kind, seed=number, max_tokens=16, ignore_eos=True), tree)
             for number, (_, tree, kind) in enumerate(itertools.product(range(seeds), TREES, KINDS))
         ]
-        return cls(bench.llm, requests, texts(bench.llm, None, requests, 8))
+        return cls(bench.llm, requests, texts(bench.llm, None, requests))
 
 
-def texts(llm: LLM, head: LoadedHead | None, work: list[tuple], batch: int) -> list[tuple[int, ...]]:
-    """The tokens of each request. Up to `batch` requests run together; without a head, decoding is plain."""
-    config = EngineConfig(max_running_requests=batch, context_length=256, prefill_chunk=CHUNK, prefix_cache=False)
+def texts(llm: LLM, head: LoadedHead | None, work: list[tuple], *, alone: bool = False) -> list[tuple[int, ...]]:
+    """The tokens of each request. Requests run together, or `alone`, one after the other; without a head, decoding is plain."""
+    config = EngineConfig(max_running_requests=BATCH, context_length=256, prefill_chunk=CHUNK, prefix_cache=False)
     spec, trees = (SPEC, TREES[1:]) if head else (PLAIN, ())
     engine = Engine(llm.target, head, llm.tokenizer, spec, dataclasses.replace(config, request_trees=trees))
     largest_sizes_only(engine)
-    requests = [engine.add(prompt, params, tree=tree if head else None) for prompt, params, tree in work]
+    requests = []
+    for prompt, params, tree in work:
+        requests.append(engine.add(prompt, params, tree=tree if head else None))
+        while alone and engine.has_work:
+            engine.step()
     while engine.has_work:
         engine.step()
     return [tuple(request.output) for request in requests]
@@ -70,10 +74,11 @@ def work() -> Work:
     return Work.of()
 
 
-@pytest.mark.parametrize(("batch", "count"), [(1, ONE_OF_EACH), (8, None)])
-def test_texts_are_those_of_plain_decoding(work, batch, count):
+@pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
+def test_texts_are_those_of_plain_decoding(work, alone):
+    count = ONE_OF_EACH if alone else None
     requests, expected = work.requests[:count], work.plain[:count]
-    drafted = texts(work.llm, work.llm.head, requests, batch)
+    drafted = texts(work.llm, work.llm.head, requests, alone=alone)
     assert all(map(len, expected))
     pairs = zip(requests, expected, drafted, strict=True)
     assert [request[1:] for request, plain, other in pairs if plain != other] == []
@@ -87,7 +92,7 @@ def test_sampled_drafts_are_accepted_whatever_the_head_thinks_of_itself():
     params = [SamplingParams(max_tokens=TOKENS, seed=seed, ignore_eos=True) for seed in range(len(prompts))]
 
     def decoded(head: LoadedHead | None, **options) -> Pass:
-        config = EngineConfig(max_running_requests=8, context_length=256, prefill_chunk=CHUNK, **options)
+        config = EngineConfig(max_running_requests=BATCH, context_length=256, prefill_chunk=CHUNK, **options)
         engine = Engine(llm.target, head, llm.tokenizer, SPEC if head else PLAIN, config)
         largest_sizes_only(engine)
         return run(engine, prompts, params)
