@@ -49,7 +49,7 @@ def test_a_storm_leaves_nothing_behind(server):
         statuses += asyncio.run(storm(server.url, random.Random(seed)))
         wait_until_idle(server)
         wait_until_closed(server)
-        sizes.append(resident_bytes(server.pid))
+        sizes.append(resident_bytes(server))
     after = usual_seconds(server)
     print(f"{dict(statuses)}, {[size >> 20 for size in sizes]} MiB, a request takes {before:.3f} s before, {after:.3f} s after")
 
@@ -239,7 +239,11 @@ def wait_until_closed(server: LiveServer) -> None:
         time.sleep(0.05)
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of the process."""
-    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
+def resident_bytes(server: LiveServer) -> int:
+    """Memory of the process, once no program compiles any more."""
+    deadline = time.monotonic() + 300
+    while (programs := httpx.get(f"{server.url}/server_info", timeout=60).json()["programs"])["ready"] < programs["total"]:
+        assert time.monotonic() < deadline, programs
+        time.sleep(0.2)
+    [line] = [line for line in Path(f"/proc/{server.pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
     return int(line.split()[1]) * 1024

@@ -32,9 +32,9 @@ def test_answers_are_as_documented(server, client, tmp_path, mode):
 def test_whatever_is_sent_is_answered_or_refused_and_nothing_is_kept(server, requests=3000):
     """A tenth of the requests warm up; memory is compared with what it is then."""
     statuses = send(server.url, requests // 10, seed=0)
-    sizes = [resident_bytes(server.pid)]
+    sizes = [resident_bytes(server)]
     statuses += send(server.url, requests - requests // 10, seed=100)
-    sizes.append(resident_bytes(server.pid))
+    sizes.append(resident_bytes(server))
     print(f"{dict(statuses)}, {[size >> 20 for size in sizes]} MiB")
     assert statuses[200] > requests / 20 and statuses[400] > requests / 5, statuses
     assert sizes[1] < 1.1 * sizes[0], [f"{size / 2**20:.0f} MiB" for size in sizes]
