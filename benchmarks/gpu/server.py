@@ -27,7 +27,7 @@ def load(lab: Lab) -> dict[str, Any]:
     cache = {} if lab.cache is None else {"JAXSPEC_COMPILATION_CACHE": str(lab.cache)}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as until_measured:
         with lab.compile_phase():
-            url, _ = until_measured.enter_context(start.serving([], cache))
+            url, _ = until_measured.enter_context(start.serving([*lab.size.server_flags], cache))
         out = Path(folder) / "serving.jsonl"
         for at_once in AT_ONCE:
             options = {"base-url": url, "num-prompts": lab.size.server_requests, "max-concurrency": at_once, "out": out}

@@ -59,6 +59,8 @@ class Size:
     """Cycles that are timed at a time."""
     server_requests: int
     """Requests that the server gets, for each number of them at once."""
+    server_flags: tuple[str, ...]
+    """Of the server's command."""
     prefill_chunks: tuple[int, ...]
     prefill_contexts: tuple[int, ...]
     copy_bytes: int
@@ -133,6 +135,7 @@ FULL = Size(
     engine_requests=(1, 8),
     engine_cycles=48,
     server_requests=32,
+    server_flags=(),
     prefill_chunks=(256, 2048),
     prefill_contexts=(0, 4096),
     copy_bytes=1 << 30,
@@ -155,9 +158,10 @@ SMALL = Size(
     row_shapes=((1, 1), (2, 3)),
     product_rows=(1, 4),
     tile_shapes=((4, 32),),
-    engine_requests=(1, 2),
+    engine_requests=(2,),
     engine_cycles=4,
-    server_requests=8,
+    server_requests=4,
+    server_flags=("--max-running-requests", "2", "--chunked-prefill-size", "64", "--speculative-request-trees", "none"),
     prefill_chunks=(16,),
     prefill_contexts=(32,),
     copy_bytes=1 << 16,
