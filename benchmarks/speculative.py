@@ -61,6 +61,8 @@ MODEL_FLAGS = {
     "--speculative-draft-model-path": "speculative_draft_model_path",
     "--speculative-token-map": "speculative_token_map",
     "--dtype": "dtype",
+    "--revision": "revision",
+    "--download-dir": "download_dir",
 }
 """Options that the server needs besides the file."""
 

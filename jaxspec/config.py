@@ -226,7 +226,7 @@ class EngineConfig:
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: one after another, with the same results."""
     random_seed: int | None = 0
-    """Source of the seeds of sampled requests that have none. None: another one for every engine, which `jaxspec serve` takes."""
+    """Source of the seeds of sampled requests that have none. None: every engine draws one, as in `jaxspec serve`."""
 
     def __post_init__(self):
         self._check_types()
@@ -234,7 +234,10 @@ class EngineConfig:
             trees = vars(self)[name]
             if isinstance(trees, str) or not isinstance(trees, Sequence):
                 raise ValueError(f'{name} must be a list of draft trees, such as ["plain", "3/1/4"], got {trees!r:.200}')
-            object.__setattr__(self, name, tuple(map(SpecConfig.of, trees)))
+            try:
+                object.__setattr__(self, name, tuple(map(SpecConfig.of, trees)))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
         for name in ("max_running_requests", "page_size", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

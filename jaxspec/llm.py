@@ -121,8 +121,8 @@ class LLM:
 
         Args:
             sampling_params: one for all prompts, or a list with one for each. None: the defaults of SamplingParams.
-            tree: the draft tree of these prompts, the engine's own or one of its request_trees; it changes speed, not text.
-                None: the engine chooses.
+            tree: the draft tree of these prompts, the engine's own or one of its request_trees; it changes speed, not text
+                (but see accept_threshold_single). None: the engine chooses.
             params: the old name of sampling_params.
 
         Raises:

@@ -129,7 +129,7 @@ def serve(
     def ready() -> None:
         url = url_of(listener)
         if arguments.engine["random_seed"] is None:
-            logger.info("drew --random-seed %d: give it to the next start for the same seeds", config.random_seed)
+            logger.info("drew the seed of seeds; --random-seed %d repeats it", config.random_seed)
         logger.info("%s is ready at %s", name, url)
         logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
         if llm.tokenizer is None:

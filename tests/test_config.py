@@ -147,7 +147,7 @@ def test_engine_config_refuses_nonsense_and_unknown_options():
         ({"mem_fraction": "0.5"}, "mem_fraction must be a number, got '0.5'"),
         ({"matmul": 1}, "matmul must be a string, got 1"),
         ({"request_trees": "plain"}, "request_trees must be a list of draft trees"),
-        ({"request_trees": [SpecConfig(), "5/4"]}, "a draft tree is num_steps/topk/num_draft_tokens"),
+        ({"request_trees": [SpecConfig(), "5/4"]}, "request_trees: a draft tree is num_steps/topk/num_draft_tokens"),
     ],
 )
 def test_engine_config_refuses_wrong_types(given, message):

@@ -70,7 +70,7 @@ class ServerArguments:
     chat_template: str | None
     """A name in CHAT_FORMATS, or a file that existed when the command line was read. None: the model's own."""
     model_sampling: bool
-    """Requests that leave sampling values out get those of the model's generation_config.json."""
+    """Requests to OpenAI's endpoints that leave sampling values out get those of the model's generation_config.json."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
     compile_ahead: str | None
@@ -189,9 +189,9 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
 
 def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """The options of the command line and of the config file that it names; those of the command line win."""
+    _refuse_second_key(argv)
     options = parser.parse_args(argv)
     model_dir = options.model_dir
-    _refuse_second_key(argv, model_dir)
     if model_dir is not None and options.model_path is not None:
         raise ValueError(f"the model was given twice: {model_dir!r:.200} and --model-path {options.model_path!r:.200}")
     if options.config is not None:
@@ -202,13 +202,16 @@ def _read(parser: Parser, argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def _refuse_second_key(argv: Sequence[str], model_dir: str | None) -> None:
-    """vLLM's --api-key takes several keys, and ours one: a second one would be taken for the model's name, and be logged."""
+def _refuse_second_key(argv: Sequence[str]) -> None:
+    """vLLM's --api-key takes several keys, and ours one: a second one would be taken for the model's name, and be shown."""
     flags = [flag for option in OPTIONS.values() if option.secret for flag in option.spellings]
-    for flag, behind in zip(argv, argv[2:], strict=False):
-        is_model = "/" in behind or behind == SMOLLM2 or Path(behind).exists()
-        if flag in flags and behind == model_dir and not is_model:
-            raise ValueError(f"{flag} takes one key, and what follows it is no model: give one key, and the model before it")
+    for place, word in enumerate(argv):
+        name, equals, _ = word.partition("=")
+        behind = argv[place + (1 if equals else 2) :][:1]
+        if name.replace("_", "-") not in flags or not behind or behind[0].startswith("-"):
+            continue
+        if behind[0] != SMOLLM2 and not os.path.exists(behind[0]):  # Path.exists raises for long texts
+            raise ValueError(f"{name} takes one key, and what follows it is no option: give one key, and the model before it")
 
 
 class _Speculation(NamedTuple):
@@ -259,9 +262,8 @@ def _trees(flag: str, text: str | None) -> tuple[SpecConfig, ...] | None:
 def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of EngineConfig, as far as they were given or the server's default differs."""
     fields = {name: value for flag, name in _SAME_VALUE.items() if (value := vars(options)[flag]) is not None}
-    fields.setdefault(
-        "random_seed", None
-    )  # servers of one model must not repeat each other's samples, or their own after a restart
+    # Servers of one model must not repeat each other's samples, nor one its own after a restart.
+    fields.setdefault("random_seed", None)
     if options.disable_radix_cache:
         fields["prefix_cache"] = False
     if options.speculative_adaptive:

@@ -9,7 +9,7 @@ from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 SHORTEST_TABLE = 256
 """Tokens; a page table for fewer is not worth a program of its own."""
 WIDER = 4
-"""How many times as wide each page table is as the next."""
+"""How many times as wide each page table is as the next narrower one, at most."""
 
 
 # Dataclasses, not NamedTuples: programs are dictionary keys, and NamedTuples of different types with equal values are equal.

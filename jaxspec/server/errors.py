@@ -153,7 +153,8 @@ def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     first, left = "", MAX_ECHO  # names of fields count too, as the client may have made them up; the first is in `param` as well
     for error in errors[:MAX_REPORTED]:
         place = error["loc"][1:]  # behind "body", "query" or "path"
-        param = ".".join(str(part) for part in place if part not in (ONE, EACH))[:MAX_NAME]
+        parts = [str(part) for number, part in enumerate(place) if number != 1 or part not in (ONE, EACH)]
+        param = ".".join(parts)[:MAX_NAME]
         first = param if not reports else first
         left -= len(param) * (1 if reports else 2)
         if left < LEAST_ECHO:

@@ -28,7 +28,9 @@ from jaxspec.sampling_params import SamplingParams
 
 MAX_TEMPLATE_BYTES = 2**20
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""What a model's generation_config.json may recommend: the values that SGLang and vLLM take from it."""
+"""What a model's generation_config.json may recommend: the values that SGLang takes from it. (vLLM also takes max_new_tokens.)"""
+LEAST_TEMPERATURE = 1e-4
+"""Some files have a smaller one, which means greedy."""
 SLOWEST = 3
 """Slow programs that the log names."""
 
@@ -114,13 +116,15 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
     path = directory / "generation_config.json"
     written = read_object(path) if path.is_file() else {}
     found = {name: written[name] for name in RECOMMENDED if written.get(name) is not None}
+    if isinstance(temperature := found.get("temperature"), float) and 0 < temperature < LEAST_TEMPERATURE:
+        found["temperature"] = 0.0
     try:
         SamplingParams.of(found)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}; --sampling-defaults openai ignores it") from None
     if found:
         listed = ", ".join(f"{name}={value}" for name, value in found.items())
-        logger.info("requests that leave them out get the model's own %s (not with --sampling-defaults openai)", listed)
+        logger.info("OpenAI's endpoints use the model's own %s (--sampling-defaults openai turns this off)", listed)
     return found
 
 

@@ -21,8 +21,9 @@ SEND_KEY = "send the header Authorization: Bearer <key>"
 
 
 class RequestIds:
-    """Middleware that gives every request a name, the client's x-request-id or a new one, and repeats it in the response. HEAD is
-    answered like GET.
+    """Middleware that gives every request a name, the client's x-request-id or a new one, and repeats it in the response.
+
+    It also answers HEAD like GET.
 
     Routes find it as `request.state.request_id`, and `request.state.on_end`, an ExitStack that closes when the response is over.
     """
@@ -47,11 +48,13 @@ class RequestIds:
             message = f"the header {REQUEST_ID} must be 1 to {MAX_NAME} printable ASCII characters: change it or leave it out"
             await ApiError(400, message, param=REQUEST_ID).response(scope, receive, send_with_id)
             return
-        if scope["method"] == "HEAD":  # the server sends no body to it
-            scope = {**scope, "method": "GET"}
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn sends no body to HEAD
         with ExitStack() as on_end:
-            scope.setdefault("state", {}).update(request_id=request_id, on_end=on_end)
-            await self._app(scope, receive, send_with_id)
+            inner.setdefault("state", {}).update(request_id=request_id, on_end=on_end)
+            try:
+                await self._app(inner, receive, send_with_id)
+            finally:
+                scope.update((name, inner[name]) for name in ("state", "route") if name in inner)  # for who counts requests
 
 
 def is_request_id(text: str) -> bool:
@@ -71,7 +74,7 @@ class OriginCheck:
         self._app, self._allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        opens_public_page = scope["type"] != "http" or (scope["method"] in ("GET", "HEAD") and path_of(scope) in PUBLIC)
+        opens_public_page = scope["type"] != "http" or (scope["method"] == "GET" and path_of(scope) in PUBLIC)
         is_allowed = ANY in self._allowed or Headers(scope=scope).get("origin") in self._allowed
         if opens_public_page or is_allowed or not is_from_elsewhere(Headers(scope=scope)):
             await self._app(scope, receive, send)

@@ -36,7 +36,7 @@ def accepted_type(check: Check) -> Any:
 
 
 def fields_of(names: Mapping[str, str]) -> dict[str, Any]:
-    """Fields for pydantic's create_model, by the clients' names. Null is the same as left out: the default of SamplingParams."""
+    """Fields for pydantic's create_model, by the clients' names. Null is the same as left out."""
     described = docstrings(SamplingParams)
     return {
         theirs: (accepted_type(declaration(name).check) | None, Field(default=None, description=described[name]))

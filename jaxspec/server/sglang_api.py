@@ -30,7 +30,7 @@ from jaxspec.server.fields import (
     only,
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
-from jaxspec.server.model import ServedModel, is_single
+from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
 from jaxspec.server.neutral_fields import GenerateNeutralFields
 from jaxspec.server.responses import ResponseModel, failures, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests, without_output
@@ -70,7 +70,7 @@ class SglangSampling(SglangSamplingFields):
     spaces_between_special_tokens: Annotated[Any, only(True)] = None
 
 
-type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1), FailFast()]
+type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1, max_length=MAX_COMPLETIONS), FailFast()]
 type OneOrEach = Annotated[Annotated[SglangSampling, Tag(ONE)] | Annotated[SamplingOfEach, Tag(EACH)], one_or_each]
 
 
@@ -179,7 +179,7 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     param = "text" if body.input_ids is None else "input_ids"
     given: Any = body.text if body.input_ids is None else body.input_ids
     samplings = sampling_of_each(body, given)
-    model.check_count(given, samplings[0][0].n, param=param, n_param=CLIENT_NAMES["n"])
+    model.check_count(given, samplings[0][0].n, param=param, n_param=samplings[0][1]["n"])
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     prompt_only = samplings[0][0].max_new_tokens == 0
     prompts = []

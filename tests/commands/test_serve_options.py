@@ -134,13 +134,20 @@ def test_trees_to_choose_from_need_an_engine_that_chooses(capsys: pytest.Capture
 
 
 def test_a_second_key_is_not_taken_for_a_model_and_not_shown(tmp_path, capsys):
-    for more in ([], ["--model-path", "org/model"]):
-        with pytest.raises(SystemExit):
-            parse_arguments(["--api-key", "first", SECRET, *more])
-        said = capsys.readouterr().err
-        assert "--api-key takes one key" in said and SECRET not in said
-    for model in (str(tmp_path), "org/name", "smollm2"):
+    for second in (SECRET, f"{SECRET}/{SECRET}", SECRET * 40):
+        for command in (
+            "--api-key first KEY",
+            "m --api-key=first KEY",
+            "--api_key first KEY --model-path m",
+            "m --admin-api-key k KEY x",
+        ):
+            with pytest.raises(SystemExit):
+                parse_arguments([word.replace("KEY", second) for word in command.split()])
+            said = capsys.readouterr().err
+            assert "takes one key" in said and SECRET not in said
+    for model in (str(tmp_path), "smollm2"):
         assert parse_arguments(["--api-key", "first", model]).model == model
+    assert parse_arguments(["org/name", "--api-key", SECRET * 40, "--port", "1"]).settings.api_key == SECRET * 40
 
 
 def test_keys_from_the_environment_are_used_and_never_shown():

@@ -273,6 +273,8 @@ def test_the_makers_of_a_model_recommend_how_to_sample(tmp_path, caplog):
     with caplog.at_level("INFO", "jaxspec"):
         assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
     assert "temperature=0.6, top_k=20" in caplog.text
+    file.write_text('{"temperature": 1e-6}')
+    assert sampling_defaults(tmp_path) == {"temperature": 0.0}
     file.write_text('{"top_p": "high"}')
     with pytest.raises(ValueError, match=r"generation_config.json: top_p must be .*; --sampling-defaults openai ignores it"):
         sampling_defaults(tmp_path)

@@ -27,11 +27,11 @@ class Playground:
 
 
 def playground_routes() -> APIRouter:
-    """GET and HEAD of /. The document needs no key; the requests that it sends do, if the server has one."""
+    """GET of /. The document needs no key; the requests that it sends do, if the server has one."""
     router = APIRouter()
     page = read_playground()
 
-    @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @router.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:
         if request.headers.get("if-none-match") == page.headers["ETag"]:
             return Response(status_code=304, headers=page.headers)
