@@ -76,8 +76,8 @@ def work() -> Work:
 
 @pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
 def test_texts_are_those_of_plain_decoding(work, alone):
-    count = ONE_OF_EACH if alone else None
-    requests, expected = work.requests[:count], work.plain[:count]
+    chosen = slice(0, ONE_OF_EACH, 3) if alone else slice(None)  # every third still has all kinds and all trees
+    requests, expected = work.requests[chosen], work.plain[chosen]
     drafted = texts(work.llm, work.llm.head, requests, alone=alone)
     assert all(map(len, expected))
     pairs = zip(requests, expected, drafted, strict=True)
