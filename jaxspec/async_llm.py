@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from jaxspec.config import SpecConfig, TreeLike
+from jaxspec.config import TreeLike
 from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest
 from jaxspec.engine.request import Update
 from jaxspec.engine.stats import EngineStats
@@ -84,14 +84,13 @@ class AsyncLLM:
         timeout: float | None,
         tree: TreeLike | None,
     ) -> AsyncIterator[Update]:
-        chosen = None if tree is None else SpecConfig.of(tree)
         copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._running:
             raise ValueError(f"request_id {name!r} is in use by an unfinished request: choose another")
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
         requests = [
-            AsyncRequest(each, token_ids, copy, priority=priority, timeout=timeout, tree=chosen)
+            AsyncRequest(each, token_ids, copy, priority=priority, timeout=timeout, tree=tree)
             for each, copy in zip(names, copies, strict=True)
         ]
         self._running[name] = names

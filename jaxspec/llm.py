@@ -249,7 +249,6 @@ class LLM:
         bar: tqdm | None = None,
     ) -> Iterator[tuple[int, Update]]:
         """Pairs of a completion's place among all and its update."""
-        chosen = None if tree is None else SpecConfig.of(tree)
         tasks: list[Task] = []
         indices: list[tuple[int, int]] = []
         for number, (prompt, given) in enumerate(zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)):
@@ -258,7 +257,7 @@ class LLM:
                 token_ids, copies = self.encode(prompt), SamplingParams.of(given).copies()
             except ValueError as error:
                 raise ValueError(f"{label}{error}") from None
-            tasks += [Task(token_ids, copy, label, chosen) for copy in copies]
+            tasks += [Task(token_ids, copy, label, tree) for copy in copies]
             indices += [(number, index) for index in range(len(copies))]
         inbox = self._shared.submit(tasks)
         if bar is not None:

@@ -19,6 +19,8 @@ MAX_STOP_TOKEN_IDS = 12
 MAX_LOGPROBS = 20
 """Most alternatives per token whose log probabilities are reported."""
 MAX_N = 128
+LEAST_TEMPERATURE = 1e-4
+"""Except 0, which is greedy."""
 MAX_LOGIT_BIAS = 1024
 
 type TokenBias = Mapping[int, float] | tuple[tuple[int, float], ...]
@@ -113,8 +115,8 @@ class SamplingParams:
                 object.__setattr__(self, each.name, declaration(each.name).check.clean(each.name, value))
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not be more than max_tokens ({self.max_tokens})")
-        if 0 < self.temperature < 1e-4:
-            raise ValueError(f"temperature must be 0 (greedy) or at least 0.0001, got {self.temperature}")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE}, got {self.temperature}")
 
     @classmethod
     def of(cls, value: "SamplingParams | Mapping[str, Any] | None") -> "SamplingParams":

@@ -129,7 +129,7 @@ def serve(
     def ready() -> None:
         url = url_of(listener)
         if arguments.engine["random_seed"] is None:
-            logger.info("drew the seed of seeds; --random-seed %d repeats it", config.random_seed)
+            logger.info("random seed %d: start with --random-seed %d to repeat it", config.random_seed, config.random_seed)
         logger.info("%s is ready at %s", name, url)
         logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
         if llm.tokenizer is None:

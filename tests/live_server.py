@@ -27,9 +27,7 @@ class LiveServer:
 
 
 @contextlib.contextmanager
-def running_server(
-    folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS, optimized: bool = True
-) -> Iterator[LiveServer]:  # fmt: skip
+def running_server(folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS, optimized: bool = True) -> Iterator[LiveServer]:
     """Starts a server with the usual flags and more; yields it when it is ready. Afterwards it must end in order, and its log may
     hold no traceback.
 

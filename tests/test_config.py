@@ -157,9 +157,8 @@ def test_engine_config_refuses_wrong_types(given, message):
 
 def test_trees_of_requests_may_be_written_in_any_way():
     config = EngineConfig(adaptive=True, request_trees=["plain", (3, 1, 4)], adaptive_trees=("2/1/3",), num_pages=np.int64(4))
-    assert config.request_trees == (SpecConfig(num_steps=0), SpecConfig(3, 1, 4)) and config.adaptive_trees == (
-        SpecConfig(2, 1, 3),
-    )
+    assert config.request_trees == (SpecConfig(num_steps=0), SpecConfig(3, 1, 4))
+    assert config.adaptive_trees == (SpecConfig(2, 1, 3),)
 
 
 def test_model_config_reads_both_generations_of_config_files():

@@ -136,8 +136,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
         Option(
             "--sampling-defaults --generation-config WHICH",
-            "what requests to OpenAI's endpoints get that leave sampling values out: those of the model's generation_config.json "
-            "(model or auto), or neutral ones (openai or vllm) (default: model)",
+            "for requests to OpenAI's endpoints that omit sampling values: use the model's generation_config.json (model, auto) or "
+            "neutral values (openai, vllm) (default: model)",
             choices=("model", "auto", "openai", "vllm"),
             default="model",
         ),

@@ -211,7 +211,7 @@ def _refuse_second_key(argv: Sequence[str]) -> None:
         if name.replace("_", "-") not in flags or not behind or behind[0].startswith("-"):
             continue
         if behind[0] != SMOLLM2 and not os.path.exists(behind[0]):  # Path.exists raises for long texts
-            raise ValueError(f"{name} takes one key, and what follows it is no option: give one key, and the model before it")
+            raise ValueError(f"{name} takes one key, but a word follows it: remove it, or name the model before {name}")
 
 
 class _Speculation(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeLike
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, GenerationOutput, Update
 from jaxspec.engine.scheduler import QueueFull
@@ -65,7 +65,7 @@ class AsyncRequest(NamedTuple):
     """Larger is more urgent."""
     timeout: float | None = None
     """Seconds after which it ends with finish_reason "timeout". None: never."""
-    tree: SpecConfig | None = None
+    tree: TreeLike | None = None
     wants_trees: bool = False
     """The last four as in Engine.add."""
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import EngineConfig, SpecConfig, TreeLike
 from jaxspec.engine.detokenizer import Decoder, Detokenizer
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
@@ -89,7 +89,7 @@ class Engine:
         *,
         priority: int = 0,
         timeout: float | None = None,
-        tree: SpecConfig | None = None,
+        tree: TreeLike | None = None,
         wants_trees: bool = False,
     ) -> Request:
         """Queues a request.
@@ -115,9 +115,10 @@ class Engine:
             raise ValueError(f"priority must be a whole number, got {priority!r:.80}")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
-        if tree is not None and tree not in self.trees.all:
+        chosen = None if tree is None else SpecConfig.of(tree)
+        if chosen is not None and chosen not in self.trees.all:
             raise ValueError(
-                f"tree {tree} is not among those of this engine: {', '.join(map(str, self.trees.all))} (see request_trees)"
+                f"tree {chosen} is not among those of this engine: {', '.join(map(str, self.trees.all))} (see request_trees)"
             )
         prompt, now = tuple(prompt), self.clock()
         self._limits.check(prompt, params)
@@ -133,7 +134,7 @@ class Engine:
             priority=priority,
             arrival=next(self._arrivals),
             deadline=math.inf if timeout is None else now + timeout,
-            tree=tree,
+            tree=chosen,
             wants_trees=wants_trees,
             added_at=now,
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeLike
 from jaxspec.engine.request import Update
 from jaxspec.sampling_params import SamplingParams
 
@@ -82,7 +82,7 @@ class Task(NamedTuple):
     """With n = 1: see SamplingParams.copies."""
     label: str = ""
     """Its prefix in error messages, such as "prompt 3: "."""
-    tree: SpecConfig | None = None
+    tree: TreeLike | None = None
     """None: the engine chooses."""
 
 

@@ -24,13 +24,11 @@ from jaxspec.engine.memory import readable
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
-from jaxspec.sampling_params import SamplingParams
+from jaxspec.sampling_params import LEAST_TEMPERATURE, SamplingParams
 
 MAX_TEMPLATE_BYTES = 2**20
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """What a model's generation_config.json may recommend: the values that SGLang takes from it. (vLLM also takes max_new_tokens.)"""
-LEAST_TEMPERATURE = 1e-4
-"""Some files have a smaller one, which means greedy."""
 SLOWEST = 3
 """Slow programs that the log names."""
 
@@ -117,7 +115,7 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
     written = read_object(path) if path.is_file() else {}
     found = {name: written[name] for name in RECOMMENDED if written.get(name) is not None}
     if isinstance(temperature := found.get("temperature"), float) and 0 < temperature < LEAST_TEMPERATURE:
-        found["temperature"] = 0.0
+        found["temperature"] = 0.0  # some files mean greedy by 1e-6
     try:
         SamplingParams.of(found)
     except ValueError as error:

@@ -48,13 +48,14 @@ class RequestIds:
             message = f"the header {REQUEST_ID} must be 1 to {MAX_NAME} printable ASCII characters: change it or leave it out"
             await ApiError(400, message, param=REQUEST_ID).response(scope, receive, send_with_id)
             return
-        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn sends no body to HEAD
         with ExitStack() as on_end:
-            inner.setdefault("state", {}).update(request_id=request_id, on_end=on_end)
+            scope.setdefault("state", {}).update(request_id=request_id, on_end=on_end)
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn sends no body to HEAD
             try:
                 await self._app(inner, receive, send_with_id)
             finally:
-                scope.update((name, inner[name]) for name in ("state", "route") if name in inner)  # for who counts requests
+                if "route" in inner:
+                    scope["route"] = inner["route"]  # the metrics count requests by it
 
 
 def is_request_id(text: str) -> bool:

@@ -179,24 +179,24 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
     param = "text" if body.input_ids is None else "input_ids"
     given: Any = body.text if body.input_ids is None else body.input_ids
     samplings = sampling_of_each(body, given)
-    model.check_count(given, samplings[0][0].n, param=param, n_param=samplings[0][1]["n"])
+    first, names = samplings[0]
+    model.check_count(given, first.n, param=param, n_param=names["n"])
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
-    prompt_only = samplings[0][0].max_new_tokens == 0
+    prompt_only = first.max_new_tokens == 0
+    if prompt_only and (not body.return_logprob or body.stream):
+        message = f"{names['max_tokens']} must be at least 1, or 0 with return_logprob and without stream"
+        raise ApiError(400, message, param=names["max_tokens"])
     prompts = []
     for (name, ids), (fields, names) in zip(model.prompts(given, param), samplings, strict=True):
-        budget_param = names["max_tokens"]
-        if prompt_only and (not body.return_logprob or body.stream):
-            message = f"{budget_param} must be at least 1, or 0 with return_logprob and without stream"
-            raise ApiError(400, message, param=budget_param)
         asked, default = (None, 1) if prompt_only else (fields.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
-        budget = model.budget(len(ids), asked, default, param=name, budget_param=budget_param)
+        budget = model.budget(len(ids), asked, default, param=name, budget_param=names["max_tokens"])
         if body.prompt_start is not None and body.prompt_start >= len(ids):
             message = f"logprob_start_len {body.prompt_start} is not inside {name}, which has {len(ids)} tokens"
             raise ApiError(400, message, param="logprob_start_len")
         values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
         prompt_logprobs = None if body.prompt_start is None else logprobs
         prompts.append((ids, sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
-    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (samplings[0][0].n or 1))
+    trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (first.n or 1))
     tree = chosen_tree(body.speculative, model)
     return RequestBatch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.rid, prompt_only=prompt_only)
 
