@@ -10,7 +10,7 @@ import pytest
 from xdist import is_xdist_worker
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.live_server import LiveServer, running_server
+from tests.live_server import LiveServer, running_server, wait_for_programs
 from tests.sets import SETS
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -219,6 +219,7 @@ def bounded_memory(compilation_cache) -> Iterator[None]:
 def live_server(compilation_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server process on the built-in model: one for all tests, as it compiles for half a minute."""
     with running_server(tmp_path_factory.mktemp("server")) as server:
+        wait_for_programs(server)
         yield server
 
 

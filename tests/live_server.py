@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 START_SECONDS = 1800
 """Compiling on a busy machine."""
 END_SECONDS = 90
@@ -45,6 +47,14 @@ def running_server(folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS, op
             process.kill()
     assert status == 0, f"the server ended with status {status}:\n{end_of(log)}"
     assert "Traceback" not in log.read_text(), f"something failed in the server: see {log}"
+
+
+def wait_for_programs(server: LiveServer) -> None:
+    """Waits until each tree that requests may ask for has its programs: until then they get the engine's own tree."""
+    deadline = time.monotonic() + START_SECONDS
+    while (programs := httpx.get(f"{server.url}/server_info", timeout=60).json()["programs"])["ready"] < programs["total"]:
+        assert time.monotonic() < deadline, f"after {START_SECONDS} s, compiled are {programs}"
+        time.sleep(0.1)
 
 
 def optimizing() -> dict[str, str]:
