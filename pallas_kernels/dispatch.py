@@ -16,25 +16,25 @@ def call(kernel: str, implementations: Mapping[str, Callable], name: str | None,
     `static`: further arguments that are not arrays. Raises ValueError, listing all names, if the name is unknown.
     """
     if name is None:
-        both = (implementations[GPU_DEFAULT], implementations[REFERENCE])
-        return by_platform(*both, tuple(static.items()))(*arguments)
+        reference = implementations[REFERENCE]
+        return by_platform(implementations[GPU_DEFAULT], reference, reference, tuple(static.items()))(*arguments)
     if name not in implementations:
         raise ValueError(f"unknown {kernel} implementation {name!r}; there are: {', '.join(implementations)}")
     return implementations[name](*arguments, **static)
 
 
 @cache  # the layers of a model have equal shapes: traced once, not once a layer
-def by_platform(on_gpu: Callable, reference: Callable, static: tuple[tuple[str, Any], ...] = ()) -> Callable:
-    """A function that runs `on_gpu` in programs for NVIDIA GPUs and `reference` in all others.
+def by_platform(on_gpu: Callable, elsewhere: Callable, reference: Callable, static: tuple[tuple[str, Any], ...] = ()) -> Callable:
+    """A function that runs `on_gpu` in programs for NVIDIA GPUs and `elsewhere` in all others.
 
     The platform that a program is lowered for decides, so a program compiled for a GPU on another machine has the kernel.
     Derivatives are the reference's: the kernels have none, because they are not meant for training.
     """
-    on_gpu, reference = partial(on_gpu, **dict(static)), partial(reference, **dict(static))
+    on_gpu, elsewhere, reference = (partial(each, **dict(static)) for each in (on_gpu, elsewhere, reference))
 
     @jax.custom_jvp
     def either(*arguments):
-        return jax.lax.platform_dependent(*arguments, cuda=on_gpu, default=reference)
+        return jax.lax.platform_dependent(*arguments, cuda=on_gpu, default=elsewhere)
 
     @either.defjvp
     def derivative(primals, tangents):

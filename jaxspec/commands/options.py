@@ -195,7 +195,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--page-size --block-size", sets="engine.page_size"),
         Option(
             "--attention-kernel NAME",
-            f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else reference)",
+            f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else XLA by blocks)",
             "engine.attention_kernel",
             choices=ATTENTION_KERNELS,
         ),

@@ -6,12 +6,6 @@ from typing import NamedTuple
 
 from jaxspec.config import PLAIN, EngineConfig, SpecConfig
 
-SHORTEST_TABLE = 256
-"""Tokens; a page table for fewer is not worth a program of its own."""
-WIDER = 4
-"""How many times as wide each page table is as the next narrower one, at most."""
-
-
 # Dataclasses, not NamedTuples: programs are dictionary keys, and NamedTuples of different types with equal values are equal.
 
 
@@ -24,7 +18,7 @@ class CycleProgram:
     spec: SpecConfig
 
     def __str__(self) -> str:
-        return f"cycle {self.spec}, batch {self.batch}, {self.pages} pages"
+        return f"cycle {self.spec}, batch {self.batch}"
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,7 @@ class PrefillProgram:
     pages: int
 
     def __str__(self) -> str:
-        return f"prefill {self.chunk} tokens, {self.pages} pages"
+        return f"prefill {self.chunk} tokens"
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class CatchUpProgram:
     pages: int
 
     def __str__(self) -> str:
-        return f"catch up, batch {self.batch}, {self.pages} pages"
+        return f"catch up, batch {self.batch}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,8 @@ class ProgramTable:
 
     batches: tuple[int, ...]
     chunks: tuple[int, ...]
-    pages: tuple[int, ...]
+    pages: int
+    """Entries of every page table. Attention stops at the longest sequence, so narrower tables would gain nothing."""
     own: tuple[SpecConfig, ...]
     """The trees that the engine chooses from."""
     trees: tuple[SpecConfig, ...]
@@ -86,31 +81,17 @@ class ProgramTable:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, max_pages: int, own: Sequence[SpecConfig], trees: Sequence[SpecConfig], *,
-        catches_up: bool, narrow_tables: bool,
+        cls, config: EngineConfig, pages: int, own: Sequence[SpecConfig], trees: Sequence[SpecConfig], *, catches_up: bool
     ) -> "ProgramTable":  # fmt: skip
-        """narrow_tables: also compile for short page tables, which pays where attention reads the whole table (the XLA reference).
-
-        In:  max_running_requests 20, prefill_chunk 256, page_size 16, max_pages 256
-        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), pages (16, 64, 256)
+        """In:  max_running_requests 20, prefill_chunk 256
+        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256)
         """
         most = config.max_running_requests
         powers = [2**power for power in range(most.bit_length())]
         batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
         chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # half a chunk: the share of one of two prompts
-        narrowest = -(-SHORTEST_TABLE // config.page_size)
-        pages = {max_pages}
-        while narrow_tables and (width := max(-(-min(pages) // WIDER), narrowest)) < min(pages):
-            pages.add(width)
-        return cls(
-            tuple(sorted(batches)),
-            tuple(sorted(chunks)),
-            tuple(sorted(pages)),
-            tuple(own),
-            tuple(trees),
-            catches_up,
-            not config.is_lossy,
-        )
+        own_first = not config.is_lossy
+        return cls(tuple(sorted(batches)), tuple(sorted(chunks)), pages, tuple(own), tuple(trees), catches_up, own_first)
 
     @property
     def few_batches(self) -> tuple[int, ...]:
@@ -127,9 +108,9 @@ class ProgramTable:
 
     def all(self) -> list[Program]:
         """Every program; small batches and short prompts come first."""
-        cycles = [program for tree in self.trees for program in self.cycles(1, 1, tree)]
+        cycles = [program for tree in self.trees for program in self.cycles(1, tree)]
         catch_ups = self.catch_ups(1) if self.catches_up else ()
-        programs: list[Program] = [AdmitProgram(), *self.prefills(1, 1), *cycles, *catch_ups]
+        programs: list[Program] = [AdmitProgram(), *self.prefills(1), *cycles, *catch_ups]
         return sorted(programs, key=self._place)
 
     def first(self) -> list[Program]:
@@ -142,37 +123,33 @@ class ProgramTable:
 
     def _serving(self, trees: Sequence[SpecConfig]) -> list[Program]:
         cycles = [program for tree in sorted(trees, key=lambda tree: -tree.num_steps) for program in self.largest(tree)]
-        return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages[-1]), AdmitProgram()]
+        return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages), AdmitProgram()]
 
     def largest(self, tree: SpecConfig) -> list[Program]:
         """The programs without which a tree can't be used, each in its largest size."""
-        batch, pages = self.batches[-1], self.pages[-1]
+        batch = self.batches[-1]
         needs_catch_up = tree.num_steps == 0 and self.catches_up
-        return [*([CatchUpProgram(batch, pages)] if needs_catch_up else []), CycleProgram(batch, pages, tree)]
+        return [*([CatchUpProgram(batch, self.pages)] if needs_catch_up else []), CycleProgram(batch, self.pages, tree)]
 
     # The programs that fit a launch, smallest first.
 
-    def cycles(self, requests: int, pages: int, spec: SpecConfig) -> Iterator[CycleProgram]:
-        """Cycles for this many requests with this many page-table entries."""
-        return (CycleProgram(batch, width, spec) for batch, width in self._fitting(self.batches_for(spec), requests, pages))
+    def cycles(self, requests: int, spec: SpecConfig) -> Iterator[CycleProgram]:
+        """Cycles for this many requests."""
+        return (CycleProgram(batch, self.pages, spec) for batch in self.batches_for(spec) if batch >= requests)
 
-    def prefills(self, tokens: int, pages: int) -> Iterator[PrefillProgram]:
+    def prefills(self, tokens: int) -> Iterator[PrefillProgram]:
         """Prefills for a chunk of this many tokens."""
-        return (PrefillProgram(chunk, width) for chunk, width in self._fitting(self.chunks, tokens, pages))
+        return (PrefillProgram(chunk, self.pages) for chunk in self.chunks if chunk >= tokens)
 
     def catch_ups(self, requests: int) -> Iterator[CatchUpProgram]:
-        """Rare and small, hence for the widest page table only."""
-        return (CatchUpProgram(batch, self.pages[-1]) for batch in self.batches_for(PLAIN) if batch >= requests)
+        return (CatchUpProgram(batch, self.pages) for batch in self.batches_for(PLAIN) if batch >= requests)
 
-    def _fitting(self, sizes: Sequence[int], needed: int, pages: int) -> Iterator[tuple[int, int]]:
-        return ((size, width) for size in sizes if size >= needed for width in self.pages if width >= pages)
-
-    def _place(self, program: Program) -> tuple[int, int]:
+    def _place(self, program: Program) -> int:
         """Programs of the smallest sizes come first, then those of the next."""
         match program:
-            case CycleProgram(batch, pages) | CatchUpProgram(batch, pages):
-                return self.batches.index(batch), pages
-            case PrefillProgram(chunk, pages):
-                return self.chunks.index(chunk), pages
+            case CycleProgram(batch) | CatchUpProgram(batch):
+                return self.batches.index(batch)
+            case PrefillProgram(chunk):
+                return self.chunks.index(chunk)
             case AdmitProgram():
-                return 0, 0
+                return 0

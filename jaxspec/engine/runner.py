@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -92,7 +92,6 @@ class Runner:
             trees.own,
             trees.all,
             catches_up=trees.head_lags,
-            narrow_tables=jax.default_backend() != "gpu",
         )
         head_config, max_lag = head.config if head else None, MAX_LAG if trees.head_lags else 1
         self._sizes = state_sizes(target.config, head_config, max_length=context_length, max_lag=max_lag)
@@ -186,11 +185,10 @@ class Runner:
     @property
     def batches(self) -> tuple[int, ...]:
         """The batch sizes at which each tree that the engine chooses from has a program."""
-        width = self.table.pages[-1]
         ready = (
             batch
             for batch in self.table.batches
-            if all(self.programs.can_launch(CycleProgram(batch, width, tree)) for tree in self.table.own)
+            if all(self.programs.can_launch(CycleProgram(batch, self.table.pages, tree)) for tree in self.table.own)
         )
         return tuple(ready) or self.table.batches[-1:]
 
@@ -207,7 +205,7 @@ class Runner:
     def launch_prefill(self, step: PrefillChunk) -> Launched:
         """Starts a chunk; its report holds the first token if the chunk is the sequence's last."""
         request, pages = step.request, step.pages[: self._pages_for(step.first_slot + step.size + 1)]
-        program = self.programs.choose(self.table.prefills(step.size, len(pages)))
+        program = self.programs.choose(self.table.prefills(step.size))
         tokens = np.zeros((1, program.chunk), np.int32)
         tokens[0, : step.size] = request.tokens[step.first_slot : step.first_slot + step.size]
         one = np.full(1, 1, np.int32)
@@ -226,7 +224,7 @@ class Runner:
         """Starts one cycle of these requests."""
         if len(self.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
             for tree in self.table.own:
-                self.programs.ask_for(next(self.table.cycles(len(requests), self.table.pages[-1], tree)))
+                self.programs.ask_for(next(self.table.cycles(len(requests), tree)))
         program, rows, page_table = self._cycle_of(requests, spec)
         return launched(self._run(program, rows, page_table), requests, spec=spec)
 
@@ -236,16 +234,16 @@ class Runner:
 
     def _cycle_of(self, requests: list[Request], spec: SpecConfig) -> tuple[CycleProgram, jax.Array, jax.Array]:
         lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
-        return self._batch(requests, lengths, lambda pages: self.table.cycles(len(requests), pages, spec))
+        return self._batch(requests, lengths, self.table.cycles(len(requests), spec))
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by the slots that it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
-        self._run(*self._batch(requests, lengths, lambda _: self.table.catch_ups(len(requests))))
+        self._run(*self._batch(requests, lengths, self.table.catch_ups(len(requests))))
 
     def time_cycle(self, batch: int, spec: SpecConfig, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
-        program, seconds = self.programs.choose(self.table.cycles(batch, 1, spec)), []
+        program, seconds = self.programs.choose(self.table.cycles(batch, spec)), []
         arguments = jax.device_put(padding_arguments(program, self._padding_row, self._sizes))
         for _ in range(repeats + 1):
             started = time.perf_counter()
@@ -254,14 +252,12 @@ class Runner:
         return seconds[1:]
 
     def _batch[Kind: (CycleProgram, CatchUpProgram)](
-        self, requests: list[Request], lengths: list[int], fitting: Callable[[int], Iterable[Kind]]
+        self, requests: list[Request], lengths: list[int], fitting: Iterable[Kind]
     ) -> tuple[Kind, jax.Array, jax.Array]:
-        """A program for the slots that the launch may reach (`lengths`), and state rows and page tables padded to its size.
-
-        `fitting`: the programs for page tables with this many entries.
-        """
+        """The smallest of the `fitting` programs that is there; state rows, and page tables of the slots that the launch may reach
+        (`lengths`), padded to its size."""
         held = [request.held.pages[: self._pages_for(length)] for request, length in zip(requests, lengths, strict=True)]
-        program = self.programs.choose(fitting(max(map(len, held))))
+        program = self.programs.choose(fitting)
         rows = np.full(program.batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
         page_table = padded_table(held, program.batch, program.pages)

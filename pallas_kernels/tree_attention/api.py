@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.dispatch import call
+from pallas_kernels.dispatch import by_platform, call
+from pallas_kernels.tree_attention.blocked import blocked_attention
 from pallas_kernels.tree_attention.pallas_triton import pallas_triton_attention
 from pallas_kernels.tree_attention.reference import reference_attention
 from pallas_kernels.tree_attention.triton_tiling import unsupported
@@ -51,7 +52,8 @@ def tree_attention(
         k_window, v_window: keys and values that are not in the cache, including those of the rows being computed.
         mask: the window keys that each row sees.
         implementation: a name from IMPLEMENTATIONS; None picks by the platform that the program is lowered for, `pallas_triton` on
-            CUDA unless `triton_tiling.unsupported`, and `reference` elsewhere. Only None and `reference` have derivatives.
+            CUDA (`reference` if `triton_tiling.unsupported`) and `blocked_attention` elsewhere. Only None and `reference` have
+            derivatives.
 
     Returns:
         [b, w, heads, head_dim] in q's dtype; the softmax runs in float32.
@@ -60,6 +62,7 @@ def tree_attention(
         ValueError: the name of the implementation is unknown, or it does not support these shapes or dtypes.
     """
     arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
-    if implementation is None and unsupported(q, k_pages, v_pages, k_window, v_window):
-        return reference_attention(*arguments)
+    if implementation is None:
+        on_gpu = reference_attention if unsupported(q, k_pages, v_pages, k_window, v_window) else pallas_triton_attention
+        return by_platform(on_gpu, blocked_attention, reference_attention)(*arguments)
     return call("tree_attention", IMPLEMENTATIONS, implementation, arguments)

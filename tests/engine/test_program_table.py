@@ -14,7 +14,7 @@ TREE, CHAIN = SpecConfig(5, 4, 8), SpecConfig(3, 1)
 
 def table_of(*, most: int = 8, chunk: int = 256, pages: int = 64, own=(TREE,), others=(PLAIN,), catches_up: bool = True):
     config = EngineConfig(max_running_requests=most, prefill_chunk=chunk)
-    return ProgramTable.of(config, pages, own, (*own, *others), catches_up=catches_up, narrow_tables=True)
+    return ProgramTable.of(config, pages, own, (*own, *others), catches_up=catches_up)
 
 
 tables = st.builds(
@@ -29,24 +29,17 @@ tables = st.builds(
 def test_the_sizes():
     table = table_of(most=20)
     assert table.batches == (1, 2, 3, 4, 6, 8, 12, 16, 20) and table.few_batches == (1, 2, 4, 8, 16, 20)
-    assert table.chunks == (16, 64, 128, 256) and table.pages == (16, 64)
-    assert ProgramTable.of(EngineConfig(), 64, (PLAIN,), (PLAIN,), catches_up=False, narrow_tables=False).pages == (64,)
-
-
-@pytest.mark.parametrize("context, widths", [(100, [7]), (256, [16]), (1024, [16, 64]), (32768, [16, 32, 128, 512, 2048])])
-def test_a_short_text_in_a_long_context_gets_a_narrow_table(context, widths):
-    """The reference attention reads the whole table, so the widest one would make short texts pay for the longest."""
-    assert list(table_of(pages=-(-context // 16)).pages) == widths
+    assert table.chunks == (16, 64, 128, 256)
 
 
 def test_every_program_of_the_built_in_model():
     table = table_of()
-    cycles = {CycleProgram(batch, pages, TREE) for batch in (1, 2, 3, 4, 6, 8) for pages in (16, 64)}
-    plain = {CycleProgram(batch, pages, PLAIN) for batch in (1, 2, 4, 8) for pages in (16, 64)}
-    prefills = {PrefillProgram(chunk, pages) for chunk in (16, 64, 128, 256) for pages in (16, 64)}
+    cycles = {CycleProgram(batch, 64, TREE) for batch in (1, 2, 3, 4, 6, 8)}
+    plain = {CycleProgram(batch, 64, PLAIN) for batch in (1, 2, 4, 8)}
+    prefills = {PrefillProgram(chunk, 64) for chunk in (16, 64, 128, 256)}
     catch_ups = {CatchUpProgram(batch, 64) for batch in (1, 2, 4, 8)}
     assert set(table.all()) == {AdmitProgram()} | cycles | plain | prefills | catch_ups
-    assert len(table.all()) == len(set(table.all())) == 33
+    assert len(table.all()) == len(set(table.all())) == 19
 
 
 @pytest.mark.parametrize("catches_up", [True, False])
@@ -60,7 +53,7 @@ def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the
     first = [CycleProgram(8, 64, TREE), PrefillProgram(256, 64), AdmitProgram()]
     assert table_of().first() == first
     config = EngineConfig(max_running_requests=8, accept_threshold_acc=0.5)
-    lossy = ProgramTable.of(config, 64, (TREE,), (TREE, PLAIN), catches_up=True, narrow_tables=True)
+    lossy = ProgramTable.of(config, 64, (TREE,), (TREE, PLAIN), catches_up=True)
     assert lossy.first() == [first[0], CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN), *first[1:]]
 
 
@@ -68,8 +61,7 @@ def test_small_programs_come_before_large_ones():
     programs = table_of().all()
     sizes = [program.batch for program in programs if isinstance(program, CycleProgram)]
     assert sizes == sorted(sizes)
-    assert programs.index(CycleProgram(1, 16, TREE)) < programs.index(CycleProgram(1, 64, TREE))
-    assert programs.index(PrefillProgram(16, 16)) < programs.index(CycleProgram(2, 16, TREE))
+    assert programs.index(PrefillProgram(16, 64)) < programs.index(CycleProgram(2, 64, TREE))
 
 
 @given(tables, st.data())
@@ -77,16 +69,16 @@ def test_a_program_fits_every_launch_whichever_programs_are_there(table: Program
     """The first programs, and any others that came since, hold one for every launch. All candidates fit, the smallest first."""
     ready = set(table.first()) | data.draw(st.sets(st.sampled_from(table.all())))
     requests = data.draw(st.integers(1, table.batches[-1]))
-    pages = data.draw(st.integers(1, table.pages[-1]))
     tokens = data.draw(st.integers(1, table.chunks[-1]))
     spec = data.draw(st.sampled_from([tree for tree in table.trees if ready >= set(table.largest(tree))]))
-    cycles, prefills = list(table.cycles(requests, pages, spec)), list(table.prefills(tokens, pages))
-    assert cycles and all(each.spec == spec and each.batch >= requests and each.pages >= pages for each in cycles)
-    assert prefills and all(each.chunk >= tokens and each.pages >= pages for each in prefills)
-    assert cycles == sorted(cycles, key=lambda each: (each.batch, each.pages))
-    assert prefills == sorted(prefills, key=lambda each: (each.chunk, each.pages))
+    cycles, prefills = list(table.cycles(requests, spec)), list(table.prefills(tokens))
+    assert cycles and all(each.spec == spec and each.batch >= requests for each in cycles)
+    assert prefills and all(each.chunk >= tokens for each in prefills)
+    assert cycles == sorted(cycles, key=lambda each: each.batch)
+    assert prefills == sorted(prefills, key=lambda each: each.chunk)
     catch_ups = list(table.catch_ups(requests)) if table.catches_up else []
-    assert all(each.batch >= requests and each.pages == table.pages[-1] for each in catch_ups)
+    assert all(each.batch >= requests for each in catch_ups)
+    assert {each.pages for each in (*cycles, *prefills, *catch_ups)} == {table.pages}
     assert set(table.own) <= set(table.trees) and ready >= set(table.largest(TREE))
     for fitting in (cycles, prefills, *([catch_ups] if table.catches_up and spec == PLAIN else [])):
         assert set(fitting) <= set(table.all()) and ready & set(fitting)
@@ -95,4 +87,4 @@ def test_a_program_fits_every_launch_whichever_programs_are_there(table: Program
 
 def test_a_batch_that_fits_none_has_no_program():
     table = replace(table_of(), batches=(1, 2))
-    assert not list(table.cycles(3, 1, TREE))
+    assert not list(table.cycles(3, TREE))

@@ -85,7 +85,7 @@ def test_a_sealed_set_compiles_nothing():
     programs.compile_all([ADMIT])
     programs.seal()
     programs[ADMIT]
-    with pytest.raises(RuntimeError, match=r"program \(prefill 4 tokens, 1 pages\) was not compiled ahead; compiled: admit"):
+    with pytest.raises(RuntimeError, match=r"program \(prefill 4 tokens\) was not compiled ahead; compiled: admit"):
         programs[CHUNK]
 
 
@@ -169,7 +169,7 @@ def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes
         programs.wait()
     failed, done = caplog.records
     assert failed.message == "could not compile (admit): a larger program stays in use" and failed.levelno == logging.ERROR
-    assert done.message.split(" in ")[0] in ("compiled (prefill 2 tokens, 1 pages)", "loaded (prefill 2 tokens, 1 pages)")
+    assert done.message.split(" in ")[0] in ("compiled (prefill 2 tokens)", "loaded (prefill 2 tokens)")
     assert programs.choose([ADMIT, CHUNK]) == CHUNK and programs.count == (2, 2)
 
 

@@ -34,7 +34,7 @@ class Compiled:
         return self
 
     def most_temporaries(self) -> tuple[int, str]:
-        return self.temporaries, "cycle 5/8/64, batch 8, 512 pages"
+        return self.temporaries, "cycle 5/8/64, batch 8"
 
 
 def test_programs_whose_temporaries_fit_are_compiled_once():
@@ -69,7 +69,7 @@ def test_no_more_pages_than_all_sequences_need():
             MEMORY,
             7 * GB // 2,
             "the cache has room for 3808 tokens, but one sequence may have 8192: of 8.0 GB, weights take 4.0 GB, requests 10.0 MB, "
-            "and temporaries 3.5 GB (cycle 5/8/64, batch 8, 512 pages); lower context_length, max_running_requests, prefill_chunk "
+            "and temporaries 3.5 GB (cycle 5/8/64, batch 8); lower context_length, max_running_requests, prefill_chunk "
             "or the size of the tree",
         ),
         (replace(MEMORY, weights=9 * GB), 0, "the cache has room for 0 tokens"),

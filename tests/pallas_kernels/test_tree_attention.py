@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.tree_attention import mosaic
+from pallas_kernels.tree_attention import blocked, mosaic
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS, tree_attention
 from pallas_kernels.tree_attention.triton_tiling import unsupported
 from tests.pallas_kernels.attention_cases import CASES, DTYPES, TOLERANCES, Case, arrays, definition
@@ -32,7 +32,7 @@ def jitted(implementation: str | None):
     return jax.jit(functools.partial(getattr(module, f"{implementation}_attention"), interpret=True))
 
 
-def supported(implementation: str, case: Case) -> bool:
+def supported(implementation: str | None, case: Case) -> bool:
     if implementation != "mosaic":
         return True
     q = jax.ShapeDtypeStruct((case.b, case.w, case.heads, case.head_dim), DTYPES[case.dtype])
@@ -47,14 +47,14 @@ def is_large(case: Case) -> bool:
 
 
 def combinations():
-    """Every implementation with the cases that it supports; all seeds but the first are for the exhaustive set.
+    """Every implementation (None: the platform's) with the cases that it supports. All seeds but the first are exhaustive.
 
     Interpreters are slow: large cases of Triton only in the exhaustive set. So are all of Mosaic, with one seed, whose interpreter
     looks for races: test_mosaic.py has the same kernel in the default set.
     """
     assert set(LARGE_IN_DEFAULT_SET) <= set(CASES)
     on_gpu = jax.default_backend() == "gpu"
-    for implementation in IMPLEMENTATIONS:
+    for implementation in (None, *IMPLEMENTATIONS):
         seeds = 1 if implementation == "mosaic" and not on_gpu else SEEDS
         for case in CASES:
             if supported(implementation, case):
@@ -122,6 +122,34 @@ class TestChoiceByPlatform:
         for got, expected in zip(by_platform, reference, strict=True):
             assert np.abs(expected).max() > 1e-3
             np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+class TestBlocks:
+    """What CPUs run: attention to one block of the cache after another."""
+
+    CASE = Case("wide tree", 2, 4, 4, 4, 2, 16, 16, 40, longest=True)
+
+    def test_only_blocks_that_a_sequence_sees_are_read(self, monkeypatch):
+        values = arrays(self.CASE, 0) | {"start": np.array([300, 270]), "length": np.array([385, 640])}
+        ranges, loop = [], jax.lax.fori_loop
+        monkeypatch.setattr(jax.lax, "fori_loop", lambda *args: (ranges.append([int(each) for each in args[:2]]), loop(*args))[1])
+        blocked.blocked_attention(*map(jnp.asarray, values.values()))
+        assert [[first * blocked.BLOCK, last * blocked.BLOCK] for first, last in ranges] == [[256, 640]]
+
+    def test_a_wider_page_table_changes_nothing(self):
+        values = arrays(self.CASE, 0) | {"length": np.array([129, 500])}
+        wide = values | {"page_table": np.pad(values["page_table"], ((0, 0), (0, 1000)))}
+        programs = [jax.jit(blocked.blocked_attention).lower(*each.values()).compile() for each in (values, wide)]
+        narrow_out, wide_out = (program(*each.values()) for program, each in zip(programs, (values, wide), strict=True))
+        assert np.array_equal(narrow_out, wide_out)
+        before, after = (program.memory_analysis().temp_size_in_bytes for program in programs)
+        assert after - before <= 8 * 2 * 1024, "its entries take memory, not its slots"
+
+    def test_a_row_that_sees_nothing_yet_is_no_nan(self):
+        values = arrays(self.CASE, 1) | {"start": np.array([0, 200]), "length": np.array([640, 420])}
+        values["mask"] = np.zeros_like(values["mask"])
+        values["k_pages"], values["v_pages"] = np.nan_to_num(values["k_pages"]), np.nan_to_num(values["v_pages"])
+        check(None, self.CASE, values)
 
 
 class TestUnsupported:

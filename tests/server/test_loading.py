@@ -373,15 +373,15 @@ def test_a_failed_start_ends_with_one_line(failing, error, status, line, monkeyp
 
 def test_programs_are_counted_and_the_slowest_named():
     assert programs_line(MADE, 9.84) == (
-        "compiled 3 programs in 9.8 s (1 from the cache; slowest: cycle 0/1/1, batch 1, 16 pages: 9.2 s; admit: 0.5 s)"
+        "compiled 3 programs in 9.8 s (1 from the cache; slowest: cycle 0/1/1, batch 1: 9.2 s; admit: 0.5 s)"
     )
     found = {PrefillProgram(16, 16): MADE[PrefillProgram(16, 16)]}
     assert programs_line(found, 1) == "compiled 1 programs in 1.0 s (1 from the cache)"
 
 
 def test_only_the_largest_of_a_kind_are_looked_at():
-    cycles = [CycleProgram(batch, pages, tree) for tree in (TREE, PLAIN) for batch in (1, 8, 4) for pages in (64, 16)]
-    prefills = [PrefillProgram(chunk, pages) for chunk in (16, 256, 64) for pages in (16, 64)]
+    cycles = [CycleProgram(batch, 64, tree) for tree in (TREE, PLAIN) for batch in (1, 8, 4)]
+    prefills = [PrefillProgram(chunk, 64) for chunk in (16, 256, 64)]
     others = [CatchUpProgram(2, 64), CatchUpProgram(8, 64), AdmitProgram()]
     expected = {CycleProgram(8, 64, TREE), CycleProgram(8, 64, PLAIN), PrefillProgram(256, 64), *others[1:]}
     assert set(largest([*cycles, *prefills, *others])) == expected
