@@ -232,7 +232,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
             target=small,
             head=random_eagle(small.config),
         )
-        engine.runner.table = replace(engine.runner.table, chunks=(4, 8), pages=(32,))
+        engine.runner.table = replace(engine.runner.table, chunks=(4, 8))
         return engine
 
     complete = start()

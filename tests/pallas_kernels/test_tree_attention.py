@@ -55,7 +55,7 @@ def combinations():
     assert set(LARGE_IN_DEFAULT_SET) <= set(CASES)
     on_gpu = jax.default_backend() == "gpu"
     for implementation in (None, *IMPLEMENTATIONS):
-        seeds = 1 if implementation == "mosaic" and not on_gpu else SEEDS
+        seeds = 1 if implementation in (None, "mosaic") and not on_gpu else SEEDS
         for case in CASES:
             if supported(implementation, case):
                 for seed in range(seeds):
