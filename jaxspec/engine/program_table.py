@@ -82,7 +82,7 @@ class ProgramTable:
     @classmethod
     def of(
         cls, config: EngineConfig, pages: int, own: Sequence[SpecConfig], trees: Sequence[SpecConfig], *, catches_up: bool
-    ) -> "ProgramTable":  # fmt: skip
+    ) -> "ProgramTable":
         """In:  max_running_requests 20, prefill_chunk 256
         Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256)
         """
@@ -142,6 +142,7 @@ class ProgramTable:
         return (PrefillProgram(chunk, self.pages) for chunk in self.chunks if chunk >= tokens)
 
     def catch_ups(self, requests: int) -> Iterator[CatchUpProgram]:
+        """Catch-ups for this many requests."""
         return (CatchUpProgram(batch, self.pages) for batch in self.batches_for(PLAIN) if batch >= requests)
 
     def _place(self, program: Program) -> int:

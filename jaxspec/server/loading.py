@@ -167,10 +167,11 @@ def memory_table(llm: LLM) -> str:
 
 
 def largest(programs: Iterable[Program]) -> list[Program]:
-    """The program with the largest sizes of each kind and tree; only the compiler knows which of these needs the most memory.
+    """The largest program of each kind and tree; only the compiler knows which of these needs the most memory, and takes some 50 ms
+    to tell for each.
 
-    In:  cycle 5/4/8, batch 1, 16 pages; cycle 5/4/8, batch 8, 64 pages; prefill 64 tokens, 64 pages; admit
-    Out: cycle 5/4/8, batch 8, 64 pages; prefill 64 tokens, 64 pages; admit
+    In:  cycle 5/4/8, batch 1; cycle 5/4/8, batch 8; prefill 64 tokens; admit
+    Out: cycle 5/4/8, batch 8; prefill 64 tokens; admit
     """
     found: dict[tuple[type, SpecConfig | None], Program] = {}
     for program in programs:
