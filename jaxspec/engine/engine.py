@@ -195,9 +195,8 @@ class Engine:
         self.trees.measure(self.runner)
         if not wait_for_all:
             programs.start_compiler()
-            for tree in table.trees:
-                for program in table.largest(tree):
-                    programs.ask_for(program)
+            for program in table.next_after_start():
+                programs.ask_for(program)
         return time.perf_counter() - started
 
     # Steps

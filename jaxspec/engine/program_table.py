@@ -117,6 +117,12 @@ class ProgramTable:
         """The programs that serve every request: the largest of each kind and tree. (The costly ones first.)"""
         return self._serving(self.own if self.own_first else self.trees)
 
+    def next_after_start(self) -> list[Program]:
+        """The programs that compile in the background without being asked for: cycles of one request, as first requests often come
+        alone and gain most from a smaller program, and the largest of the trees that only single requests ask for."""
+        alone = [next(self.cycles(1, tree)) for tree in self.own]
+        return [*alone, *(program for tree in self.trees for program in self.largest(tree))]
+
     def largest_of_all(self) -> list[Program]:
         """The largest program of each kind and of every tree: no program takes more memory than the largest of these."""
         return self._serving(self.trees)

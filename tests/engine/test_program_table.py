@@ -57,6 +57,12 @@ def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the
     assert lossy.first() == [first[0], CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN), *first[1:]]
 
 
+def test_after_the_start_a_cycle_of_one_request_compiles_first_and_then_trees_that_requests_may_ask_for():
+    table = table_of()
+    large = [CycleProgram(8, 64, TREE), CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN)]
+    assert table.next_after_start() == [CycleProgram(1, 64, TREE), *large]
+
+
 def test_small_programs_come_before_large_ones():
     programs = table_of().all()
     sizes = [program.batch for program in programs if isinstance(program, CycleProgram)]
