@@ -39,7 +39,7 @@ class TrainSettings:
     """cross-entropy, or lk: the chance of acceptance at temperature 1 (arXiv 2602.23881)."""
     begin: str | None = None
     """A head to train further; its sizes and draft vocabulary stay. None: a new one."""
-    steps: int = 2000
+    steps: int = 2600
     """Batches."""
     rows: int = 2
     """Rows of a batch. Few, for many steps, learn most from few tokens."""
