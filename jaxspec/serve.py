@@ -138,7 +138,6 @@ def serve(
 
     try:
         app = create_app(engine, model, known_settings(arguments, llm), metrics=metrics, steps=steps)
-        allow_restart(listener)
         HttpServer(app, engine, ready).run(sockets=[listener])
     finally:
         engine.close()
@@ -158,11 +157,6 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def allow_restart(listener: socket.socket) -> None:
-    """Lets the next server bind the address at once, while the system still keeps this one's closed connections (a minute)."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections inherit it
 
 
 def is_loopback(listener: socket.socket) -> bool:

@@ -118,8 +118,8 @@ class ProgramTable:
         return self._serving(self.own if self.own_first else self.trees)
 
     def next_after_start(self) -> list[Program]:
-        """The programs that compile in the background without being asked for: cycles of one request, as first requests often come
-        alone and gain most from a smaller program, and the largest of the trees that only single requests ask for."""
+        """The programs that compile in the background without a launch that needs them, unless they are there: cycles of one
+        request, as first requests often come alone and gain most from a smaller program, and the largest of every tree."""
         alone = [next(self.cycles(1, tree)) for tree in self.own]
         return [*alone, *(program for tree in self.trees for program in self.largest(tree))]
 

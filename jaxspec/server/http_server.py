@@ -128,6 +128,8 @@ class HttpServer(uvicorn.Server):
         self._app, self._engine, self._on_ready = app, engine, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or ():  # connections inherit it: those that this server closes don't hold the address for a minute
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await super().startup(sockets)
         if self.started:
             self._on_ready()

@@ -57,7 +57,7 @@ def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the
     assert lossy.first() == [first[0], CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN), *first[1:]]
 
 
-def test_after_the_start_a_cycle_of_one_request_compiles_first_and_then_trees_that_requests_may_ask_for():
+def test_after_the_start_a_cycle_of_one_request_compiles_first():
     table = table_of()
     large = [CycleProgram(8, 64, TREE), CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN)]
     assert table.next_after_start() == [CycleProgram(1, 64, TREE), *large]

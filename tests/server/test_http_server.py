@@ -167,7 +167,7 @@ class Draining:
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]})
         self.thread.start()
         assert ready.wait(20)
-        self.url = url_of(self._listener)
+        self.url, self.address = url_of(self._listener), self._listener.getsockname()
         self.answers: list[httpx.Response] = []
         self.client = threading.Thread(target=self._ask)
 
@@ -191,6 +191,16 @@ class Draining:
             assert not thread.is_alive()
         self.engine.close()
         self._listener.close()
+
+
+def test_a_port_is_free_at_once_after_a_server_that_closed_its_connections():
+    with Draining(shutdown_timeout=20) as draining:
+        address = draining.address
+        with socket.create_connection(address) as client:
+            client.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            while client.recv(4096):
+                pass
+    listen(*address).close()
 
 
 def test_what_runs_may_finish_while_others_go_elsewhere():
