@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench, depth_acceptance, mean
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 
 from . import record
 from .distributions import STEPS, compare
@@ -43,7 +43,7 @@ GRID = {"num_draft_tokens": [4, 8, 16, 32], "steps": [2, 3, 5, 7], "topk": [2, 4
 """Options and their defaults, used unless --trees is given."""
 
 
-def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int]) -> list[SpecConfig]:
+def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int]) -> list[TreeShape]:
     """For each node count, the chain with as many nodes and every tree of these sizes with as many nodes.
 
     In:  nodes [4], steps [1, 2], topks [2]
@@ -51,27 +51,27 @@ def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int])
     """
     chosen = []
     for count in nodes:
-        chosen.append(SpecConfig(count - 1, 1, count))
+        chosen.append(TreeShape(count - 1, 1, count))
         chosen += [
-            SpecConfig(step, topk, count) for step in steps for topk in topks if topk > 1 and why_not(step, topk, count) is None
+            TreeShape(step, topk, count) for step in steps for topk in topks if topk > 1 and why_not(step, topk, count) is None
         ]
     return list(dict.fromkeys(chosen))
 
 
-def describe(spec: SpecConfig, load: Load, plain: Load, kinds: Sequence[str] | None = None) -> dict:
+def describe(tree: TreeShape, load: Load, plain: Load, kinds: Sequence[str] | None = None) -> dict:
     """One tree, for JSON. `kinds`: those of the prompts."""
     complete = [load.accept_lengths[number][:-1] for number in sorted(load.accept_lengths)]  # --max-tokens may cut the last
     lengths = [length for several in complete for length in several]
     of_prompts = [mean(several) for several in complete if several]
     if not lengths:
-        raise BenchmarkError(f"--max-tokens is too small: with {spec} every prompt took one verification")
-    drafted = (spec.num_draft_tokens - 1) * len(lengths)
+        raise BenchmarkError(f"--max-tokens is too small: with {tree} every prompt took one verification")
+    drafted = (tree.num_draft_tokens - 1) * len(lengths)
     return {
-        "tree": str(spec),
-        "nodes": spec.num_draft_tokens,
+        "tree": str(tree),
+        "nodes": tree.num_draft_tokens,
         "verifications": len(lengths),
         "accept_length": mean(lengths),
-        "accepted_at_depth": [sum(length > depth for length in lengths) / len(lengths) for depth in range(1, spec.num_steps + 1)],
+        "accepted_at_depth": [sum(length > depth for length in lengths) / len(lengths) for depth in range(1, tree.num_steps + 1)],
         "accepted_given_parent": depth_acceptance(lengths),
         "accept_rate": sum(length - 1 for length in lengths) / drafted,
         "accept_length_of_prompts": of_prompts,
@@ -194,10 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for temperature in tqdm(dict.fromkeys(options.temperature), desc="accept lengths", unit="temperature"):
         sweep.params = sampling_params(options, len(encoded), temperature)
         plain = sweep.accept(PLAIN)
-        temperatures[f"{temperature:g}"] = [describe(spec, sweep.accept(spec), plain, prompts.kinds) for spec in trees]
+        temperatures[f"{temperature:g}"] = [describe(tree, sweep.accept(tree), plain, prompts.kinds) for tree in trees]
         if temperature > 0:
             texts = [(encoded[number], tokens) for number, tokens in sorted(plain.tokens.items())]
-            distributions[f"{temperature:g}"] = compare(bench.llm, texts, temperature, sweep.sharpness)
+            distributions[f"{temperature:g}"] = compare(bench.llm, texts, temperature, sweep.calibration)
     results = {"head": bench.llm.head.config.algorithm, "temperatures": temperatures, "distributions": distributions}
     record.write("acceptance", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)

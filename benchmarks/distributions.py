@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.decoding.coupling import calibrated
 from jaxspec.llm import LLM
 from jaxspec.models.layers import causal_metadata
-from jaxspec.spec.coupling import calibrated
 from jaxspec.train.ttt import metadata, whole_rows
 from jaxspec.typing import Array, Float, Int
 
@@ -45,7 +45,7 @@ class Rules(NamedTuple):
 def compare(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float, weights: tuple[float, ...]) -> dict:
     """Accept lengths of each rule and number of children, and the calibration error of coupled drafts.
 
-    `texts` are prompts with their continuations; the comparison is about the latter. `weights`: as spec/coupling.py learns them.
+    `texts` are prompts with their continuations; the comparison is about the latter. `weights`: as coupling.py learns them.
     """
     assert llm.head is not None
     width = max(len(prompt) for prompt, _ in texts) + POSITIONS + STEPS + 1

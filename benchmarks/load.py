@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from jaxspec import SamplingParams, SpecConfig
+from jaxspec import SamplingParams, TreeShape
 from jaxspec.commands.workbench import CompilationCounter, mean
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.stats import EngineStats
@@ -63,7 +63,7 @@ def run(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     concurrency: int,
-    tree: SpecConfig | None = None,
+    tree: TreeShape | None = None,
 ) -> Load:
     """Keeps `concurrency` requests in the engine until every prompt is done. `tree` is the requests' draft tree (Engine.add)."""
     load, before, started = Load(), engine.stats(), time.perf_counter()

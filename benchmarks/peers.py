@@ -28,7 +28,7 @@ from jaxspec import SamplingParams
 from jaxspec.commands.common import listing, table
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.defaults import BUILT_IN_TARGET
 
 from . import record
@@ -66,16 +66,16 @@ class Measured(NamedTuple):
     not_run: dict[str, str]
 
 
-def ours(bench: Workbench, spec: SpecConfig, max_tokens: int) -> Contender:
+def ours(bench: Workbench, tree: TreeShape, max_tokens: int) -> Contender:
     """Our engine with this tree; it compiles on its first pass."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    engine = bench.engine(spec, 1)
+    engine = bench.engine(tree, 1)
 
     def generate(prompts: Sequence[Sequence[int]]) -> Timed:
         result = run(engine, prompts, [params] * len(prompts))
         return result.seconds, [list(tokens) for tokens in result.tokens]
 
-    return Contender(OURS, "plain" if spec == PLAIN else str(spec), "", generate)
+    return Contender(OURS, "plain" if tree == PLAIN else str(tree), "", generate)
 
 
 def theirs(peer: Peer, mode: str, way: str, max_tokens: int) -> Contender:
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = Workbench.of(options)
         encoded = bench.encode(prompts.prompts, chat=options.chat)
         context = bench.context_for(encoded, options.max_tokens)
-        contenders = [ours(bench, spec, options.max_tokens) for spec in dict.fromkeys((PLAIN, options.tree))]
+        contenders = [ours(bench, tree, options.max_tokens) for tree in dict.fromkeys((PLAIN, options.tree))]
         contenders += peers.contenders(encoded, options, context)
         measured = measure(contenders, encoded, options.rounds)
     results = {

@@ -34,7 +34,7 @@ from jaxspec.commands.common import table
 from jaxspec.commands.compat import Ignored, add_ignored
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 
 from . import record
 from .options import BenchmarkParser, add_common_options, add_sampling_options, exit_on_error, prompts_of, sampling_params, show
@@ -71,7 +71,7 @@ GRID = {"steps": [1, 3, 5, 7], "topk": [1, 2, 4, 8], "num_draft_tokens": [2, 4, 
 """Options and their defaults, used unless --trees is given."""
 
 
-Combinations = Mapping[int, Sequence[SpecConfig]]
+Combinations = Mapping[int, Sequence[TreeShape]]
 """Trees by batch size."""
 
 
@@ -127,18 +127,18 @@ def compile_all(sweep: Sweep, combinations: Combinations) -> None:
         sweep.compile(trees, [batch])
 
 
-def all_trees(combinations: Combinations) -> list[SpecConfig]:
+def all_trees(combinations: Combinations) -> list[TreeShape]:
     """Every tree once."""
     return list(dict.fromkeys(tree for trees in combinations.values() for tree in trees))
 
 
-def part(batches: Sequence[int], trees: Sequence[SpecConfig], start: int, end: int | None) -> Combinations:
+def part(batches: Sequence[int], trees: Sequence[TreeShape], start: int, end: int | None) -> Combinations:
     """Some of all combinations, which are numbered from 0, the trees of the first batch size first.
 
     In:  batches [1, 4], trees [a, b], start 1, end None
     Out: {1: [b], 4: [a, b]}
     """
-    chosen: dict[int, list[SpecConfig]] = {}
+    chosen: dict[int, list[TreeShape]] = {}
     for batch, each in [(batch, each) for batch in dict.fromkeys(batches) for each in trees][start:end]:
         chosen.setdefault(batch, []).append(each)
     return chosen

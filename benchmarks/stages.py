@@ -8,20 +8,20 @@ from typing import Any
 
 import jax
 
-from jaxspec.config import SpecConfig
-from jaxspec.spec.commit import advance, commit
-from jaxspec.spec.coupling import couple
-from jaxspec.spec.draft import draft_tree
-from jaxspec.spec.extend import extend
-from jaxspec.spec.state import Models, State, gather
-from jaxspec.spec.verify import accept, verify
+from jaxspec.config import TreeShape
+from jaxspec.decoding.commit import advance, commit
+from jaxspec.decoding.coupling import couple
+from jaxspec.decoding.draft import draft_tree
+from jaxspec.decoding.extend import extend
+from jaxspec.decoding.state import Models, State, gather
+from jaxspec.decoding.verify import accept, verify
 
 Timer = Callable[[Callable[[], Any]], list[float]]
 """Returns the milliseconds of a call, several times."""
 
 
 def time_parts(
-    merge: Callable[[dict], Models], params: dict, state: State, rows: Any, page_table: Any, spec: SpecConfig, timer: Timer
+    merge: Callable[[dict], Models], params: dict, state: State, rows: Any, page_table: Any, tree: TreeShape, timer: Timer
 ) -> tuple[dict[str, list[float]], State]:
     """Milliseconds of every stage, and the state afterwards.
 
@@ -31,29 +31,29 @@ def time_parts(
 
     @jax.jit
     def draft_part(params, state, batch):
-        return draft_tree(merge(params), state, batch, spec, coupling=couple(state, batch, spec.num_steps)).tree
+        return draft_tree(merge(params), state, batch, tree, coupling=couple(state, batch, tree.num_steps)).tree
 
     @jax.jit
-    def verify_part(params, state, batch, tree):
+    def verify_part(params, state, batch, drafted):
         unread: Any = None  # only log probabilities need the logits later
-        return verify(merge(params), state, batch, tree)._replace(logits=unread)
+        return verify(merge(params), state, batch, drafted)._replace(logits=unread)
 
-    def commit_part(state, batch, tree, verified):
-        accepted = accept(tree, verified.target_tokens, batch, spec.num_steps)
+    def commit_part(state, batch, drafted, verified):
+        accepted = accept(drafted, verified.target_tokens, batch, tree.num_steps)
         return advance(commit(state, batch, verified, accepted), batch, accepted), accepted
 
     def extend_part(state, params, batch, verified, accepted):
         return extend(merge(params), state, batch, verified, accepted), None
 
     batch = jax.jit(gather)(state, rows, page_table)
-    tree = draft_part(params, state, batch)
-    verified = verify_part(params, state, batch, tree)
+    drafted = draft_part(params, state, batch)
+    verified = verify_part(params, state, batch, drafted)
     parts = {
         "draft": timer(lambda: draft_part(params, state, batch)),
-        "verify": timer(lambda: verify_part(params, state, batch, tree)),
+        "verify": timer(lambda: verify_part(params, state, batch, drafted)),
     }
-    parts["accept and commit"], state, accepted = time_in_place(timer, commit_part, state, batch, tree, verified)
-    if spec.num_steps:
+    parts["accept and commit"], state, accepted = time_in_place(timer, commit_part, state, batch, drafted, verified)
+    if tree.num_steps:
         parts["extend"], state, _ = time_in_place(timer, extend_part, state, params, batch, verified, accepted)
     return parts, state
 

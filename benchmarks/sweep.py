@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_table import CycleProgram
 from jaxspec.engine.request import Status
@@ -41,7 +41,7 @@ class Sweep:
         self,
         bench: Workbench,
         prompts: Sequence[Sequence[int]],
-        trees: Sequence[SpecConfig],
+        trees: Sequence[TreeShape],
         batches: Sequence[int],
         params: Sequence[SamplingParams],
     ):
@@ -65,22 +65,22 @@ class Sweep:
         for engine in (self._plain, self._drafting):
             engine.runner.table = replace(engine.runner.table, batches=tuple(batches))
 
-    def compile(self, trees: Sequence[SpecConfig], batches: Sequence[int]) -> None:
+    def compile(self, trees: Sequence[TreeShape], batches: Sequence[int]) -> None:
         """Compiles the cycles of these trees and of plain decoding at these batch sizes. Prefills compile in the untimed passes."""
         for engine, specs in ((self._plain, [PLAIN]), (self._drafting, list(trees))):
             needed = [
                 program
                 for program in engine.runner.table.all()
-                if isinstance(program, CycleProgram) and program.spec in specs and program.batch in batches
+                if isinstance(program, CycleProgram) and program.tree in specs and program.batch in batches
             ]
             engine.runner.programs.compile_all(needed, progress=True)
 
     @property
-    def sharpness(self) -> tuple[float, ...]:
-        """What sampled drafts have learnt about the head so far: the weights of spec/coupling.py."""
-        return tuple(self._drafting.runner.sharpness.tolist())
+    def calibration(self) -> tuple[float, ...]:
+        """What sampled drafts have learnt about the head so far: the weights of decoding/coupling.py."""
+        return tuple(self._drafting.runner.calibration.tolist())
 
-    def accept(self, tree: SpecConfig) -> Load:
+    def accept(self, tree: TreeShape) -> Load:
         """Runs all prompts once at the largest batch size."""
         self._restrict(self.batches[-1:])
         load = self.run_part(tree, self.batches[-1], range(len(self.prompts)))
@@ -91,7 +91,7 @@ class Sweep:
         """The parts of a round at this batch size, in which every prompt runs at least once."""
         return parts_of(len(self.prompts), batch)
 
-    def run_part(self, tree: SpecConfig, batch: int, part: range) -> Load:
+    def run_part(self, tree: TreeShape, batch: int, part: range) -> Load:
         """Runs these requests, `batch` at a time."""
         prompts, params = zip(*self._requests(part.stop)[part.start :], strict=True)
         return run(self._engine(tree), prompts, params, batch, tree)
@@ -100,7 +100,7 @@ class Sweep:
         """The first `count` of the endlessly repeated prompts, with their parameters."""
         return list(itertools.islice(itertools.cycle(zip(self.prompts, self.params, strict=True)), count))
 
-    def cycle_seconds(self, tree: SpecConfig, batch: int) -> float:
+    def cycle_seconds(self, tree: TreeShape, batch: int) -> float:
         """Median time of a cycle of `batch` requests in the middle of their texts."""
         engine, cycles = self._engine(tree), self.timed_cycles(tree)
         requests = [engine.add(prompt, params, tree=tree) for prompt, params in self._requests(batch)]
@@ -119,7 +119,7 @@ class Sweep:
             raise BenchmarkError(f"--max-tokens is too small to time {batch} requests together with {tree}: increase it")
         return median(times)
 
-    def timed_cycles(self, tree: SpecConfig) -> int:
+    def timed_cycles(self, tree: TreeShape) -> int:
         """Cycles that surely fit between a request's first cycles and its last, even if every draft is accepted.
 
         Raises BenchmarkError if that is less than LEAST_CYCLES.
@@ -130,7 +130,7 @@ class Sweep:
             raise BenchmarkError(f"--max-tokens {self._max_tokens} is too small to time cycles of {tree}: give at least {least}")
         return min(TIMED_CYCLES, most)
 
-    def _engine(self, tree: SpecConfig) -> Engine:
+    def _engine(self, tree: TreeShape) -> Engine:
         return self._plain if tree == PLAIN else self._drafting
 
 

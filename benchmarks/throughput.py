@@ -27,7 +27,7 @@ from tqdm import tqdm
 from jaxspec import SamplingParams
 from jaxspec.commands.options import add_tree_options, chosen_tree, whole
 from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench, depth_acceptance
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Status
@@ -53,14 +53,14 @@ PEAKS = ("process_peak_bytes", "device_peak_bytes")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig, batch: int, options: argparse.Namespace) -> dict:
+def measure(bench: Workbench, prompts: Sequence[Sequence[int]], tree: TreeShape, batch: int, options: argparse.Namespace) -> dict:
     """Measures one batch size: runs side by side, then the parts of a cycle. Returns results for JSON."""
     parts = parts_of(len(prompts), batch)
     repeated = [prompts[index % len(prompts)] for index in range(parts[-1].stop)]
     params = sampling_params(options, len(repeated))
     engines = {
-        mode: bench.engine(tree, batch, bench.context_for(prompts, options.max_tokens), prefix_cache=False)
-        for mode, tree in ((PLAIN_MODE, PLAIN), (TREE_MODE, spec))
+        mode: bench.engine(shape, batch, bench.context_for(prompts, options.max_tokens), prefix_cache=False)
+        for mode, shape in ((PLAIN_MODE, PLAIN), (TREE_MODE, tree))
     }
 
     def run_part(engine: Engine, part: range) -> Load:
@@ -76,15 +76,15 @@ def measure(bench: Workbench, prompts: Sequence[Sequence[int]], spec: SpecConfig
     rounds = [run_round(number) for number in tqdm(range(options.rounds), desc=f"batch {batch}: timed", unit="round")]
     check_nothing_compiled(counter, before=0)
     peaks = memory_peaks()
-    plain, tree = ([loads[which] for loads in rounds] for which in (0, 1))
+    plain, drafted = ([loads[which] for loads in rounds] for which in (0, 1))
     return {
         "batch": batch,
         "requests": len(repeated),
-        "speed_up": Spread(record.shares(speeds(tree), speeds(plain))).describe(),
-        "decode_speed_up": Spread(record.shares(decode_speeds(tree), decode_speeds(plain))).describe(),
-        "equal_to_plain": tree[0].count_equal(plain[0]),
-        "acceptance": describe_acceptance(tree[0]),
-        "modes": {PLAIN_MODE: describe_passes(plain), TREE_MODE: describe_passes(tree)},
+        "speed_up": Spread(record.shares(speeds(drafted), speeds(plain))).describe(),
+        "decode_speed_up": Spread(record.shares(decode_speeds(drafted), decode_speeds(plain))).describe(),
+        "equal_to_plain": drafted[0].count_equal(plain[0]),
+        "acceptance": describe_acceptance(drafted[0]),
+        "modes": {PLAIN_MODE: describe_passes(plain), TREE_MODE: describe_passes(drafted)},
         "parts_ms": {mode: time_cycle_parts(engines[mode], bench, repeated[:batch], params[:batch]) for mode in engines},
         "memory": {mode: memory_of(engine) for mode, engine in engines.items()} | peaks,
     }
@@ -132,10 +132,10 @@ def time_cycle_parts(
     if any(request.status is not Status.RUNNING for request in requests):
         raise BenchmarkError("--max-tokens is too small: some texts ended before the last prompt was computed")
     runner = engine.runner
-    head = bench.llm.head if engine.spec.num_steps else None
+    head = bench.llm.head if engine.tree.num_steps else None
     merge = merger(bench.llm.target, head, engine.config.attention_kernel)
-    rows, page_table = map(jnp.asarray, runner.batch_of(requests, engine.spec))
-    parts, runner.state = time_parts(merge, runner.params, runner.state, rows, page_table, engine.spec, in_milliseconds)
+    rows, page_table = map(jnp.asarray, runner.batch_of(requests, engine.tree))
+    parts, runner.state = time_parts(merge, runner.params, runner.state, rows, page_table, engine.tree, in_milliseconds)
     return {part: Spread(values).describe() for part, values in parts.items()}
 
 
@@ -269,12 +269,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options, **UNUSED_ENGINE)
-    spec = chosen_tree(options) or bench.llm.engine.spec
-    if not spec.num_steps:
+    tree = chosen_tree(options) or bench.llm.engine.tree
+    if not tree.num_steps:
         raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
-    batches = [measure(bench, encoded, spec, batch, options) for batch in options.batch_size]
-    results = {"tree": str(spec), "batches": batches}
+    batches = [measure(bench, encoded, tree, batch, options) for batch in options.batch_size]
+    results = {"tree": str(tree), "batches": batches}
     record.write("throughput", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
     different = [each for each in batches if each["equal_to_plain"] < each["requests"]]

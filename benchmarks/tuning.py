@@ -11,7 +11,7 @@ from statistics import median
 from tqdm import tqdm
 
 from jaxspec.commands.workbench import CompilationCounter, depth_acceptance
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 
 from .load import Load, alternate, check_nothing_compiled, side_by_side
 from .record import Spread, shares
@@ -28,7 +28,7 @@ GROUP = 4
 class Grid:
     """The trees of a sweep. Plain decoding is not among them: every sweep measures it anyway."""
 
-    trees: list[SpecConfig]
+    trees: list[TreeShape]
     skipped: dict[str, str]
     """Combinations that are not tried, as steps/topk/nodes, with the reason."""
 
@@ -39,13 +39,13 @@ def grid(steps: Sequence[int], topks: Sequence[int], nodes: Sequence[int]) -> Gr
     In:  steps [0, 2], topks [1, 2], nodes [4, 16]
     Out: trees 2/1/3, 2/2/4; skipped 2/2/16 (more nodes than 1 + topk + (steps - 1) * topk^2 = 7)
     """
-    trees, skipped = list[SpecConfig](), dict[str, str]()
+    trees, skipped = list[TreeShape](), dict[str, str]()
     for step in filter(None, sorted(set(steps))):
         for topk in filter(None, sorted(set(topks))):
             for count in sorted(set(nodes)) if topk > 1 else [step + 1]:  # a chain has one size
                 reason = why_not(step, topk, count)
                 if reason is None:
-                    trees.append(SpecConfig(step, topk, count))
+                    trees.append(TreeShape(step, topk, count))
                 elif count:
                     skipped[f"{step}/{topk}/{count}"] = reason
     return Grid(trees, skipped)
@@ -61,13 +61,13 @@ def why_not(step: int, topk: int, count: int) -> str | None:
     return None
 
 
-def dominated(accept_lengths: dict[SpecConfig, float], tolerance: float = 0.005) -> dict[SpecConfig, SpecConfig]:
+def dominated(accept_lengths: dict[TreeShape, float], tolerance: float = 0.005) -> dict[TreeShape, TreeShape]:
     """Trees that need not be timed, each with the tree that beats it.
 
     A tree that is no larger in any of the three numbers is assumed to cost no more at any batch size. If it also accepts as much
     (within the relative `tolerance`), the larger one can hardly win. Only kept trees drop others, so tolerances do not add up.
     """
-    kept, beaten = list[SpecConfig](), dict[SpecConfig, SpecConfig]()
+    kept, beaten = list[TreeShape](), dict[TreeShape, TreeShape]()
     for tree in sorted(accept_lengths, key=size):
         enough = accept_lengths[tree] * (1 - tolerance)
         other = next((each for each in kept if accept_lengths[each] >= enough and fits_into(each, tree)), None)
@@ -78,12 +78,12 @@ def dominated(accept_lengths: dict[SpecConfig, float], tolerance: float = 0.005)
     return beaten
 
 
-def fits_into(tree: SpecConfig, other: SpecConfig) -> bool:
+def fits_into(tree: TreeShape, other: TreeShape) -> bool:
     """Whether `tree` is no larger than `other` in any of the three numbers."""
     return all(one <= two for one, two in zip(size(tree), size(other), strict=True))
 
 
-def size(tree: SpecConfig) -> tuple[int, int, int]:
+def size(tree: TreeShape) -> tuple[int, int, int]:
     return tree.num_steps, tree.topk, tree.num_draft_tokens
 
 
@@ -108,7 +108,7 @@ class Acceptance:
 class Timed:
     """A tree at one batch size."""
 
-    tree: SpecConfig
+    tree: TreeShape
     batch: int
     cycle_ms: list[float] = field(default_factory=list)
     cost: list[float] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Timed:
         return shares([load.tokens_per_second for load in self.tree_passes], [load.tokens_per_second for load in self.plain_passes])
 
 
-def acceptances(sweep: Sweep, trees: Sequence[SpecConfig]) -> dict[SpecConfig, Acceptance]:
+def acceptances(sweep: Sweep, trees: Sequence[TreeShape]) -> dict[TreeShape, Acceptance]:
     """Runs every tree once, at the largest batch size."""
     sweep.compile(trees, sweep.batches[-1:])
     plain = sweep.accept(PLAIN)
@@ -135,7 +135,7 @@ def acceptances(sweep: Sweep, trees: Sequence[SpecConfig]) -> dict[SpecConfig, A
         return {tree: Acceptance.of(sweep.accept(tree), plain) for tree in bar}
 
 
-def cycle_times(sweep: Sweep, trees: Sequence[SpecConfig], batch: int, rounds: int) -> list[Timed]:
+def cycle_times(sweep: Sweep, trees: Sequence[TreeShape], batch: int, rounds: int) -> list[Timed]:
     """Times every tree's cycle `rounds` times, each next to plain cycles."""
     timed = [Timed(tree, batch) for tree in trees]
     with tqdm(total=rounds * len(trees), desc=f"batch {batch}: cycle times", unit="tree") as bar:
@@ -149,7 +149,7 @@ def cycle_times(sweep: Sweep, trees: Sequence[SpecConfig], batch: int, rounds: i
     return timed
 
 
-def shortlist(timed: Sequence[Timed], accept_lengths: dict[SpecConfig, float]) -> list[Timed]:
+def shortlist(timed: Sequence[Timed], accept_lengths: dict[TreeShape, float]) -> list[Timed]:
     """The trees worth measuring end to end, best prediction first; at least one."""
     ranked = sorted(timed, key=lambda each: each.predicted(accept_lengths[each.tree]), reverse=True)
     best = ranked[0].predicted(accept_lengths[ranked[0].tree])

@@ -1,4 +1,4 @@
-"""The shape of a model (ModelConfig), of its draft tree (SpecConfig), and how the engine runs (EngineConfig).
+"""The shape of a model (ModelConfig), of its draft tree (TreeShape), and how the engine runs (EngineConfig).
 
 All are frozen. A wrong value raises ValueError at construction; the message names the field and says what to do.
 """
@@ -81,10 +81,10 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, init=False)
-class SpecConfig:
+class TreeShape:
     """The draft tree: depth, width and number of verified nodes. SGLang's three numbers, with its names.
 
-    SpecConfig() is 5/4/8; SpecConfig(num_steps=0) is plain decoding; topk=1 is a chain of num_steps + 1 nodes.
+    TreeShape() is 5/4/8; TreeShape(num_steps=0) is plain decoding; topk=1 is a chain of num_steps + 1 nodes.
     Give all three numbers or none (topk=1 and num_steps=0 need no num_draft_tokens).
     """
 
@@ -136,18 +136,18 @@ class SpecConfig:
         return str(self) if self.num_steps else "plain"
 
     @classmethod
-    def of(cls, value: "TreeLike") -> "SpecConfig":
+    def of(cls, value: "TreeLike") -> "TreeShape":
         """A draft tree in any of the ways in which it is written.
 
-        In:  SpecConfig(5, 4, 8) or "5/4/8" or (5, 4, 8) or {"num_steps": 5, "topk": 4, "num_draft_tokens": 8}
-        Out: SpecConfig(5, 4, 8)
+        In:  TreeShape(5, 4, 8) or "5/4/8" or (5, 4, 8) or {"num_steps": 5, "topk": 4, "num_draft_tokens": 8}
+        Out: TreeShape(5, 4, 8)
         In:  "plain" or "0" or {"num_steps": 0}
-        Out: SpecConfig(num_steps=0)
+        Out: TreeShape(num_steps=0)
 
         Raises:
             ValueError: `value` is none of these, or its numbers don't make a tree.
         """
-        if isinstance(value, SpecConfig):
+        if isinstance(value, TreeShape):
             return value
         if isinstance(value, str) and value.strip() in ("0", "plain"):
             return PLAIN
@@ -165,10 +165,13 @@ class SpecConfig:
         raise ValueError(f"a draft tree is {notation}; got {value!r:.80}")
 
 
-type TreeLike = SpecConfig | str | Sequence[int] | Mapping[str, int]
-"""The argument of SpecConfig.of."""
+SpecConfig = TreeShape
+"""The old name of TreeShape."""
 
-PLAIN = SpecConfig(num_steps=0)
+type TreeLike = TreeShape | str | Sequence[int] | Mapping[str, int]
+"""The argument of TreeShape.of."""
+
+PLAIN = TreeShape(num_steps=0)
 """No draft tree: plain decoding."""
 
 
@@ -206,11 +209,11 @@ class EngineConfig:
     """Requests that wait, at most; further ones are refused. None: any number."""
     adaptive: bool = False
     """Choose the draft tree, or plain decoding, before each cycle by measured speed, so that speculation costs little at worst."""
-    adaptive_trees: tuple[SpecConfig, ...] = ()
+    adaptive_trees: tuple[TreeShape, ...] = ()
     """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps. Like
-    request_trees, given in any way that SpecConfig.of takes."""
-    request_trees: tuple[SpecConfig, ...] = ()
-    """Further trees, which single requests may ask for; SpecConfig(num_steps=0) lets them turn speculation off."""
+    request_trees, given in any way that TreeShape.of takes."""
+    request_trees: tuple[TreeShape, ...] = ()
+    """Further trees, which single requests may ask for; TreeShape(num_steps=0) lets them turn speculation off."""
     draft_window_size: int | None = None
     """The draft head sees this many of the newest tokens only. None: all."""
     draft_sink_size: int = 0
@@ -235,7 +238,7 @@ class EngineConfig:
             if isinstance(trees, str) or not isinstance(trees, Sequence):
                 raise ValueError(f'{name} must be a list of draft trees, such as ["plain", "3/1/4"], got {trees!r:.200}')
             try:
-                object.__setattr__(self, name, tuple(map(SpecConfig.of, trees)))
+                object.__setattr__(self, name, tuple(map(TreeShape.of, trees)))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
         for name in ("max_running_requests", "page_size", "prefill_chunk"):

@@ -7,14 +7,14 @@ import importlib.util
 from pathlib import Path
 
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 
 BUILT_IN_NAME = "jaxspec-demo"
 SMOLLM2 = "smollm2"
 BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
 SMOLLM2_HEAD = Path(__file__).parent / "demo" / "smollm2"
-SMOLLM2_TREE = SpecConfig(2, 1)
+SMOLLM2_TREE = TreeShape(2, 1)
 """1.56 times as fast as plain decoding on two cores, 5/4/8 1.07 times (docs/speculative_decoding.ipynb; 23 November 2026)."""
 
 
@@ -74,7 +74,7 @@ def own_head(model: Path) -> Path | None:
         return model if algorithm_of(checkpoint.infos) else None
 
 
-def default_tree(algorithm: str | None, head: Path | None = None) -> SpecConfig:
+def default_tree(algorithm: str | None, head: Path | None = None) -> TreeShape:
     """The draft tree for a kind of head (HeadConfig.algorithm) in this directory; None: plain decoding.
 
     MTP has a small one: its layer is trained for one step, and deeper steps reuse it.
@@ -83,7 +83,7 @@ def default_tree(algorithm: str | None, head: Path | None = None) -> SpecConfig:
         return PLAIN
     if head == SMOLLM2_HEAD:
         return SMOLLM2_TREE
-    return SpecConfig(1, 1, 2) if algorithm == "MTP" else SpecConfig()
+    return TreeShape(1, 1, 2) if algorithm == "MTP" else TreeShape()
 
 
 def gpu_dtype(saved: str) -> str:

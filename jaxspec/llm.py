@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
-from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig, TreeLike
+from jaxspec.config import DTYPES, PLAIN, EngineConfig, TreeLike, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -26,7 +25,8 @@ from jaxspec.engine.shared_engine import SharedEngine, Task
 from jaxspec.engine.stats import EngineStats
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.tokenizer import Tokenizer, load_tokenizer
+from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 
 type Prompt = str | Sequence[int]
 type Params = SamplingParams | Mapping[str, Any]
@@ -46,8 +46,8 @@ class LLM:
             "meta-llama/Llama-3.1-8B-Instruct", which is downloaded once. None: the built-in model.
         draft: a draft head for it (EAGLE, EAGLE-3 or MTP: docs/checkpoints.md), a directory, a file or a name on the Hub; None:
             the head that comes with the model (MiMo's MTP layer, the built-in model's and SmolLM2's heads), if there is one.
-        spec: the draft tree: a SpecConfig, "5/4/8" or (5, 4, 8) for steps/topk/nodes. None: 5/4/8 with an EAGLE head, 1/1/2
-            with MTP, 2/1/3 for SmolLM2. SpecConfig(num_steps=0) is plain decoding.
+        spec: the draft tree: a TreeShape, "5/4/8" or (5, 4, 8) for steps/topk/nodes. None: 5/4/8 with an EAGLE head, 1/1/2
+            with MTP, 2/1/3 for SmolLM2. TreeShape(num_steps=0) is plain decoding.
         token_map: FR-Spec's list of the tokens worth drafting (.pt, .json, .npy or .safetensors), for heads that use the
             target's lm_head.
         dtype: "float32", "bfloat16", "float16", a NumPy or JAX dtype, or "auto": float32 on a CPU, 16 bits on a GPU.
@@ -81,7 +81,7 @@ class LLM:
             raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
         config = EngineConfig(**options)
         hub = HubOptions(revision, None if download_dir is None else str(download_dir))
-        files = find_files(model, draft, None if spec is None else SpecConfig.of(spec), token_map, config, hub)
+        files = find_files(model, draft, None if spec is None else TreeShape.of(spec), token_map, config, hub)
         enable_compilation_cache()
         self.model_name = BUILT_IN_NAME if model is None else str(model)
         self.directory = files.target
@@ -276,14 +276,14 @@ class ModelFiles(NamedTuple):
     target: Path
     head: Path | None
     token_map: Path | None
-    spec: SpecConfig | None
+    spec: TreeShape | None
     """None: the head decides (defaults.default_tree)."""
 
 
 def find_files(
     model: str | Path | None,
     draft: str | Path | None,
-    spec: SpecConfig | None,
+    spec: TreeShape | None,
     token_map: str | Path | None,
     config: EngineConfig,
     hub: HubOptions = DEFAULTS,
@@ -293,7 +293,7 @@ def find_files(
     if spec == PLAIN:
         for name, given in (("token_map", token_map), ("draft", draft)):
             if given is not None:
-                raise ValueError(f"SpecConfig(num_steps=0) drafts nothing: leave out {name}")
+                raise ValueError(f"TreeShape(num_steps=0) drafts nothing: leave out {name}")
     head = None if spec == PLAIN else local_path(draft, hub.newest) if draft is not None else own_head(target)
     if head is None:
         if spec is not None and spec != PLAIN:

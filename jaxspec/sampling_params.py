@@ -15,7 +15,7 @@ from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 12
-"""With the model's end-of-sequence tokens these must fit spec.settings.MAX_STOP_TOKENS."""
+"""With the model's end-of-sequence tokens these must fit decoding.settings.MAX_STOP_TOKENS."""
 MAX_LOGPROBS = 20
 """Most alternatives per token whose log probabilities are reported."""
 MAX_N = 128

@@ -21,8 +21,8 @@ from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from jaxspec.chat_template import ChatTemplate
     from jaxspec.llm import LLM
+    from jaxspec.text.chat_template import ChatTemplate
 
 logger = logging.getLogger("jaxspec")
 
@@ -111,7 +111,7 @@ def serve(
     model = ServedModel(
         name,
         min(llm.engine.context_length, stats.total_pages * stats.page_size),
-        llm.engine.spec,
+        llm.engine.tree,
         llm.tokenizer,
         chat_template,
         trees=llm.engine.trees.all,

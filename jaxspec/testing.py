@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
-from jaxspec.config import EngineConfig, ModelConfig, SpecConfig
+from jaxspec.config import EngineConfig, ModelConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.runner import DEFAULT_START, Start
 from jaxspec.models.eagle import Eagle, EagleConfig
@@ -145,7 +145,7 @@ class TinyTokenizer:
 
 
 def tiny_engine(
-    spec: SpecConfig | None = None,
+    spec: TreeShape | None = None,
     *,
     target: LoadedTarget | None = None,
     head: LoadedHead | None = None,
@@ -160,7 +160,7 @@ def tiny_engine(
     It has programs for its largest batch and chunk only, unless `every_size`: three to compile instead of seven.
     """
     target = target or engine_target()
-    spec = spec or SpecConfig(3, 2, 5)
+    spec = spec or TreeShape(3, 2, 5)
     if head is None and spec.num_steps:
         head = random_head(target.config)
     config = EngineConfig(**{"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, **options})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec import EngineConfig, SamplingParams, SpecConfig
+from jaxspec import EngineConfig, SamplingParams, TreeShape
 from jaxspec.config import ModelConfig
 
 LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
@@ -22,14 +22,14 @@ LLAMA = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hi
     ],
 )
 def test_spec_config(given, expected):
-    spec = SpecConfig(**given)
+    spec = TreeShape(**given)
     assert (spec.num_steps, spec.topk, spec.num_draft_tokens) == expected
     assert str(spec) == "/".join(map(str, expected))
 
 
 def test_chain_corrects_the_node_count_with_a_warning():
     with pytest.warns(UserWarning, match=r"num_draft_tokens=9 becomes num_steps \+ 1 = 4"):
-        assert SpecConfig(3, 1, 9).num_draft_tokens == 4
+        assert TreeShape(3, 1, 9).num_draft_tokens == 4
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_chain_corrects_the_node_count_with_a_warning():
 )
 def test_impossible_trees_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        SpecConfig(**given)
+        TreeShape(**given)
 
 
 @pytest.mark.parametrize(
     ("given", "tree"),
     [
-        (SpecConfig(3, 2, 5), (3, 2, 5)),
+        (TreeShape(3, 2, 5), (3, 2, 5)),
         ("5/4/8", (5, 4, 8)),
         (" 3/1/4 ", (3, 1, 4)),
         ((5, 4, 8), (5, 4, 8)),
@@ -71,15 +71,15 @@ def test_impossible_trees_are_refused(given, message):
     ],
 )
 def test_a_tree_is_written_in_any_of_these_ways(given, tree):
-    spec = SpecConfig.of(given)
-    assert spec == SpecConfig(*tree) and all(type(number) is int for number in vars(spec).values())
-    assert SpecConfig.of(str(spec)) == SpecConfig.of(spec.name) == spec
+    spec = TreeShape.of(given)
+    assert spec == TreeShape(*tree) and all(type(number) is int for number in vars(spec).values())
+    assert TreeShape.of(str(spec)) == TreeShape.of(spec.name) == spec
 
 
 @pytest.mark.parametrize("given", ["", "5/4", "5/4/8/1", "a/b/c", "-5/4/8", "99999/1/2", (5, 4), 5, 5.0, None, b"5/4/8", {5, 4, 8}])
 def test_what_is_not_a_tree_is_refused_with_an_example(given):
     with pytest.raises(ValueError, match=r'as in "5/4/8", .* got '):
-        SpecConfig.of(given)
+        TreeShape.of(given)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_not_a_tree_is_refused_with_an_example(given):
 )
 def test_numbers_that_make_no_tree_are_named(given, message):
     with pytest.raises(ValueError, match=message):
-        SpecConfig.of(given)
+        TreeShape.of(given)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_engine_config_refuses_nonsense_and_unknown_options():
         ({"mem_fraction": "0.5"}, "mem_fraction must be a number, got '0.5'"),
         ({"matmul": 1}, "matmul must be a string, got 1"),
         ({"request_trees": "plain"}, "request_trees must be a list of draft trees"),
-        ({"request_trees": [SpecConfig(), "5/4"]}, "request_trees: a draft tree is num_steps/topk/num_draft_tokens"),
+        ({"request_trees": [TreeShape(), "5/4"]}, "request_trees: a draft tree is num_steps/topk/num_draft_tokens"),
     ],
 )
 def test_engine_config_refuses_wrong_types(given, message):
@@ -157,8 +157,8 @@ def test_engine_config_refuses_wrong_types(given, message):
 
 def test_trees_of_requests_may_be_written_in_any_way():
     config = EngineConfig(adaptive=True, request_trees=["plain", (3, 1, 4)], adaptive_trees=("2/1/3",), num_pages=np.int64(4))
-    assert config.request_trees == (SpecConfig(num_steps=0), SpecConfig(3, 1, 4))
-    assert config.adaptive_trees == (SpecConfig(2, 1, 3),)
+    assert config.request_trees == (TreeShape(num_steps=0), TreeShape(3, 1, 4))
+    assert config.adaptive_trees == (TreeShape(2, 1, 3),)
 
 
 def test_model_config_reads_both_generations_of_config_files():

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.llm import _as_list, ending_with
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, random_head, tiny_target, write_head, write_target
 from jaxspec.train.data import heldout_prompts
@@ -63,7 +63,7 @@ def small_llm(**options) -> LLM:
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return small_llm(spec=SpecConfig(num_steps=0))
+    return small_llm(spec=TreeShape(num_steps=0))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_one_bad_prompt_is_named_and_nothing_is_left_behind(fast):
 def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
     target = engine_target(vocab_size=256)
     model, head = write_target(tmp_path / "target", target), write_head(tmp_path / "head", random_eagle(target.config))
-    llm = LLM(model, head, SpecConfig(2, 2, 4), page_size=4, max_running_requests=2, prefill_chunk=16)
+    llm = LLM(model, head, TreeShape(2, 2, 4), page_size=4, max_running_requests=2, prefill_chunk=16)
     largest_sizes_only(llm.engine)
     assert llm.model_name == str(model)
     output = llm.generate([5, 6, 7], SamplingParams(max_tokens=4, temperature=0))[0]
@@ -124,13 +124,13 @@ def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
         llm.generate("text")
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         llm.generate([5], SamplingParams(stop="x"))
-    assert LLM(model).engine.spec == SpecConfig(num_steps=0)  # a model of one's own without a head decodes plainly
+    assert LLM(model).engine.tree == TreeShape(num_steps=0)  # a model of one's own without a head decodes plainly
 
 
 def test_impossible_combinations_are_refused(tmp_path):
     model = write_target(tmp_path / "target", tiny_target())
     with pytest.raises(ValueError, match="5/4/8 needs a draft head"):
-        LLM(model, spec=SpecConfig())
+        LLM(model, spec=TreeShape())
     with pytest.raises(ValueError, match="dtype must be auto"):
         LLM(model, dtype="int8")
     with pytest.raises(ValueError, match=r"a draft tree is num_steps/topk/num_draft_tokens.*got '5-4-8'"):
@@ -138,14 +138,14 @@ def test_impossible_combinations_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"the token map map\.json needs a draft head to work on: give draft"):
         LLM(model, token_map="map.json")
     with pytest.raises(ValueError, match="drafts nothing: leave out token_map"):
-        LLM(model, spec=SpecConfig(num_steps=0), token_map="map.json")
+        LLM(model, spec=TreeShape(num_steps=0), token_map="map.json")
     with pytest.raises(ValueError, match=r"drafts nothing: leave out draft$"):
-        LLM(model, model, SpecConfig(num_steps=0))
+        LLM(model, model, TreeShape(num_steps=0))
     for option in ({"adaptive": True}, {"draft_window_size": 8, "draft_sink_size": 4}, {"accept_threshold_acc": 0.5}):
         with pytest.raises(ValueError, match=f"^{next(iter(option))} needs a draft head"):
             LLM(model, **option)
     with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that the head drafts among: lower topk"):
-        LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), SpecConfig(1, 65, 9))
+        LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), TreeShape(1, 65, 9))
     with pytest.raises(ValueError, match="does not exist: expected a local directory"):
         LLM(tmp_path / "nothing")
     with pytest.raises(TypeError, match="LLM has no option paeg_size; options of the engine are: max_running_requests, "):

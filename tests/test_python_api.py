@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec import LLM, AsyncLLM, SamplingParams, SpecConfig
+from jaxspec import LLM, AsyncLLM, SamplingParams, TreeShape
 from jaxspec.engine.async_engine import EngineError
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, tiny_target, write_head, write_target
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
@@ -49,7 +49,7 @@ def tokens(outputs) -> list[tuple[int, ...]]:
 def test_the_package_lists_what_it_offers():
     names: dict = {}
     exec("from jaxspec import *", names)
-    for name in ("LLM", "AsyncLLM", "SamplingParams", "SpecConfig", "EngineConfig", "GenerationOutput", "Update"):
+    for name in ("LLM", "AsyncLLM", "SamplingParams", "TreeShape", "EngineConfig", "GenerationOutput", "Update"):
         assert name in dir(jaxspec) and name in jaxspec.__all__ and name in names
     with pytest.raises(AttributeError, match="no attribute 'LMM'"):
         jaxspec.LMM  # noqa: B018
@@ -75,7 +75,7 @@ def test_the_old_name_of_sampling_params_still_works(llm):
 @pytest.mark.parametrize("spec", ["2/2/4", (2, 2, 4), {"num_steps": 2, "topk": 2, "num_draft_tokens": 4}])
 def test_a_tree_may_be_written_in_any_way(files, llm, spec):
     with LLM(*files, spec, dtype=jnp.float32, **OPTIONS) as other:
-        assert other.engine.spec == llm.engine.spec == SpecConfig(2, 2, 4)
+        assert other.engine.tree == llm.engine.tree == TreeShape(2, 2, 4)
 
 
 def test_each_call_may_choose_its_tree(files, llm):

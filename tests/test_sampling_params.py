@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
+from jaxspec.decoding.settings import MAX_STOP_TOKENS
 from jaxspec.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -16,7 +17,6 @@ from jaxspec.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
-from jaxspec.spec.settings import MAX_STOP_TOKENS
 
 NAN, INF = math.nan, math.inf
 NOT_WHOLE, NOT_NUMBERS = ["4", 4.0, True, None, [4]], ["1", True, None, [1.0], NAN, INF, -INF]

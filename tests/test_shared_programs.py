@@ -5,12 +5,12 @@ import os
 import jax
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.program_table import AdmitProgram, CycleProgram
 from jaxspec.testing import engine_target, oracle_head, random_head, tiny_engine
 from tests.conftest import SharedPrograms, remove_oldest
 
-PROGRAM = CycleProgram(1, 64, SpecConfig(3, 2, 5))
+PROGRAM = CycleProgram(1, 64, TreeShape(3, 2, 5))
 
 
 def test_equal_programs_are_compiled_once():

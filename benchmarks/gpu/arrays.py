@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import EngineConfig
+from jaxspec.decoding.state import Sizes, State, empty_state
 from jaxspec.engine.device_state import new_state, state_sizes
 from jaxspec.models.rope import inverse_frequencies
-from jaxspec.spec.state import Sizes, State, empty_state
 from pallas_kernels.rotate_qkv.api import QkvLayout
 
 from .lab import Lab, random_array

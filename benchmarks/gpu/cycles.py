@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxspec.config import ATTENTION_KERNELS, PLAIN, SpecConfig
+from jaxspec.config import ATTENTION_KERNELS, PLAIN, TreeShape
+from jaxspec.decoding.cycle import cycle
+from jaxspec.decoding.prefill import Chunk, prefill
+from jaxspec.decoding.state import State
 from jaxspec.planner import estimate
 from jaxspec.planner.gpus import GPUS, Gpu
 from jaxspec.planner.time_model import time_model
-from jaxspec.spec.cycle import cycle
-from jaxspec.spec.prefill import Chunk, prefill
-from jaxspec.spec.state import State
 
 from .arrays import Batch, batch_bytes, batch_shapes, make_batch
 from .kernels import Cases
@@ -30,15 +30,15 @@ from .sizes import ASSUMED_ACCEPT_LENGTHS
 WAYS = ("nothing stored", "autotuned before", "from the cache")
 
 
-def build_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: str | None = None) -> Built:
+def build_cycle(lab: Lab, tree: TreeShape, batch: int, context: int, attention: str | None = None) -> Built:
     """The program that engine.programs.CycleProgram names, for these sizes; `attention` as EngineConfig.attention_kernel."""
     merge = lab.merger(attention)
 
     def cycle_program(params, state, rows, page_table):
-        return cycle(merge(params), state, rows, page_table, spec=spec)
+        return cycle(merge(params), state, rows, page_table, tree=tree)
 
     layers = lab.size.target.num_layers
-    name = f"cycle {spec.name} {batch} {context} {attention} {layers} {lab.size.target.hidden_size}"
+    name = f"cycle {tree.name} {batch} {context} {attention} {layers} {lab.size.target.hidden_size}"
     return build(lab, cycle_program, (lab.parameter_shapes, *batch_shapes(lab, batch, context)), name=name, layers=layers)
 
 
@@ -67,23 +67,23 @@ def by_attention(lab: Lab, run: str) -> Cases:
             yield {"attention": kernel, **case}, measure
 
 
-def cells(lab: Lab, trees: Sequence[SpecConfig], sizes: Sequence[tuple[int, int]], attention: str | None = None) -> Cases:
+def cells(lab: Lab, trees: Sequence[TreeShape], sizes: Sequence[tuple[int, int]], attention: str | None = None) -> Cases:
     """Each is compiled alone, when its turn comes: one that can't be compiled in time costs no other."""
     for batch, context in sizes:
-        for spec in trees:
-            case = {"tree": spec.name, "batch": batch, "context": context}
-            yield case, partial(time_cycle, lab, spec, batch, context, attention)
+        for tree in trees:
+            case = {"tree": tree.name, "batch": batch, "context": context}
+            yield case, partial(time_cycle, lab, tree, batch, context, attention)
 
 
-def time_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: str | None = None) -> dict:
+def time_cycle(lab: Lab, tree: TreeShape, batch: int, context: int, attention: str | None = None) -> dict:
     """Milliseconds per cycle, and the least that reading its bytes and its arithmetic take at the measured peaks."""
     if attention not in (None, "reference") and not lab.on_gpu:
         raise Skip("it runs on GPUs only")
-    least = estimate.cycle_cost(lab.pair, spec, batch, context)
+    least = estimate.cycle_cost(lab.pair, tree, batch, context)
     moved = sum(least.moved.values())
-    logits = estimate.LOGIT_BYTES * batch * spec.num_draft_tokens * lab.size.target.vocab_size
+    logits = estimate.LOGIT_BYTES * batch * tree.num_draft_tokens * lab.size.target.vocab_size
     lab.check_room(batch_bytes(lab, batch, context) + logits, f"the cache of {batch} x {context} tokens")
-    built = build_cycle(lab, spec, batch, context, attention)
+    built = build_cycle(lab, tree, batch, context, attention)
     made = make_batch(lab, batch, context)
     try:
         jax.block_until_ready(lab.params)
@@ -95,12 +95,12 @@ def time_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: 
     finally:
         made.delete()
     seconds = median(milliseconds) / 1e3
-    accept_lengths = (1.0,) if spec == PLAIN else ASSUMED_ACCEPT_LENGTHS
+    accept_lengths = (1.0,) if tree == PLAIN else ASSUMED_ACCEPT_LENGTHS
     return {
         "milliseconds": milliseconds,
         "bytes": moved,
         "operations": least.operations,
-        "model_milliseconds": model(lab, spec, batch, context),
+        "model_milliseconds": model(lab, tree, batch, context),
         "byte_roofline_ms": 1e3 * moved / lab.bandwidth,
         "arithmetic_roofline_ms": 1e3 * least.operations / lab.arithmetic,
         "share_of_byte_roofline": moved / lab.bandwidth / seconds,
@@ -112,12 +112,12 @@ def time_cycle(lab: Lab, spec: SpecConfig, batch: int, context: int, attention: 
     }
 
 
-def model(lab: Lab, spec: SpecConfig, batch: int, context: int) -> float | None:
+def model(lab: Lab, tree: TreeShape, batch: int, context: int) -> float | None:
     """The time model's milliseconds at the measured bandwidth; None for a GPU that it does not know."""
     gpu = known_gpu(lab.device.device_kind)
     if gpu is None:
         return None
-    return sum(time_model(lab.pair, spec, batch, context, gpu, copy_speed=lab.bandwidth).values())
+    return sum(time_model(lab.pair, tree, batch, context, gpu, copy_speed=lab.bandwidth).values())
 
 
 def known_gpu(kind: str) -> Gpu | None:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from jaxspec.config import ATTENTION_KERNELS, PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import ATTENTION_KERNELS, PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Request
 from jaxspec.llm import LLM
@@ -26,7 +26,7 @@ from .expected_text import PROMPTS, TOKENS
 from .kernels import Cases
 from .lab import Lab, Skip
 
-TREES = (PLAIN, SpecConfig(3, 1, 4), SpecConfig(5, 4, 8))
+TREES = (PLAIN, TreeShape(3, 1, 4), TreeShape(5, 4, 8))
 
 # Text
 
@@ -67,7 +67,7 @@ def generate_all(lab: Lab, kernel: str | None, dtype: str) -> dict[str, list[lis
             return {tree.name: [generate(llm.engine, prompt, params, tree) for prompt in prompts] for tree in TREES}
 
 
-def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, tree: SpecConfig) -> list[int]:
+def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, tree: TreeShape) -> list[int]:
     engine.add(prompt, params, tree=tree)
     while engine.has_work:
         for update in engine.step():
@@ -100,7 +100,7 @@ def cases(lab: Lab, run: str) -> Cases:
             yield case, partial(count_updates if updates else time_engine, lab, tree, requests)
 
 
-def time_engine(lab: Lab, tree: SpecConfig, requests: int) -> dict[str, Any]:
+def time_engine(lab: Lab, tree: TreeShape, requests: int) -> dict[str, Any]:
     """Milliseconds per cycle of the engine's two loops, and of launches without reading results, which is the device's own time.
 
     One engine has both loops, so its programs compile once. The serial loop comes first: it leaves nothing to read.
@@ -139,7 +139,7 @@ def time_steps(engine: Engine, count: int) -> float:
     return (time.perf_counter() - started) / count * 1e3
 
 
-def decoding(lab: Lab, tree: SpecConfig, count: int) -> tuple[Engine, list[Request]]:
+def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Request]]:
     """An engine in which `count` requests decode, behind contexts of the goal's length."""
     target, head = lab.graphs
     loaded = LoadedTarget(target.config, target.graph, lab.params["target"])
@@ -166,7 +166,7 @@ def decoding(lab: Lab, tree: SpecConfig, count: int) -> tuple[Engine, list[Reque
 UPDATE = re.compile(r"[Uu]pdated? (\d+) .*?commands?.*?(?:skipped[^\d]{0,20}(\d+))?")
 
 
-def count_updates(lab: Lab, tree: SpecConfig, requests: int) -> dict[str, Any]:
+def count_updates(lab: Lab, tree: TreeShape, requests: int) -> dict[str, Any]:
     """Nodes of CUDA graphs that XLA changed per cycle, from its log (parts.UPDATES turns it on)."""
     engine, _ = decoding(lab, tree, requests)
     with captured_errors() as log:

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxspec.decoding.state import Models
 from jaxspec.engine.device_state import merger
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.planner.estimate import Pair, pair
-from jaxspec.spec.state import Models
 
 from ..record import Spread
 from .sizes import MOST_CALLS, Size

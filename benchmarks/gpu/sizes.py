@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from jaxspec.config import PLAIN, ModelConfig, SpecConfig
+from jaxspec.config import PLAIN, ModelConfig, TreeShape
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.rope import RopeConfig
 
@@ -39,7 +39,7 @@ class Size:
 
     target: ModelConfig
     head: Eagle3Config
-    trees: tuple[SpecConfig, ...]
+    trees: tuple[TreeShape, ...]
     """The most important first: plain decoding, then those of parts.ANCHORS."""
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -122,7 +122,7 @@ def head_of(target: ModelConfig, captured_layers: tuple[int, ...], draft_vocab_s
 FULL = Size(
     target=LLAMA_8B,
     head=head_of(LLAMA_8B, (2, 16, 29), 32000),
-    trees=(PLAIN, SpecConfig(3, 1, 4), SpecConfig(7, 1, 8), SpecConfig(5, 4, 8), SpecConfig(5, 8, 32)),
+    trees=(PLAIN, TreeShape(3, 1, 4), TreeShape(7, 1, 8), TreeShape(5, 4, 8), TreeShape(5, 8, 32)),
     batches=(1, 4, 16, 64),
     contexts=(512, 4096, 32768),
     goal_context=1024,
@@ -148,7 +148,7 @@ FULL = Size(
 SMALL = Size(
     target=TINY,
     head=head_of(TINY, (0, 1), 64),
-    trees=(PLAIN, SpecConfig(1, 2, 3)),
+    trees=(PLAIN, TreeShape(1, 2, 3)),
     batches=(1, 2),
     contexts=(32,),
     goal_context=32,

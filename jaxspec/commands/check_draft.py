@@ -103,18 +103,18 @@ def check(options: argparse.Namespace) -> Report:
 
     Raises ValueError if there is no head, or if head, model and prompts do not fit.
     """
-    spec = chosen_tree(options)
-    if spec == PLAIN:
+    tree = chosen_tree(options)
+    if tree == PLAIN:
         raise ValueError("--tree plain uses no draft head: give another tree, or leave it out")
 
     from jaxspec.commands.common import load_prompts
     from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench.of(options, spec=spec, **UNUSED_ENGINE)
+    bench = Workbench.of(options, spec=tree, **UNUSED_ENGINE)
     if bench.llm.head is None:
         raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
-    spec = bench.llm.engine.spec
+    tree = bench.llm.engine.tree
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     context = bench.context_for(encoded, options.max_tokens)
     params = [
@@ -123,7 +123,7 @@ def check(options: argparse.Namespace) -> Report:
     ]
     passes: list[Pass] = []
     with tqdm(total=4, desc="running the prompts", unit="pass") as bar:
-        for each in (PLAIN, spec):
+        for each in (PLAIN, tree):
             engine = bench.engine(each, 1, context)
             for _ in range(2):
                 bar.set_postfix_str(each.name)
@@ -131,12 +131,12 @@ def check(options: argparse.Namespace) -> Report:
                 bar.update()
     _, plain, _, speculative = passes
     lengths, own = speculative.accept_lengths, [output.speculation.accept_length for output in speculative.outputs]
-    reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, spec.num_steps + 1)]
-    _, of_likely, of_noise = engine.runner.sharpness.tolist()
+    reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, tree.num_steps + 1)]
+    _, of_likely, of_noise = engine.runner.calibration.tolist()
     return Report(
         model=bench.llm.model_name,
         head=bench.llm.head.config.algorithm,
-        tree=str(spec),
+        tree=str(tree),
         temperature=options.temperature,
         prompts=prompts.describe() | {"chat": options.chat},
         tokens=sum(map(len, speculative.tokens)),
@@ -144,7 +144,7 @@ def check(options: argparse.Namespace) -> Report:
         accept_length=speculative.accept_length,
         accepted_at_depth=[round(share, 4) for share in reached],
         accepted_given_parent=depth_acceptance(lengths),
-        histogram={length: lengths.count(length) for length in range(1, spec.num_steps + 2)},
+        histogram={length: lengths.count(length) for length in range(1, tree.num_steps + 2)},
         accept_length_of_prompts=[round(length, 3) for length in own],
         worst_prompt=short(prompts.prompts[own.index(min(own))]),
         sharpness=round(of_likely / of_noise, 3) if options.temperature else None,

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from jaxspec.commands.common import run_guarded, table
 from jaxspec.commands.options import Parser, add_model_options, add_prompt_options, tree, whole
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def ways_of_sampling(count: int, max_tokens: int, temperature: float, seed: int)
 def compare_all(
     bench: "Workbench",
     prompts: Sequence[Sequence[int]],
-    trees: Sequence[SpecConfig],
+    trees: Sequence[TreeShape],
     batches: Sequence[int],
     ways: Mapping[str, Sequence[SamplingParams]],
     context_length: int | None = None,
@@ -104,7 +104,7 @@ def compare_all(
     from jaxspec.commands.workbench import count_equal, run
 
     comparisons = []
-    settings = [(spec, batch) for batch in batches for spec in (PLAIN, *trees) if (spec, batch) != (PLAIN, 1)]
+    settings = [(tree, batch) for batch in batches for tree in (PLAIN, *trees) if (tree, batch) != (PLAIN, 1)]
     with tqdm(total=(len(settings) + 1) * len(ways), desc="comparing", unit="run") as bar:
         bar.set_postfix_str("plain, batch 1")
         reference = bench.engine(PLAIN, 1, context_length)
@@ -112,17 +112,17 @@ def compare_all(
         for sampling, params in ways.items():
             expected[sampling] = run(reference, prompts, params)
             bar.update()
-        for spec, batch in settings:
-            engine = bench.engine(spec, batch, context_length)
+        for tree, batch in settings:
+            engine = bench.engine(tree, batch, context_length)
             for sampling, params in ways.items():
-                bar.set_postfix_str(f"{spec.name}, batch {batch}, {sampling}")
+                bar.set_postfix_str(f"{tree.name}, batch {batch}, {sampling}")
                 found, right = run(engine, prompts, params), expected[sampling]
                 parted = [
                     explain(each, reference, right.outputs[each.prompt], greedy=params[0].temperature == 0)
                     for each in differences(right.tokens, found.tokens)[:SHOWN_DIFFERENCES]
                 ]
                 equal = count_equal(right.tokens, found.tokens)
-                comparisons.append(Comparison(spec.name, batch, sampling, equal, len(prompts), found.accept_length, parted))
+                comparisons.append(Comparison(tree.name, batch, sampling, equal, len(prompts), found.accept_length, parted))
                 bar.update()
     return comparisons
 
@@ -218,5 +218,5 @@ def check(options: argparse.Namespace) -> list[Comparison]:
         raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     ways = ways_of_sampling(len(encoded), options.max_tokens, options.temperature, options.seed)
-    trees = options.trees or [bench.llm.engine.spec]
+    trees = options.trees or [bench.llm.engine.tree]
     return compare_all(bench, encoded, trees, options.batch, ways, bench.context_for(encoded, options.max_tokens))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxspec.commands.options import Parser
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 
 
 class Ignored(NamedTuple):
@@ -135,7 +135,7 @@ class SpeculativeConfig(NamedTuple):
 
     algorithm: str | None
     draft: str | None
-    spec: SpecConfig
+    tree: TreeShape
     """A chain: vLLM drafts no trees."""
 
 
@@ -143,7 +143,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     """The JSON, checked. Raises ValueError, naming the key.
 
     In:  '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
-    Out: algorithm "EAGLE3", draft "head", spec 3/1/4
+    Out: algorithm "EAGLE3", draft "head", tree 3/1/4
     """
     try:
         given = json.loads(text)
@@ -162,7 +162,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     steps = given.get("num_speculative_tokens")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"{FLAG}: num_speculative_tokens must be a whole number >= 1, got {steps!r:.80}")
-    return SpeculativeConfig(None if method is None else METHODS[method], draft, SpecConfig(steps, 1))
+    return SpeculativeConfig(None if method is None else METHODS[method], draft, TreeShape(steps, 1))
 
 
 def _text(given: dict[str, Any], key: str) -> str | None:

@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Loads, compiles, streams. Raises ValueError or OSError for errors that the user can fix."""
-    spec = chosen_tree(options)
+    tree = chosen_tree(options)
     given = vars(options)
     params = SamplingParams(**{field.name: given[field.name] for field in fields(SamplingParams) if field.name in given})
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 
     from jaxspec.commands.workbench import CompilationCounter, Workbench
 
-    bench = Workbench.of(options, spec=spec, context_length=options.context_length, progress=sys.stderr.isatty())
+    bench = Workbench.of(options, spec=tree, context_length=options.context_length, progress=sys.stderr.isatty())
     (tokens,) = bench.encode([prompt], chat=options.chat)
     compile_ahead(bench.llm, tokens)
     counter = CompilationCounter()

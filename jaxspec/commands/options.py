@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, SpecConfig
+from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, TreeShape
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -38,10 +38,10 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def tree(text: str) -> SpecConfig:
+def tree(text: str) -> TreeShape:
     """An option's type: a draft tree such as 5/4/8, or plain."""
     try:
-        return SpecConfig.of(text)
+        return TreeShape.of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -336,18 +336,18 @@ def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> 
     parser.set_defaults(default_num_prompts=num_prompts)
 
 
-def chosen_tree(options: argparse.Namespace) -> SpecConfig | None:
+def chosen_tree(options: argparse.Namespace) -> TreeShape | None:
     """The tree of `add_tree_options`, or None if none was given. Raises ValueError if two were, or the numbers don't fit."""
     parts = [vars(options)[name] for name in TREE]
     if parts == [None, None, None]:
         return options.tree
     if options.tree is not None:
         raise ValueError("give --tree or SGLang's three numbers, not both")
-    return SpecConfig(*parts)
+    return TreeShape(*parts)
 
 
 def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
-    """An engine's message with flags in place of field names; SpecConfig's names stay, as they end their flags' names.
+    """An engine's message with flags in place of field names; TreeShape's names stay, as they end their flags' names.
 
     In:  "prefill_chunk must be at least 1, got 0"
     Out: "--chunked-prefill-size must be at least 1, got 0"

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from jaxspec.chat_formats import CHAT_FORMATS
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import SMOLLM2
 from jaxspec.server.settings import ServerSettings
+from jaxspec.text.chat_formats import CHAT_FORMATS
 
 DESCRIPTION = "Serve a model with speculative decoding. Without a model directory: the built-in model and its draft head."
 EPILOG = """--help=WORD shows only the options that contain the word, such as --help=cache. Options of SGLang and vLLM that have
@@ -56,9 +56,9 @@ class ServerArguments:
     algorithm: str | None
     """One of ALGORITHMS, which the head must be. None: any."""
     token_map: str | None
-    spec: SpecConfig | None
+    tree: TreeShape | None
     """None: the default of the model and head."""
-    request_trees: tuple[SpecConfig, ...] | None
+    request_trees: tuple[TreeShape, ...] | None
     """None: plain decoding, if there is a head."""
     dtype: str
     engine: dict[str, Any]
@@ -167,7 +167,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         draft=speculation.draft,
         algorithm=speculation.algorithm,
         token_map=options.speculative_token_map,
-        spec=speculation.spec,
+        tree=speculation.tree,
         request_trees=request_trees,
         dtype=options.dtype,
         engine=engine,
@@ -217,7 +217,7 @@ def _refuse_second_key(argv: Sequence[str]) -> None:
 class _Speculation(NamedTuple):
     algorithm: str | None
     draft: str | None
-    spec: SpecConfig | None
+    tree: TreeShape | None
 
 
 def _speculation(options: argparse.Namespace, given: Collection[str], needing_head: Sequence[str]) -> _Speculation:
@@ -245,16 +245,16 @@ def _algorithm(name: str | None) -> str | None:
     raise ValueError(f"--speculative-algorithm must be one of {', '.join(ALGORITHMS)}, got {name[:80]!r}")
 
 
-def _trees(flag: str, text: str | None) -> tuple[SpecConfig, ...] | None:
+def _trees(flag: str, text: str | None) -> tuple[TreeShape, ...] | None:
     """The trees that a flag lists; None if it was not given.
 
     In:  "0 3/1/4"
-    Out: (SpecConfig(num_steps=0), SpecConfig(3, 1, 4))
+    Out: (TreeShape(num_steps=0), TreeShape(3, 1, 4))
     """
     if text is None or text.strip().lower() == "none":
         return None if text is None else ()
     try:
-        return tuple(dict.fromkeys(map(SpecConfig.of, re.split(r"[\s,]+", text.strip()))))
+        return tuple(dict.fromkeys(map(TreeShape.of, re.split(r"[\s,]+", text.strip()))))
     except ValueError as error:
         raise ValueError(f'{flag} must be none, or trees as in "0 3/1/4": {error}') from None
 

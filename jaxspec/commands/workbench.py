@@ -10,13 +10,13 @@ from pathlib import Path
 
 import jax
 
-from jaxspec.chat_template import ChatTemplate
 from jaxspec.commands.common import Chat
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM, Prompt
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.chat_template import ChatTemplate
 
 UNUSED_ENGINE = {"context_length": 2, "num_pages": 1}
 """For an LLM whose own engine is not used: its cache takes no memory, and GPUs need not compile to find out how many pages fit."""
@@ -37,13 +37,13 @@ class Workbench:
         hub = {"revision": given.revision, "download_dir": given.download_dir}
         return cls(model, draft, token_map=token_map, dtype=given.dtype, **hub, **options)
 
-    def engine(self, spec: SpecConfig, batch: int, context_length: int | None = None, *, prefix_cache: bool = True) -> Engine:
+    def engine(self, tree: TreeShape, batch: int, context_length: int | None = None, *, prefix_cache: bool = True) -> Engine:
         """A new engine for up to `batch` requests; it compiles its programs in the first pass. Plain engines have no head."""
-        if spec.num_steps and self.llm.head is None:
+        if tree.num_steps and self.llm.head is None:
             raise ValueError("a draft tree needs a draft head: give --draft")
-        head = self.llm.head if spec.num_steps else None
+        head = self.llm.head if tree.num_steps else None
         config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache)
-        return Engine(self.llm.target, head, self.llm.tokenizer, spec, config)
+        return Engine(self.llm.target, head, self.llm.tokenizer, tree, config)
 
     def encode(self, prompts: Sequence[Prompt | Chat], *, chat: bool = False) -> list[list[int]]:
         """Token ids of the prompts; conversations, and with `chat` texts as users' messages, in the model's chat template."""

@@ -12,18 +12,18 @@ from jax.sharding import SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.decoding.cycle import CycleOptions
+from jaxspec.decoding.draft import SlidingWindow
+from jaxspec.decoding.prefill import Chunk
+from jaxspec.decoding.sampling import Thresholds
+from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
+from jaxspec.decoding.state import Admission, Caches, Models, Sizes, State, empty_state
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.request import Request
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import Attention, Linear
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.cycle import CycleOptions
-from jaxspec.spec.draft import SlidingWindow
-from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.sampling import Thresholds
-from jaxspec.spec.settings import SamplingKind, Settings, settings_row
-from jaxspec.spec.state import Admission, Caches, Models, Sizes, State, empty_state
 from jaxspec.typing import KeysValues
 
 
@@ -137,7 +137,7 @@ def memory_limit(device: jax.Device) -> int | None:
 
 
 def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admission:
-    """The input of spec.state.admit. `bias`: an array of zeros for requests without a bias, which saves a copy."""
+    """The input of decoding.state.admit. `bias`: an array of zeros for requests without a bias, which saves a copy."""
     return Admission(
         row=row(request.row, np.int32),
         tokens=padded(request.tokens, sizes.max_length),

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxspec.config import EngineConfig, SpecConfig, TreeLike
-from jaxspec.engine.detokenizer import Decoder, Detokenizer
+from jaxspec.config import EngineConfig, TreeLike, TreeShape
+from jaxspec.decoding.settings import MAX_STOP_TOKENS
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
@@ -21,7 +21,7 @@ from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.settings import MAX_STOP_TOKENS
+from jaxspec.text.detokenizer import Decoder, Detokenizer
 
 
 class Engine:
@@ -36,7 +36,7 @@ class Engine:
         target: LoadedTarget,
         head: LoadedHead | None,
         tokenizer: Decoder | None,
-        spec: SpecConfig,
+        tree: TreeShape,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         start: Start = DEFAULT_START,
@@ -49,15 +49,15 @@ class Engine:
             ValueError: the head can't draft the trees, or the memory is too small.
             ProgramError: a program can't be compiled.
         """
-        check_trees(spec, config, target, head)
+        check_trees(tree, config, target, head)
         if config.random_seed is None:
             config = replace(config, random_seed=secrets.randbits(32))
-        self.config, self.spec, self.tokenizer, self.clock = config, spec, tokenizer, clock
+        self.config, self.tree, self.tokenizer, self.clock = config, tree, tokenizer, clock
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
         has_head = head is not None
         self.trees = TreeChoice(
-            spec, config.adaptive and has_head, config.request_trees, candidates=config.adaptive_trees, has_head=has_head
+            tree, config.adaptive and has_head, config.request_trees, candidates=config.adaptive_trees, has_head=has_head
         )
         self.runner = Runner(target, head, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
@@ -115,7 +115,7 @@ class Engine:
             raise ValueError(f"priority must be a whole number, got {priority!r:.80}")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
-        chosen = None if tree is None else SpecConfig.of(tree)
+        chosen = None if tree is None else TreeShape.of(tree)
         if chosen is not None and chosen not in self.trees.all:
             raise ValueError(
                 f"tree {chosen} is not among those of this engine: {', '.join(map(str, self.trees.all))} (see request_trees)"
@@ -263,24 +263,24 @@ class Engine:
                 emitted = self.runner.read(program)
                 if program.prefill is not None:
                     self.output.add_prompt_logprobs(program.prefill, self.runner.read_prompt_logprobs(program))
-            if program.spec is not None:
+            if program.tree is not None:
                 self.trees.was_read([len(each.tokens) for each in emitted])
             if program.emits:
                 for request, new in zip(program.requests, emitted, strict=True):
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted
-                    self.output.add(request, new, program.spec)
+                    self.output.add(request, new, program.tree)
 
 
-def check_trees(spec: SpecConfig, config: EngineConfig, target: LoadedTarget, head: LoadedHead | None) -> None:
+def check_trees(tree: TreeShape, config: EngineConfig, target: LoadedTarget, head: LoadedHead | None) -> None:
     """Raises ValueError if the trees need a draft head and there is none, or need a larger draft vocabulary."""
     if head is None:
-        if spec.num_steps > 0:
-            raise ValueError(f"speculation with the tree {spec} needs a draft head: give one, or SpecConfig(num_steps=0)")
+        if tree.num_steps > 0:
+            raise ValueError(f"speculation with the tree {tree} needs a draft head: give one, or TreeShape(num_steps=0)")
         if drafting := [str(tree) for tree in config.request_trees if tree.num_steps]:
             raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
         return
     vocabulary = head.config.draft_vocab_size or target.config.vocab_size
-    widest = max(tree.topk for tree in (spec, *config.request_trees, *config.adaptive_trees))
+    widest = max(tree.topk for tree in (tree, *config.request_trees, *config.adaptive_trees))
     if widest > vocabulary:
         raise ValueError(f"topk={widest} is more than the {vocabulary} tokens that the head drafts among: lower topk")

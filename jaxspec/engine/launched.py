@@ -6,13 +6,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.sampling import Logprobs
+from jaxspec.decoding.state import Drafted, ProgramOutput
+from jaxspec.decoding.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
 from jaxspec.engine.output import Emitted
 from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
-from jaxspec.spec.sampling import Logprobs
-from jaxspec.spec.state import Drafted, StepOutput
-from jaxspec.spec.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
@@ -22,7 +22,7 @@ class Launched(NamedTuple):
 
     requests: list[Request]
     report: jax.Array
-    spec: SpecConfig | None
+    tree: TreeShape | None
     """The tree of a cycle; None for a prefill chunk."""
     prefill: PrefillChunk | None
     logprobs: Logprobs | None
@@ -45,14 +45,14 @@ class Launched(NamedTuple):
     @property
     def most_emitted(self) -> int:
         """Tokens per request, at most."""
-        return 1 if self.spec is None else self.spec.num_steps + 1
+        return 1 if self.tree is None else self.tree.num_steps + 1
 
 
 def launched(
-    output: StepOutput,
+    output: ProgramOutput,
     requests: list[Request],
     *,
-    spec: SpecConfig | None = None,
+    tree: TreeShape | None = None,
     prefill: PrefillChunk | None = None,
 ) -> Launched:
     """Starts copying to the host the parts of the output that the requests ask for."""
@@ -61,7 +61,7 @@ def launched(
     drafted = output.drafted if any(request.wants_trees for request in requests) else None
     for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
         array.copy_to_host_async()
-    return Launched(requests, output.report, spec, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
+    return Launched(requests, output.report, tree, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
 
 
 def emitted(requests: Sequence[Request], report: np.ndarray, logprobs: Logprobs | None, drafted: Drafted | None) -> list[Emitted]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import PrefillChunk, Scheduler
@@ -59,12 +59,12 @@ class Output:
         updates, self._updates = self._updates, []
         return [update for update in updates if update.token_ids or update.output]
 
-    def add(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> None:
+    def add(self, request: Request, emitted: Emitted, tree: TreeShape | None) -> None:
         """Adds the tokens of a cycle with this tree, or of a prefill (None). If the tokenizer fails, only this request ends."""
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:
-            self._updates.append(self._add(request, emitted, spec))
+            self._updates.append(self._add(request, emitted, tree))
         except IntegrityError:
             raise
         except Exception as error:
@@ -100,7 +100,7 @@ class Output:
         self._leave(request)
         self._updates.append(replace(self._update(request, len(request.detokenizer.text)), output=request.result()))
 
-    def _add(self, request: Request, emitted: Emitted, spec: SpecConfig | None) -> Update:
+    def _add(self, request: Request, emitted: Emitted, tree: TreeShape | None) -> Update:
         """Adds tokens, and finishes the request at a stop or at max_tokens."""
         shown = len(request.detokenizer.text)
         new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == "stop")]
@@ -111,10 +111,10 @@ class Output:
         if request.first_token_at is None and new:
             request.first_token_at = self._clock()
         verification = None
-        if spec is not None and new:
+        if tree is not None and new:
             accepted = min(emitted.accepted, len(new))
-            verification = Verification(spec, accepted, emitted.tree)
-            self._count(request, CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps))
+            verification = Verification(tree, accepted, emitted.tree)
+            self._count(request, CycleCounts(len(new), accepted, tree.num_draft_tokens - 1, tree.num_steps))
         update = replace(self._update(request, shown, new), logprobs=logprobs or None, verification=verification)
         if emitted.finish == "stop" and request.detokenizer.matched is None:
             request.matched_stop = new[-1]

@@ -23,13 +23,13 @@ from typing import Any, Self
 import jax
 from jax import export
 
-from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.sampling import Logprobs
-from jaxspec.spec.settings import Settings
-from jaxspec.spec.state import Admission, Caches, Drafted, Sequences, Sharpness, State, StepOutput
+from jaxspec.decoding.prefill import Chunk
+from jaxspec.decoding.sampling import Logprobs
+from jaxspec.decoding.settings import Settings
+from jaxspec.decoding.state import Admission, Caches, Calibration, Drafted, ProgramOutput, Sequences, State
 from jaxspec.typing import KeysValues
 
-for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, Sharpness, State, StepOutput):
+for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, Calibration, State, ProgramOutput):
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 
 PACKAGES = ("jaxspec", "pallas_kernels")

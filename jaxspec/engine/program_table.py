@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 
 # Dataclasses, not NamedTuples: programs are dictionary keys, and NamedTuples of different types with equal values are equal.
 
@@ -15,10 +15,10 @@ class CycleProgram:
 
     batch: int
     pages: int
-    spec: SpecConfig
+    tree: TreeShape
 
     def __str__(self) -> str:
-        return f"cycle {self.spec}, batch {self.batch}"
+        return f"cycle {self.tree}, batch {self.batch}"
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class ProgramTable:
     chunks: tuple[int, ...]
     pages: int
     """Entries of every page table. Attention stops at the longest sequence, so narrower tables would gain nothing."""
-    own: tuple[SpecConfig, ...]
+    own: tuple[TreeShape, ...]
     """The trees that the engine chooses from."""
-    trees: tuple[SpecConfig, ...]
+    trees: tuple[TreeShape, ...]
     """The trees in `own`, and those used only by requests that ask for them."""
     catches_up: bool
     """Plain cycles alternate with trees, so the head has to catch up before a tree."""
@@ -81,7 +81,7 @@ class ProgramTable:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, pages: int, own: Sequence[SpecConfig], trees: Sequence[SpecConfig], *, catches_up: bool
+        cls, config: EngineConfig, pages: int, own: Sequence[TreeShape], trees: Sequence[TreeShape], *, catches_up: bool
     ) -> "ProgramTable":
         """In:  max_running_requests 20, prefill_chunk 256
         Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256)
@@ -102,9 +102,9 @@ class ProgramTable:
         """
         return tuple(size for size in self.batches if size.bit_count() == 1 or size == self.batches[-1])
 
-    def batches_for(self, spec: SpecConfig) -> tuple[int, ...]:
+    def batches_for(self, tree: TreeShape) -> tuple[int, ...]:
         """The batch sizes that cycles with this tree are compiled for."""
-        return self.batches if spec in self.own else self.few_batches
+        return self.batches if tree in self.own else self.few_batches
 
     def all(self) -> list[Program]:
         """Every program; small batches and short prompts come first."""
@@ -127,11 +127,11 @@ class ProgramTable:
         """The largest program of each kind and of every tree: no program takes more memory than the largest of these."""
         return self._serving(self.trees)
 
-    def _serving(self, trees: Sequence[SpecConfig]) -> list[Program]:
+    def _serving(self, trees: Sequence[TreeShape]) -> list[Program]:
         cycles = [program for tree in sorted(trees, key=lambda tree: -tree.num_steps) for program in self.largest(tree)]
         return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages), AdmitProgram()]
 
-    def largest(self, tree: SpecConfig) -> list[Program]:
+    def largest(self, tree: TreeShape) -> list[Program]:
         """The programs without which a tree can't be used, each in its largest size."""
         batch = self.batches[-1]
         needs_catch_up = tree.num_steps == 0 and self.catches_up
@@ -139,9 +139,9 @@ class ProgramTable:
 
     # The programs that fit a launch, smallest first.
 
-    def cycles(self, requests: int, spec: SpecConfig) -> Iterator[CycleProgram]:
+    def cycles(self, requests: int, tree: TreeShape) -> Iterator[CycleProgram]:
         """Cycles for this many requests."""
-        return (CycleProgram(batch, self.pages, spec) for batch in self.batches_for(spec) if batch >= requests)
+        return (CycleProgram(batch, self.pages, tree) for batch in self.batches_for(tree) if batch >= requests)
 
     def prefills(self, tokens: int) -> Iterator[PrefillProgram]:
         """Prefills for a chunk of this many tokens."""

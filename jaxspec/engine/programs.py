@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
+from jaxspec.decoding.cycle import CycleOptions, cycle
+from jaxspec.decoding.extend import catch_up
+from jaxspec.decoding.prefill import Chunk, prefill
+from jaxspec.decoding.state import Admission, Models, State, admit, neutral_settings
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProgramCount
-from jaxspec.spec.cycle import CycleOptions, cycle
-from jaxspec.spec.extend import catch_up
-from jaxspec.spec.prefill import Chunk, prefill
-from jaxspec.spec.state import Admission, Models, State, admit, neutral_settings
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Programs:
         """The number of them that were compiled or failed."""
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
-        """The compiled program. It takes weights, state and what its kind needs; it returns a StepOutput or, where nothing is
+        """The compiled program. It takes weights, state and what its kind needs; it returns a ProgramOutput or, where nothing is
         reported, a State.
 
         Compiles the program at its first use, unless this set is sealed.
@@ -225,10 +225,10 @@ class Programs:
     def _define(self, program: Program) -> tuple[Callable[..., Any], tuple]:
         """The function to compile, and the shapes of what it takes beside weights and state."""
         match program:
-            case CycleProgram(batch, pages, spec):
+            case CycleProgram(batch, pages, tree):
 
                 def cycle_program(params, state, rows, page_table):
-                    return cycle(self._merge(params), state, rows, page_table, spec=spec, options=self._options)
+                    return cycle(self._merge(params), state, rows, page_table, tree=tree, options=self._options)
 
                 return cycle_program, (int32(batch), int32(batch, pages))
             case CatchUpProgram(batch, pages):

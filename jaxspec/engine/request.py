@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from jaxspec.config import SpecConfig
-from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.config import TreeShape
 from jaxspec.engine.pages import HeldPages
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.detokenizer import Detokenizer
 
 FAILED = "the engine failed while it worked on this request"
 """Error text shown to clients whose request failed because of the engine."""
@@ -89,7 +89,7 @@ class DraftedTree:
 class Verification:
     """The cycle that the tokens of an update come from."""
 
-    spec: SpecConfig
+    spec: TreeShape
     accepted: int
     """The first `accepted` tokens are accepted drafts."""
     tree: DraftedTree | None = None
@@ -201,7 +201,7 @@ class Request:
     """Number in the order of arrival."""
     deadline: float = math.inf
     """When it times out, on the engine's clock, in seconds."""
-    tree: SpecConfig | None = None
+    tree: TreeShape | None = None
     """The tree of its cycles; None: the engine chooses."""
     wants_trees: bool = False
     """Its updates show the drafted trees, and where the text of each token begins."""

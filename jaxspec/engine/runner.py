@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.decoding.prefill import Chunk
+from jaxspec.decoding.state import State
 from jaxspec.engine.device_state import (
     abstract_state,
     admission,
@@ -35,8 +37,6 @@ from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
-from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.state import State
 
 CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
@@ -145,11 +145,11 @@ class Runner:
         self._state = state
 
     @property
-    def sharpness(self) -> np.ndarray:
-        """The weights learnt from sampled requests (spec/coupling.py): for unlikely and likely tokens' logits, and for the noise.
+    def calibration(self) -> np.ndarray:
+        """The weights learnt from sampled requests (coupling.py): for unlikely and likely tokens' logits, and for the noise.
 
         Waits for the device."""
-        return np.asarray(self.state.sharpness.weights)
+        return np.asarray(self.state.calibration.weights)
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
@@ -193,7 +193,7 @@ class Runner:
         return tuple(ready) or self.table.batches[-1:]
 
     @property
-    def ready_trees(self) -> tuple[SpecConfig, ...]:
+    def ready_trees(self) -> tuple[TreeShape, ...]:
         """The trees whose programs are there."""
         return tuple(tree for tree in self.table.trees if all(map(self.programs.can_launch, self.table.largest(tree))))
 
@@ -202,48 +202,48 @@ class Runner:
         bias = self._no_bias if not request.params.biases else None
         self._run(AdmitProgram(), admission(request, self._sizes, bias))
 
-    def launch_prefill(self, step: PrefillChunk) -> Launched:
+    def launch_prefill(self, chunk: PrefillChunk) -> Launched:
         """Starts a chunk; its report holds the first token if the chunk is the sequence's last."""
-        request, pages = step.request, step.pages[: self._pages_for(step.first_slot + step.size + 1)]
-        program = self.programs.choose(self.table.prefills(step.size))
+        request, pages = chunk.request, chunk.pages[: self._pages_for(chunk.first_slot + chunk.size + 1)]
+        program = self.programs.choose(self.table.prefills(chunk.size))
         tokens = np.zeros((1, program.chunk), np.int32)
-        tokens[0, : step.size] = request.tokens[step.first_slot : step.first_slot + step.size]
+        tokens[0, : chunk.size] = request.tokens[chunk.first_slot : chunk.first_slot + chunk.size]
         one = np.full(1, 1, np.int32)
         fields: dict[str, Any] = {
             "row": one * request.row,
             "page_table": padded_table([pages], 1, program.pages),
             "tokens": tokens,
-            "first_slot": one * step.first_slot,
-            "size": one * step.size,
-            "cached": one * step.cached,
-            "is_last": np.array([step.is_last]),
+            "first_slot": one * chunk.first_slot,
+            "size": one * chunk.size,
+            "cached": one * chunk.cached,
+            "is_last": np.array([chunk.is_last]),
         }
-        return launched(self._run(program, Chunk(**fields)), [request], prefill=step)
+        return launched(self._run(program, Chunk(**fields)), [request], prefill=chunk)
 
-    def launch_cycle(self, requests: list[Request], spec: SpecConfig) -> Launched:
+    def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
         if len(self.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
             for tree in self.table.own:
                 self.programs.ask_for(next(self.table.cycles(len(requests), tree)))
-        program, rows, page_table = self._cycle_of(requests, spec)
-        return launched(self._run(program, rows, page_table), requests, spec=spec)
+        program, rows, page_table = self._cycle_of(requests, tree)
+        return launched(self._run(program, rows, page_table), requests, tree=tree)
 
-    def batch_of(self, requests: list[Request], spec: SpecConfig) -> tuple[jax.Array, jax.Array]:
+    def batch_of(self, requests: list[Request], tree: TreeShape) -> tuple[jax.Array, jax.Array]:
         """The inputs of a cycle beside weights and state: state rows [batch] and page tables [batch, pages] of these requests."""
-        return self._cycle_of(requests, spec)[1:]
+        return self._cycle_of(requests, tree)[1:]
 
-    def _cycle_of(self, requests: list[Request], spec: SpecConfig) -> tuple[CycleProgram, jax.Array, jax.Array]:
-        lengths = [len(each.tokens) + each.in_flight_tokens + spec.num_steps + 1 for each in requests]
-        return self._batch(requests, lengths, self.table.cycles(len(requests), spec))
+    def _cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
+        lengths = [len(each.tokens) + each.in_flight_tokens + tree.num_steps + 1 for each in requests]
+        return self._batch(requests, lengths, self.table.cycles(len(requests), tree))
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by the slots that it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
         self._run(*self._batch(requests, lengths, self.table.catch_ups(len(requests))))
 
-    def time_cycle(self, batch: int, spec: SpecConfig, repeats: int = 3) -> list[float]:
+    def time_cycle(self, batch: int, tree: TreeShape, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
-        program, seconds = self.programs.choose(self.table.cycles(batch, spec)), []
+        program, seconds = self.programs.choose(self.table.cycles(batch, tree)), []
         arguments = jax.device_put(padding_arguments(program, self._padding_row, self._sizes))
         for _ in range(repeats + 1):
             started = time.perf_counter()
@@ -281,7 +281,7 @@ class Runner:
         return -(-slots // self._page_size)
 
     def _run(self, program: Program, *arguments: Any) -> Any:
-        """Launches the program and keeps its state. Returns its output: a StepOutput or, without a report, the state."""
+        """Launches the program and keeps its state. Returns its output: a ProgramOutput or, without a report, the state."""
         with self.launching:
             self._count_uploads(arguments)
             output = self.programs[program](self.params, self.state, *arguments)

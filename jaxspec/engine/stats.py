@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 
 SAMPLING = ("greedy", "sampled")
 FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
@@ -19,13 +19,13 @@ FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
 class AdaptiveState(NamedTuple):
     """The trees of an adaptive engine and the estimates behind its choice."""
 
-    current: SpecConfig
+    current: TreeShape
     """The tree in use, apart from probes."""
-    best: dict[int, SpecConfig]
+    best: dict[int, TreeShape]
     """The tree that looks fastest, per compiled batch size with known cycle times."""
-    accept_lengths: dict[SpecConfig, float]
+    accept_lengths: dict[TreeShape, float]
     """Estimated tokens per verification, bonus included."""
-    seconds: dict[tuple[SpecConfig, int], float]
+    seconds: dict[tuple[TreeShape, int], float]
     """Time of one cycle, per tree and compiled batch size."""
     switches: int
     """How often a cycle used another tree than the cycle before it."""

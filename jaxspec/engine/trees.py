@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from statistics import median_low
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.request import Request
 from jaxspec.engine.stats import AdaptiveState
 
@@ -43,7 +43,7 @@ comes back into use, and the weight of the first guess."""
 class PlannedCycle(NamedTuple):
     """A cycle that is about to be launched."""
 
-    tree: SpecConfig
+    tree: TreeShape
     requests: list[Request]
     behind: list[Request]
     """The requests whose heads must catch up before it."""
@@ -52,7 +52,7 @@ class PlannedCycle(NamedTuple):
 class UnreadCycle(NamedTuple):
     """A launched cycle whose result was not read yet."""
 
-    tree: SpecConfig
+    tree: TreeShape
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
@@ -62,7 +62,7 @@ class UnreadCycle(NamedTuple):
 class TimedRunner(Protocol):
     """Can run a cycle to measure it."""
 
-    def time_cycle(self, batch: int, spec: SpecConfig) -> list[float]: ...
+    def time_cycle(self, batch: int, tree: TreeShape) -> list[float]: ...
 
     @property
     def batches(self) -> Sequence[int]: ...
@@ -76,19 +76,19 @@ class TreeChoice:
 
     def __init__(
         self,
-        spec: SpecConfig,
+        tree: TreeShape,
         adaptive: bool,
-        others: Sequence[SpecConfig] = (),
+        others: Sequence[TreeShape] = (),
         clock: Callable[[], float] = time.perf_counter,
-        candidates: Sequence[SpecConfig] = (),
+        candidates: Sequence[TreeShape] = (),
         has_head: bool = True,
     ):
         """Args:
-        spec: the configured tree.
+        tree: the configured tree.
         others: trees that requests may ask for, but which are never chosen otherwise.
         candidates: as for `adaptive_trees`.
         """
-        self.own = adaptive_trees(spec, candidates) if adaptive else (spec,)
+        self.own = adaptive_trees(tree, candidates) if adaptive else (tree,)
         """The trees to choose from."""
         self.all = tuple(dict.fromkeys((*self.own, *others)))
         self.most_emitted = max(tree.num_steps for tree in self.all) + 1
@@ -111,7 +111,7 @@ class TreeChoice:
                         self._adaptive.observe_time(tree, batch, seconds)
 
     def plan(
-        self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[SpecConfig], *, prefills: bool
+        self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[TreeShape], *, prefills: bool
     ) -> list[PlannedCycle]:
         """The cycles of one step for these requests, one per tree. Call it in every step, with or without requests.
 
@@ -129,7 +129,7 @@ class TreeChoice:
         self._prefills_before = prefills
         return cycles
 
-    def choose(self, bucket: int) -> SpecConfig:
+    def choose(self, bucket: int) -> TreeShape:
         """The tree for a cycle at this compiled batch size."""
         return self._adaptive.choose(bucket) if self._adaptive else self.own[0]
 
@@ -153,10 +153,10 @@ class TreeChoice:
         return self._adaptive.describe() if self._adaptive else None
 
     def _by_tree(
-        self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[SpecConfig]
-    ) -> dict[SpecConfig, list[Request]]:
+        self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[TreeShape]
+    ) -> dict[TreeShape, list[Request]]:
         """The requests by tree: the one a request asks for, if it is ready, else the one chosen for all other requests."""
-        groups: dict[SpecConfig, list[Request]] = {}
+        groups: dict[TreeShape, list[Request]] = {}
         undecided = [request for request in requests if request.tree is None or request.tree not in ready]
         if undecided:
             groups[self.choose(bucket(len(undecided), batches))] = undecided
@@ -165,7 +165,7 @@ class TreeChoice:
                 groups.setdefault(request.tree, []).append(request)
         return groups
 
-    def _catch_up(self, requests: list[Request], tree: SpecConfig) -> list[Request]:
+    def _catch_up(self, requests: list[Request], tree: TreeShape) -> list[Request]:
         """The requests whose heads must catch up before this cycle. Also updates each request's lag to that after the cycle.
 
         The device counts the lag too, and exactly: a sequence that has ended gets no more slots. The host's count is never lower.
@@ -190,20 +190,20 @@ def bucket(requests: int, batches: Sequence[int]) -> int:
     return min(batch for batch in batches if batch >= requests)
 
 
-def adaptive_trees(spec: SpecConfig, candidates: Sequence[SpecConfig] = ()) -> tuple[SpecConfig, ...]:
+def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = ()) -> tuple[TreeShape, ...]:
     """The trees an adaptive engine chooses from: the configured one, the candidates (default: a chain), and plain decoding.
 
     In:  5/4/8
     Out: 5/4/8, 3/1/4, 0/1/1
     """
-    chain = SpecConfig(min(LONGEST_CHAIN, max(1, spec.num_steps)), 1)
-    return tuple(dict.fromkeys((spec, *(candidates or (chain,)), PLAIN)))
+    chain = TreeShape(min(LONGEST_CHAIN, max(1, tree.num_steps)), 1)
+    return tuple(dict.fromkeys((tree, *(candidates or (chain,)), PLAIN)))
 
 
 class AcceptLength:
     """Tokens per verification: a mean with exponential decay. It starts from the guess that half of the drafts are accepted."""
 
-    def __init__(self, tree: SpecConfig):
+    def __init__(self, tree: TreeShape):
         self._is_plain = tree.num_steps == 0
         self._verifications = PRIOR
         self._tokens = PRIOR * (1 + tree.num_steps / 2)
@@ -228,7 +228,7 @@ class AdaptiveTrees:
     """Chooses the tree so that speculation costs little at worst. Call `choose` before each cycle and the observers when its
     results arrive; nothing depends on how late that is."""
 
-    def __init__(self, trees: Sequence[SpecConfig]):
+    def __init__(self, trees: Sequence[TreeShape]):
         """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known."""
         if len(set(trees)) != len(trees) or PLAIN not in trees:
             raise ValueError(f"trees must differ and include plain decoding, got {', '.join(map(str, trees))}")
@@ -238,14 +238,14 @@ class AdaptiveTrees:
         self._probe = self._current
         self._probe_cycles = 0  # left of the running probe
         self._accept = {tree: AcceptLength(tree) for tree in trees}
-        self._times: dict[tuple[SpecConfig, int], deque[float]] = {}
-        self._seconds: dict[tuple[SpecConfig, int], float] = {}  # the medians of _times
+        self._times: dict[tuple[TreeShape, int], deque[float]] = {}
+        self._seconds: dict[tuple[TreeShape, int], float] = {}  # the medians of _times
         self._unused = dict.fromkeys(trees, 0)  # cycles since each tree was used
         self._backoff = dict.fromkeys(trees, 1)
-        self._explored: set[tuple[SpecConfig, int]] = set()
+        self._explored: set[tuple[TreeShape, int]] = set()
         self._switches = self._probes = 0
 
-    def observe_time(self, tree: SpecConfig, bucket: int, seconds: float) -> None:
+    def observe_time(self, tree: TreeShape, bucket: int, seconds: float) -> None:
         """Records the time of a cycle, or of a trial run at warm-up. Three trial runs per program outvote one disturbed run.
 
         The median is used, because on a shared machine some cycles take three times as long. Of two times it is the lower one,
@@ -255,11 +255,11 @@ class AdaptiveTrees:
         times.append(seconds)
         self._seconds[tree, bucket] = median_low(times)
 
-    def observe_accept(self, tree: SpecConfig, tokens: int, verifications: int) -> None:
+    def observe_accept(self, tree: TreeShape, tokens: int, verifications: int) -> None:
         """Records the tokens and verifications of a cycle, each summed over its requests."""
         self._accept[tree].add(tokens, verifications)
 
-    def choose(self, bucket: int) -> SpecConfig:
+    def choose(self, bucket: int) -> TreeShape:
         """The tree for the next cycle, at this compiled batch size."""
         # A new batch size ends a probe, because its cycle times differ.
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
@@ -280,18 +280,18 @@ class AdaptiveTrees:
         accept_lengths = {tree: accept.mean for tree, accept in self._accept.items()}
         return AdaptiveState(self._current, best, accept_lengths, dict(self._seconds), self._switches, self._probes)
 
-    def _rates(self, bucket: int) -> dict[SpecConfig, float]:
+    def _rates(self, bucket: int) -> dict[TreeShape, float]:
         """Tokens per second and request of the trees with known cycle times."""
         return {tree: self._accept[tree].mean / seconds for tree in self.trees if (seconds := self._seconds.get((tree, bucket)))}
 
-    def _decide(self, rates: dict[SpecConfig, float]) -> None:
+    def _decide(self, rates: dict[TreeShape, float]) -> None:
         """Changes the current tree if another is better. The estimates are robust, so one decision is enough."""
         best = max(rates, key=rates.__getitem__, default=self._current)
         if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
             self._current = best
             self._discount(best)
 
-    def _start_probe(self, rates: dict[SpecConfig, float], bucket: int) -> None:
+    def _start_probe(self, rates: dict[TreeShape, float], bucket: int) -> None:
         due = [tree for tree in self.trees if tree != self._current and self._unused[tree] >= self._wait(tree, rates, bucket)]
         if due:
             tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
@@ -300,7 +300,7 @@ class AdaptiveTrees:
             self._explored.add((tree, bucket))
             self._discount(tree)
 
-    def _wait(self, tree: SpecConfig, rates: dict[SpecConfig, float], bucket: int) -> float:
+    def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int) -> float:
         """Cycles out of use after which the tree may be probed, so that all probes together stay within the budget."""
         if tree not in rates and (tree, bucket) not in self._explored:
             return 0.0
@@ -313,10 +313,10 @@ class AdaptiveTrees:
         backoff = self._backoff[tree] if self._cannot_win(tree, rates) else 1
         return cost * backoff * (len(self.trees) - 1) / PROBE_BUDGET
 
-    def _cannot_win(self, tree: SpecConfig, rates: dict[SpecConfig, float]) -> bool:
+    def _cannot_win(self, tree: TreeShape, rates: dict[TreeShape, float]) -> bool:
         return tree in rates and self._current in rates and rates[tree] * PLAUSIBLE_GAIN < rates[self._current]
 
-    def _discount(self, tree: SpecConfig) -> None:
+    def _discount(self, tree: TreeShape) -> None:
         """Gives less weight, in all buckets, to old measurements of a tree that comes back into use: it may have changed since."""
         self._accept[tree].discount()
         for key, times in self._times.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jaxspec.checkpoints.hub import is_hub_name, local_path
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, tree, whole
-from jaxspec.config import DTYPES, PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import DTYPES, PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
 from jaxspec.planner.gpus import GPUS, Gpu
@@ -119,7 +119,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
     target = read_target(path)
     head = None if where is None else read_head(where, target, options.speculative_token_map)
-    spec = options.tree or default_tree(None if head is None else head.algorithm, where)
+    tree = options.tree or default_tree(None if head is None else head.algorithm, where)
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     models = pair(target, head, dtype, options.tp)
     gpu = chosen_gpu(options)
@@ -128,15 +128,15 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         model=BUILT_IN_NAME if options.model_path is None else name_of(options.model_path),
         models=models,
         gpu=gpu,
-        spec=spec,
+        tree=tree,
         batch=options.batch,
         context=options.context,
         longest=target.max_position_embeddings,
         memory=Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size),
-        cycle=cycle_cost(models, spec, options.batch, options.context),
+        cycle=cycle_cost(models, tree, options.batch, options.context),
         plain=cycle_cost(models, PLAIN, options.batch, options.context),
-        accept_lengths=tuple(accept_lengths(options.accept_length, spec)),
-        compiled=compiled_cycle(options, CycleShape(spec, options.batch, options.context, options.page_size), path, where, dtype),
+        accept_lengths=tuple(accept_lengths(options.accept_length, tree)),
+        compiled=compiled_cycle(options, CycleShape(tree, options.batch, options.context, options.page_size), path, where, dtype),
         copy_speed=None if options.gpu_bandwidth is None else gpu.bandwidth,
     )
 
@@ -169,12 +169,12 @@ def chosen_gpu(options: argparse.Namespace) -> Gpu:
     return gpu
 
 
-def accept_lengths(given: Sequence[float], spec: SpecConfig) -> Sequence[float]:
+def accept_lengths(given: Sequence[float], tree: TreeShape) -> Sequence[float]:
     """The given accept lengths, else some that the tree can reach. Raises ValueError for one that it can't."""
     for length in given:
-        if not 1 <= length <= spec.num_steps + 1:
-            raise ValueError(f"--accept-length must be from 1 to {spec.num_steps + 1} with the tree {spec}, got {length:g}")
-    return given or [length / 2 for length in range(2 if spec.num_steps == 0 else 3, min(8, 2 * spec.num_steps + 2) + 1)]
+        if not 1 <= length <= tree.num_steps + 1:
+            raise ValueError(f"--accept-length must be from 1 to {tree.num_steps + 1} with the tree {tree}, got {length:g}")
+    return given or [length / 2 for length in range(2 if tree.num_steps == 0 else 3, min(8, 2 * tree.num_steps + 2) + 1)]
 
 
 def positive(flag: str, value: float) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.planner.gpus import GPUS
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
@@ -57,7 +57,7 @@ class CompilerError(Exception):
 class CycleShape:
     """One cycle to compile."""
 
-    spec: SpecConfig
+    tree: TreeShape
     batch: int
     context: int
     """Tokens per sequence."""
@@ -66,7 +66,7 @@ class CycleShape:
     @property
     def pages(self) -> int:
         """Pages per sequence."""
-        return -(-(self.context + self.spec.num_steps + 1) // self.page_size)
+        return -(-(self.context + self.tree.num_steps + 1) // self.page_size)
 
 
 _ROW = re.compile(r"( *)(\d+): (k\w+) +\[.*?\] ?(.*)")
@@ -184,7 +184,7 @@ def compile_cycles(
         raise ValueError(reason)
     shapes = [
         {
-            "tree": [each.spec.num_steps, each.spec.topk, each.spec.num_draft_tokens],
+            "tree": [each.tree.num_steps, each.tree.topk, each.tree.num_draft_tokens],
             "batch": each.batch,
             "pages": each.pages,
             "page_size": each.page_size,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxspec.config import ModelConfig, SpecConfig
+from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.engine.device_state import cache_bytes_per_token
 from jaxspec.models.head import HeadConfig
 from jaxspec.planner.gpus import Gpu
@@ -132,13 +132,13 @@ class CycleCost:
         return max(self.memory_seconds(gpu), self.arithmetic_seconds(gpu))
 
 
-def cycle_cost(models: Pair, spec: SpecConfig, batch: int, context: int) -> CycleCost:
+def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> CycleCost:
     """The cost of a cycle of `batch` requests with `context` committed tokens each; plain decoding needs no head.
 
     Every matrix is read once per forward, every forward reads the cache once; logits are written and read once. Registers
     and on-chip memory are free, and so are arrays of a few rows (norms, embeddings, the committed keys).
     """
-    nodes, size = spec.num_draft_tokens, jnp.dtype(models.dtype).itemsize
+    nodes, size = tree.num_draft_tokens, jnp.dtype(models.dtype).itemsize
     target = models.target
     moved: dict[str, float] = {
         "target weights": target.weights.layers + models.target_output,
@@ -146,10 +146,10 @@ def cycle_cost(models: Pair, spec: SpecConfig, batch: int, context: int) -> Cycl
     }
     logits = batch * nodes * target.config.vocab_size
     operations = _operations(target, batch * nodes, context, size) + 2.0 * batch * nodes * models.target_output / size
-    if spec.num_steps:
-        head, steps, beam = models.head, spec.num_steps, spec.topk
+    if tree.num_steps:
+        head, steps, beam = models.head, tree.num_steps, tree.topk
         if head is None or models.head_config is None:
-            raise ValueError(f"the tree {spec} needs a draft head: give --draft")
+            raise ValueError(f"the tree {tree} needs a draft head: give --draft")
         rows = batch * ((steps - 1) * beam + steps + 1)  # levels 2 .. steps, and the extension by accepted tokens
         drafted = batch * (1 + (steps - 1) * beam)
         moved |= {

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.commands.common import listing, table
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import CompiledCycle
 from jaxspec.planner.estimate import CycleCost, Memory, Pair
 from jaxspec.planner.gpus import Gpu
@@ -35,7 +35,7 @@ class Plan:
     model: str
     models: Pair
     gpu: Gpu
-    spec: SpecConfig
+    tree: TreeShape
     batch: int
     context: int
     longest: int
@@ -69,11 +69,11 @@ class Plan:
         """The time model's parts in milliseconds, of the cycle and of a plain step; empty for several GPUs."""
         if self.models.tp > 1:
             return {}
-        counts = None if isinstance(self.compiled, str) else counts_of(self.compiled, self.spec)
-        kinds = {f"cycle {self.spec}": self.spec} if self.spec.num_steps else {}
+        counts = None if isinstance(self.compiled, str) else counts_of(self.compiled, self.tree)
+        kinds = {f"cycle {self.tree}": self.tree} if self.tree.num_steps else {}
         return {
-            name: time_model(self.models, spec, self.batch, self.context, self.gpu, counts, self.copy_speed)
-            for name, spec in (kinds | {"plain step": PLAIN}).items()
+            name: time_model(self.models, tree, self.batch, self.context, self.gpu, counts, self.copy_speed)
+            for name, tree in (kinds | {"plain step": PLAIN}).items()
         }
 
     def speed(self, accept_length: float) -> float:
@@ -158,7 +158,7 @@ def moved_rows(plan: Plan) -> list[list[str]]:
 def time_table(plan: Plan) -> str:
     """The limits of a cycle's time, and of a plain step's."""
     gpu = plan.gpu
-    steps = {f"cycle {plan.spec}": plan.cycle} if plan.spec.num_steps else {}
+    steps = {f"cycle {plan.tree}": plan.cycle} if plan.tree.num_steps else {}
     rows = []
     for name, step in (steps | {"plain step": plan.plain}).items():
         seconds = (step.memory_seconds(gpu), step.arithmetic_seconds(gpu), step.seconds(gpu))
@@ -175,7 +175,7 @@ def speed_table(plan: Plan) -> str:
     for length in plan.accept_lengths:
         each = [] if alone else [f"{plan.speed(length) / plan.batch:,.0f}"]
         rows.append([f"{length:g}", f"{plan.speed(length):,.0f}", *each, f"{length / plan.break_even:.2f}"])
-    if plan.spec.num_steps:
+    if plan.tree.num_steps:
         rows.insert(0, [f"{plan.break_even:.2f}, break-even", f"{plan.speed(plan.break_even):,.0f}", *([""] * (not alone)), "1.00"])
     return table(header, rows)
 
@@ -235,7 +235,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "source": "the vendor's data sheet, unless given",
         },
         "tp": models.tp,
-        "tree": plan.spec.name,
+        "tree": plan.tree.name,
         "batch": plan.batch,
         "context": plan.context,
         "parameters": {name: part.weights.parameters for name, part in parts.items()},

@@ -7,7 +7,7 @@ It is here so that a measurement can be held against it, part by part. The const
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.planner.compile import CompiledCycle, Launch
 from jaxspec.planner.estimate import CycleCost, Pair, cycle_cost
 from jaxspec.planner.gpus import Gpu
@@ -51,7 +51,7 @@ class LaunchCounts:
         return self.products + self.attention + self.norms + self.rotations + self.sums
 
 
-def counts_of(compiled: CompiledCycle, spec: SpecConfig) -> LaunchCounts:
+def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
     """The counts of a compiled cycle. What its tree lacks, such as levels, stays the default's."""
     launches = compiled.greedy_launches
     in_layers = [launch for launch in launches if launch.stage == "verify" and launch.layer is not None]
@@ -59,15 +59,15 @@ def counts_of(compiled: CompiledCycle, spec: SpecConfig) -> LaunchCounts:
     found = LaunchCounts(**{kind: kinds.count(kind) for kind in ("products", "attention", "norms", "rotations", "sums")})
     num_layers = len({launch.layer for launch in in_layers})
     rest = len(launches) - num_layers * len(kinds) - 2  # the last norm and the output projection are counted by the model
-    if spec.num_steps == 0:
+    if tree.num_steps == 0:
         return replace(found, other=rest)
     stages = compiled.stages
-    extension, tree = stages.get("extend", 0), stages.get("build_tree", 0) + stages.get("accept", 0)
-    found, rest = replace(found, extension=extension, tree=tree), rest - extension - tree
-    if spec.num_steps == 1:
+    extension, ranking = stages.get("extend", 0), stages.get("build_tree", 0) + stages.get("accept", 0)
+    found, rest = replace(found, extension=extension, tree=ranking), rest - extension - ranking
+    if tree.num_steps == 1:
         return replace(found, other=rest)
     drafting = stages.get("draft", 0)
-    return replace(found, level=drafting / (spec.num_steps - 1), other=rest - drafting)
+    return replace(found, level=drafting / (tree.num_steps - 1), other=rest - drafting)
 
 
 def kind_of(launch: Launch) -> str:
@@ -86,7 +86,7 @@ def kind_of(launch: Launch) -> str:
 
 def time_model(
     models: Pair,
-    spec: SpecConfig,
+    tree: TreeShape,
     batch: int,
     context: int,
     gpu: Gpu,
@@ -97,7 +97,7 @@ def time_model(
 
     Args:
         models: Target and head. Several GPUs are not modelled: their traffic is left out.
-        spec: The tree; plain decoding needs no head.
+        tree: The tree; plain decoding needs no head.
         batch: Requests. The model is meant for a few rows: large products are taken to reach the data sheet's peak.
         context: Committed tokens of each request.
         gpu: Its bandwidth is the data sheet's.
@@ -107,7 +107,7 @@ def time_model(
     Raises ValueError if the tree needs a head and there is none.
     """
     counts, copy = counts or LaunchCounts(), copy_speed or COPY_SHARE * gpu.bandwidth
-    cost = cycle_cost(models, spec, batch, context)
+    cost = cycle_cost(models, tree, batch, context)
     moved, layers = cost.moved, models.target.config.num_layers
     weights = product_seconds(moved["target weights"], cost, gpu, copy)
     parts = {
@@ -118,13 +118,13 @@ def time_model(
         "target: rotation": LAUNCH * layers * counts.rotations,
         "target: sums and SwiGLU": LAUNCH * layers * counts.sums,
     }
-    if spec.num_steps:
-        forwards = spec.num_steps * models.head.config.num_layers if models.head else 0
+    if tree.num_steps:
+        forwards = tree.num_steps * models.head.config.num_layers if models.head else 0
         extra = attention_seconds(counts.attention) - LAUNCH * counts.attention  # the launches are counted with the others
         parts |= {
             "head: weights": product_seconds(moved["head weights"] + moved["head logits' weights"], cost, gpu, copy),
             "head: attention": forwards * extra + moved["head cache"] / copy,
-            "head: launches of the levels": LAUNCH * counts.level * (spec.num_steps - 1),
+            "head: launches of the levels": LAUNCH * counts.level * (tree.num_steps - 1),
             "head: launches of the extension": LAUNCH * counts.extension,
             "tree": LAUNCH * counts.tree,
         }

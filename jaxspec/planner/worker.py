@@ -19,7 +19,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig, SpecConfig
+from jaxspec.config import ModelConfig, TreeShape
+from jaxspec.decoding.cycle import LOSSLESS
 from jaxspec.engine.device_state import merger, new_state, state_sizes
 from jaxspec.engine.program_table import CycleProgram
 from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, Programs
@@ -28,7 +29,6 @@ from jaxspec.models.registry import LoadedModel, abstract_model
 from jaxspec.planner.compile import ANSWERS, read_custom_calls, read_launches, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
-from jaxspec.spec.cycle import LOSSLESS
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def compile_cycle(
     )
     programs = Programs(merger(*models), placed(params, mesh), placed(state, mesh), LOSSLESS)
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
-        lowered = programs.lower(CycleProgram(batch, pages, SpecConfig(*tree)), "cuda")
+        lowered = programs.lower(CycleProgram(batch, pages, TreeShape(*tree)), "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
         try:

@@ -304,11 +304,11 @@ def describe_server(
     engine: AsyncEngine, model: ServedModel, averages: Averages, steps: StepTimes, settings: dict[str, Any]
 ) -> ServerInfo:
     """The settings, and the server's state, which takes precedence."""
-    stats, spec = engine.stats, model.spec
+    stats, tree = engine.stats, model.tree
     state = EngineState(
         last_gen_throughput=round(averages.throughput, 2), num_running_reqs=stats.running, num_waiting_reqs=stats.waiting
     )
-    if spec.num_steps and (accept_length := averages.accept_length) is not None:
+    if tree.num_steps and (accept_length := averages.accept_length) is not None:
         state.avg_spec_accept_length = round(accept_length, 4)
     if (adaptive := stats.adaptive) is not None:
         state.adaptive_trees = AdaptiveTreesInfo(
@@ -323,11 +323,11 @@ def describe_server(
         "served_model_name": model.name,
         "version": own_version(),
         "status": "ready" if engine.is_healthy else "unhealthy",
-        "tree": str(spec),
-        "speculative_trees": [str(tree) for tree in model.trees or (spec,)],
-        "speculative_num_steps": spec.num_steps,
-        "speculative_eagle_topk": spec.topk,
-        "speculative_num_draft_tokens": spec.num_draft_tokens,
+        "tree": str(tree),
+        "speculative_trees": [str(tree) for tree in model.trees or (tree,)],
+        "speculative_num_steps": tree.num_steps,
+        "speculative_eagle_topk": tree.topk,
+        "speculative_num_draft_tokens": tree.num_draft_tokens,
         "programs": model.programs()._asdict(),
         "context_length": model.context_length,
         "max_total_num_tokens": stats.total_pages * stats.page_size,

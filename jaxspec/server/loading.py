@@ -10,14 +10,12 @@ from typing import Any
 
 import jax
 
-from jaxspec.chat_formats import CHAT_FORMATS
-from jaxspec.chat_template import ChatTemplate
 from jaxspec.checkpoints.hub import local_path
 from jaxspec.checkpoints.json_files import read_object
 from jaxspec.checkpoints.loading import head_kind
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.defaults import model_directory, own_head
 from jaxspec.engine.device_state import nbytes
 from jaxspec.engine.memory import readable
@@ -25,6 +23,8 @@ from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProg
 from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
 from jaxspec.sampling_params import LEAST_TEMPERATURE, SamplingParams
+from jaxspec.text.chat_formats import CHAT_FORMATS
+from jaxspec.text.chat_template import ChatTemplate
 
 MAX_TEMPLATE_BYTES = 2**20
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -47,7 +47,7 @@ def load(arguments: ServerArguments) -> LLM:
     bars = arguments.shows_progress and sys.stderr.isatty()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        llm = LLM(arguments.model, arguments.draft, arguments.spec, progress=bars, **options)
+        llm = LLM(arguments.model, arguments.draft, arguments.tree, progress=bars, **options)
     for warning in caught:
         logger.warning("%s", in_flags(str(warning.message)))  # such as that lossy thresholds are set
     log_model(llm, arguments)
@@ -57,7 +57,7 @@ def load(arguments: ServerArguments) -> LLM:
 def log_model(llm: LLM, arguments: ServerArguments) -> None:
     """Logs the model, its tree, and options with surprising effects."""
     engine, stats = llm.engine, llm.engine.stats()
-    tree = f"{llm.head.config.algorithm} draft tree {engine.spec}" if llm.head else "plain decoding"
+    tree = f"{llm.head.config.algorithm} draft tree {engine.tree}" if llm.head else "plain decoding"
     logger.info("model %s, context length %d tokens, %s", llm.model_name, engine.context_length, tree)
     if (tokens := stats.total_pages * stats.page_size) < engine.context_length:
         logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)
@@ -75,7 +75,7 @@ def find_head(arguments: ServerArguments) -> Path | None:
     speed-up), or if there is none but a flag needs one.
     """
     head = None
-    if arguments.spec is None or arguments.spec.num_steps:
+    if arguments.tree is None or arguments.tree.num_steps:
         model = model_directory(arguments.model, arguments.hub)
         head = own_head(model) if arguments.draft is None else local_path(arguments.draft, arguments.hub.newest)
         if arguments.algorithm is not None:
@@ -173,9 +173,9 @@ def largest(programs: Iterable[Program]) -> list[Program]:
     In:  cycle 5/4/8, batch 1; cycle 5/4/8, batch 8; prefill 64 tokens; admit
     Out: cycle 5/4/8, batch 8; prefill 64 tokens; admit
     """
-    found: dict[tuple[type, SpecConfig | None], Program] = {}
+    found: dict[tuple[type, TreeShape | None], Program] = {}
     for program in programs:
-        kind = type(program), program.spec if isinstance(program, CycleProgram) else None
+        kind = type(program), program.tree if isinstance(program, CycleProgram) else None
         found[kind] = max(program, found.get(kind, program), key=_size)
     return list(found.values())
 

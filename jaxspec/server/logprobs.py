@@ -8,10 +8,10 @@ from typing import TypedDict
 
 from pydantic import SkipValidation
 
-from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.request import TokenLogprob
 from jaxspec.server.model import ServedModel
 from jaxspec.server.responses import ResponseModel
+from jaxspec.text.detokenizer import Detokenizer
 
 LOWEST = -9999.0
 """OpenAI's number for "impossible": JSON has no -Infinity."""

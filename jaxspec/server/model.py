@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, NoReturn
 
-from jaxspec.chat_template import ChatTemplate, RenderError
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.program_table import ProgramCount
 from jaxspec.server.errors import ApiError, echo
-from jaxspec.tokenizer import Tokenizer
+from jaxspec.text.chat_template import ChatTemplate, RenderError
+from jaxspec.text.tokenizer import Tokenizer
 
 MAX_COMPLETIONS = 256
 """Completions that one request may ask for: n of each prompt."""
@@ -30,11 +30,11 @@ class ServedModel:
 
     name: str
     context_length: int
-    spec: SpecConfig
+    tree: TreeShape
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None = None
     """The caller closes it."""
-    trees: tuple[SpecConfig, ...] = ()
+    trees: tuple[TreeShape, ...] = ()
     """All trees that requests may ask for."""
     programs: Callable[[], ProgramCount] = ProgramCount
     """The number of compiled programs."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fastapi import Request
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, Generation
 from jaxspec.engine.request import GenerationOutput, Speculation, Update
 from jaxspec.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ class RequestBatch:
     """The prompts as the client wrote them (None: as token ids), if the response shall begin with them."""
     prompt_only: bool = False
     """The response holds the prompt alone. The engine still generates one token, which is left out."""
-    tree: SpecConfig | None = None
+    tree: TreeShape | None = None
     """Draft tree of all completions. None: the engine chooses."""
     trace: bool = False
     """The stream shows where its tokens come from."""

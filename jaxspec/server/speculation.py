@@ -2,7 +2,7 @@
 
 from typing import NotRequired, TypedDict
 
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.output import traced_tokens
 from jaxspec.engine.request import DraftedTree, Speculation, Update
 from jaxspec.server.errors import ApiError
@@ -23,25 +23,25 @@ class SpeculativeOptions(RequestModel):
     """With stream: every event shows where its tokens come from and what was drafted."""
 
 
-def chosen_tree(options: SpeculativeOptions | None, model: ServedModel) -> SpecConfig | None:
+def chosen_tree(options: SpeculativeOptions | None, model: ServedModel) -> TreeShape | None:
     """The tree that a request asks for; None if the engine chooses. Raises ApiError for a tree that is not compiled."""
     if options is None:
         return None
     numbers = options.num_steps, options.eagle_topk, options.num_draft_tokens
     if numbers == (None, None, None):
-        if options.enabled and model.spec == PLAIN:
+        if options.enabled and model.tree == PLAIN:
             raise ApiError(400, "speculative.enabled must not be true: this server has no draft head", param="speculative.enabled")
         return _compiled(PLAIN, model) if options.enabled is False else None
     if options.enabled is False:
         raise ApiError(400, "speculative: give enabled = false or a tree, not both", param="speculative")
     try:
-        tree = SpecConfig(*numbers)
+        tree = TreeShape(*numbers)
     except ValueError as error:
         raise ApiError(400, f"speculative: {error}", param="speculative") from None
     return _compiled(tree, model)
 
 
-def _compiled(tree: SpecConfig, model: ServedModel) -> SpecConfig:
+def _compiled(tree: TreeShape, model: ServedModel) -> TreeShape:
     if tree not in model.trees:
         message = f"speculative: the tree {tree} is not compiled; this server has: {', '.join(map(str, model.trees))}"
         raise ApiError(400, f"{message} (0/1/1 is plain decoding)", param="speculative")
@@ -99,9 +99,9 @@ class TraceBuilder:
             tree = self._shown(verification.tree, verification.spec)
         return {"tokens": tokens, "tree": tree}
 
-    def _shown(self, tree: DraftedTree, spec: SpecConfig) -> ShownTree:
+    def _shown(self, tree: DraftedTree, shape: TreeShape) -> ShownTree:
         texts = [None if self._model.tokenizer is None else self._model.token_text(token) for token in tree.tokens]
-        return {"shape": str(spec), "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
+        return {"shape": str(shape), "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
 
 
 class VllmSpeculation(ResponseModel):

@@ -17,7 +17,7 @@ from jaxspec.server.fields import MAX_INT, RequestModel, Strings, TemplateOption
 from jaxspec.server.model import ServedModel, check_unicode
 from jaxspec.server.openai_requests import Message
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
-from jaxspec.tokenizer import Tokenizer
+from jaxspec.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 1024
 """Texts in one request, as in vLLM."""

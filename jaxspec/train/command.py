@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, help_of, whole
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.train.settings import DataSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 An interrupted command goes on when it is called again with the same options."""
 COMMANDS = {"data": "let the model write conversations", "head": "train a head from them", "run": "data, then head"}
 TREES = ("3/1/4", "5/4/8", "5/4/16")
-EVALUATED_TREE = SpecConfig(5, 4, 8)
+EVALUATED_TREE = TreeShape(5, 4, 8)
 TEMPERATURES = (0.0, 1.0)
 EVALUATED_TOKENS = 64
 
@@ -139,7 +139,7 @@ def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data
     best = load_head(trainer.best, llm.target)
     lengths: dict[tuple[str, float], float] = {}
     for tree in TREES:
-        found = accept_lengths(llm.target, best, llm.tokenizer, trial, SpecConfig.of(tree), TEMPERATURES)
+        found = accept_lengths(llm.target, best, llm.tokenizer, trial, TreeShape.of(tree), TEMPERATURES)
         lengths |= {(tree, temperature): length for temperature, length in zip(TEMPERATURES, found, strict=True)}
     same = texts_agree(llm.target, best, llm.tokenizer, trial, EVALUATED_TREE)
     facts = {

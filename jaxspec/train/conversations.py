@@ -21,11 +21,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.chat_template import ChatTemplate, RenderError
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.llm import LLM
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.chat_template import ChatTemplate, RenderError
 from jaxspec.train.settings import DataSettings
 
 SETTINGS = "settings.json"

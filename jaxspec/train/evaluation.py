@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from jaxspec.commands.workbench import run
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.tokenizer import Tokenizer
+from jaxspec.text.tokenizer import Tokenizer
 from jaxspec.train.conversations import Conversation
 
 BATCH = 4
@@ -40,11 +40,11 @@ def accept_lengths(
     head: LoadedHead,
     tokenizer: Tokenizer | None,
     trial: Trial,
-    spec: SpecConfig,
+    tree: TreeShape,
     temperatures: Sequence[float] = (0.0,),
 ) -> list[float]:
     """Mean tokens per verification of the trial's answers, at each temperature."""
-    engine, seeds = engine_for(trial, target, head, tokenizer, spec), range(len(trial.prompts))
+    engine, seeds = engine_for(trial, target, head, tokenizer, tree), range(len(trial.prompts))
     return [
         run(
             engine, trial.prompts, [SamplingParams(temperature=each, seed=seed, max_tokens=trial.max_tokens) for seed in seeds]
@@ -53,23 +53,21 @@ def accept_lengths(
     ]
 
 
-def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | None, trial: Trial, spec: SpecConfig) -> int:
+def texts_agree(target: LoadedTarget, head: LoadedHead, tokenizer: Tokenizer | None, trial: Trial, tree: TreeShape) -> int:
     """How many greedy answers are those of plain decoding."""
     params = [SamplingParams(temperature=0, max_tokens=trial.max_tokens)] * len(trial.prompts)
     both = [
-        run(engine_for(trial, target, head, tokenizer, spec), trial.prompts, params),
+        run(engine_for(trial, target, head, tokenizer, tree), trial.prompts, params),
         run(engine_for(trial, target, None, tokenizer, PLAIN), trial.prompts, params),
     ]
     return sum(one == other for one, other in zip(*(each.tokens for each in both), strict=True))
 
 
-def engine_for(
-    trial: Trial, target: LoadedTarget, head: LoadedHead | None, tokenizer: Tokenizer | None, spec: SpecConfig
-) -> Engine:
+def engine_for(trial: Trial, target: LoadedTarget, head: LoadedHead | None, tokenizer: Tokenizer | None, tree: TreeShape) -> Engine:
     """An engine for the trial. It pads every batch to the largest, so that cycles are compiled for no other."""
     longest = max(map(len, trial.prompts)) + trial.max_tokens
     engine = Engine(
-        target, head, tokenizer, spec, EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
+        target, head, tokenizer, tree, EngineConfig(max_running_requests=BATCH, context_length=longest, prefix_cache=False)
     )
     engine.runner.table = replace(engine.runner.table, batches=(BATCH,))
     return engine

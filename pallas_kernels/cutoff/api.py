@@ -34,7 +34,7 @@ def cutoff(
     logits: Float[Array, "*rows v"],
     most: Float[Array, "*rows"],
     total: Float[Array, "*rows"],
-    sharpness: Float[Array, "*rows"],
+    inverse_temperature: Float[Array, "*rows"],
     top_k: Int[Array, "*rows"],
     top_p: Float[Array, "*rows"],
     min_p: Float[Array, "*rows"],
@@ -45,16 +45,16 @@ def cutoff(
     """Keeps the tokens of each row that are among the top_k, have less than top_p before them, and at least min_p times the
     probability of the likeliest token, which is always kept.
 
-    A token's probability is exp((logit - most) * sharpness) / total, rounded to a multiple of 2^-30: sums are exact and do not
-    depend on the order. `most` is the row's largest logit. `rough`: takes a fifth of the time, but also keeps tokens up to an
-    eighth of a nat below the cut-off.
+    A token's probability is exp((logit - most) * inverse_temperature) / total, rounded to a multiple of 2^-30: sums are exact and
+    do not depend on the order. `most` is the row's largest logit. `rough`: takes a fifth of the time, but also keeps tokens up to
+    an eighth of a nat below the cut-off.
     `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
-    In:  logits: logarithms of 0.5, 0.3, 0.15, 0.05; most log 0.5, total 2, sharpness 1, top_k 4, top_p 0.9, min_p 0
+    In:  logits: logarithms of 0.5, 0.3, 0.15, 0.05; most log 0.5, total 2, inverse_temperature 1, top_k 4, top_p 0.9, min_p 0
     Out: three are kept: 0.8 are before the third, and 0.95 before the fourth
 
     Raises:
         ValueError: the name of the implementation is unknown.
     """
-    rows = (logits, most, total, sharpness, top_k, top_p, min_p)
+    rows = (logits, most, total, inverse_temperature, top_k, top_p, min_p)
     return Cutoff(*call("cutoff", IMPLEMENTATIONS, implementation, rows, rough=rough))

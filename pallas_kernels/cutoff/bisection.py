@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
     most: Array
     total: Array
-    sharpness: Array
+    inverse_temperature: Array
     top_k: Array
     top_p: Array
     min_p: Array
@@ -32,7 +32,7 @@ class Row(NamedTuple):
         return (self.probabilities(logits) * WHOLE + 0.5).astype(jnp.int32)
 
     def probabilities(self, logits: Array) -> Float[Array, "..."]:
-        return jnp.exp((logits - self.most) * self.sharpness) / self.total
+        return jnp.exp((logits - self.most) * self.inverse_temperature) / self.total
 
     def drops(self, logit: Array, before: "Before") -> Bool[Array, "..."]:
         """Whether a token with this logit is dropped that has these before it. (No comparison holds for NaN.)"""
@@ -80,7 +80,7 @@ def search(row: Row, before: Callable[[Chosen], Before], vocab_size: int, rough:
     if rough:
 
         def lower(steps: Array) -> Array:
-            return ordered_bits(row.most - steps.astype(jnp.float32) / (STEPS_PER_NAT * row.sharpness))
+            return ordered_bits(row.most - steps.astype(jnp.float32) / (STEPS_PER_NAT * row.inverse_temperature))
 
         kept_steps = largest(lambda steps: ~drops(lower(steps)), row.most, ROUGH_BITS)
         return lower(kept_steps + 1), jnp.full_like(kept_steps, vocab_size)

@@ -19,7 +19,7 @@ def pallas_triton_cutoff(
     logits: Float[Array, "*rows v"],
     most: Float[Array, "*rows"],
     total: Float[Array, "*rows"],
-    sharpness: Float[Array, "*rows"],
+    inverse_temperature: Float[Array, "*rows"],
     top_k: Int[Array, "*rows"],
     top_p: Float[Array, "*rows"],
     min_p: Float[Array, "*rows"],
@@ -36,7 +36,7 @@ def pallas_triton_cutoff(
         compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=1),
         interpret=interpret,
         name="cutoff",
-    )(logits.reshape(-1, logits.shape[-1]), *(each.reshape(-1) for each in (most, total, sharpness, top_k, top_p, min_p)))
+    )(logits.reshape(-1, logits.shape[-1]), *(each.reshape(-1) for each in (most, total, inverse_temperature, top_k, top_p, min_p)))
     return last.reshape(shape), token.reshape(shape)
 
 

@@ -10,14 +10,14 @@ def reference_cutoff(
     logits: Float[Array, "*rows v"],
     most: Float[Array, "*rows"],
     total: Float[Array, "*rows"],
-    sharpness: Float[Array, "*rows"],
+    inverse_temperature: Float[Array, "*rows"],
     top_k: Int[Array, "*rows"],
     top_p: Float[Array, "*rows"],
     min_p: Float[Array, "*rows"],
     *,
     rough: bool = False,
 ) -> tuple[Int[Array, "*rows"], Int[Array, "*rows"]]:
-    row = Row(*(each[..., None] for each in (most, total, sharpness, top_k, top_p, min_p)))
+    row = Row(*(each[..., None] for each in (most, total, inverse_temperature, top_k, top_p, min_p)))
     bits, shares, ids = ordered_bits(logits), row.shares(logits), jnp.arange(logits.shape[-1])
 
     def before(chosen: Chosen) -> Before:

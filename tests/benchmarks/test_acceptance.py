@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import acceptance
 from benchmarks.load import Load
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 
 
 def test_every_node_count_has_its_chain_and_the_trees_that_fit():
@@ -14,7 +14,7 @@ def test_every_node_count_has_its_chain_and_the_trees_that_fit():
 
 def test_rates_are_counted_by_hand():
     load = Load(tokens={0: (1, 2, 3, 4, 5, 6, 7, 8)}, accept_lengths={0: (3, 1, 2, 1)})  # the last was cut
-    found = acceptance.describe(SpecConfig(2, 2, 4), load, load)
+    found = acceptance.describe(TreeShape(2, 2, 4), load, load)
     assert found["accept_length"] == 2.0
     assert found["accepted_at_depth"] == pytest.approx([2 / 3, 1 / 3])
     assert found["accepted_given_parent"] == pytest.approx([0.667, 0.5])
@@ -24,7 +24,7 @@ def test_rates_are_counted_by_hand():
 
 def test_kinds_of_prompts_are_apart():
     load = Load(tokens=dict.fromkeys(range(4), (1,)), accept_lengths={0: (3, 1, 9), 1: (1, 9), 2: (2, 9), 3: (9,)})
-    found = acceptance.describe(SpecConfig(2, 2, 4), load, load, ["code", "lists", "code", "lists"])
+    found = acceptance.describe(TreeShape(2, 2, 4), load, load, ["code", "lists", "code", "lists"])
     assert found["kinds"] == {"code": 2.0, "lists": 1.0}
     assert acceptance.by_kind([found]).splitlines()[-2:] == ["| code           |  2.00 |", "| lists          |  1.00 |"]
 

@@ -26,7 +26,7 @@ from benchmarks.gpu.sizes import FULL, PLAIN, SMALL
 from benchmarks.gpu.supervisor import GRACE
 from benchmarks.options import RESULTS, BenchmarkError
 from jaxspec.commands.options import tree
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.planner import estimate
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import weights_of
@@ -164,7 +164,7 @@ def test_the_full_size_is_llama_3_1_8b():
     weights = weights_of(FULL.target, "bfloat16")
     assert weights.parameters == 8030261248
     assert FULL.head.captured_layers == (2, 16, 29) and FULL.head.draft_vocab_size == 32000
-    assert FULL.trees[0] == PLAIN and SpecConfig(5, 8, 32) in FULL.trees
+    assert FULL.trees[0] == PLAIN and TreeShape(5, 8, 32) in FULL.trees
 
 
 @pytest.mark.parametrize("part", ["copy", exhaustive("peer")])

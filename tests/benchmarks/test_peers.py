@@ -11,7 +11,7 @@ from benchmarks import peers
 from benchmarks.options import BenchmarkError
 from benchmarks.peer_process import KINDS, SIDES, Kind, NotRun, Peer, one_line
 from benchmarks.peers import Contender, Measured, main, measure, summarize, tables
-from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.commands.common import run_guarded
 from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
 
@@ -50,7 +50,7 @@ def model(tmp_path_factory) -> tuple[Path, list[str]]:
     directory = tmp_path_factory.mktemp("peers")
     target = tiny_target(num_layers=2)
     path = write_target(directory / "target", target)
-    plain = LLM(path, spec=SpecConfig(num_steps=0), max_running_requests=1)
+    plain = LLM(path, spec=TreeShape(num_steps=0), max_running_requests=1)
     outputs = plain.generate(PROMPTS, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
     (directory / "known.json").write_text(
         json.dumps([[prompt, list(output.token_ids)] for prompt, output in zip(PROMPTS, outputs, strict=True)])

@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.options import BenchmarkError
 from benchmarks.serving import main
-from jaxspec.chat_template import ChatTemplate
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.testing import engine_target, random_eagle, tiny_engine
+from jaxspec.text.chat_template import ChatTemplate
 from tests.server.conftest import serving
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
@@ -22,8 +22,8 @@ LENGTH = 6
 def tiny() -> Iterator[str]:
     """A server of a tiny model, on its URL."""
     target, tokenizer = engine_target(vocab_size=256), byte_tokenizer()
-    engine = tiny_engine(SpecConfig(2, 2, 4), target=target, head=random_eagle(target.config))
-    model = ServedModel("tiny", engine.context_length, engine.spec, tokenizer, ChatTemplate.of_model(tokenizer))
+    engine = tiny_engine(TreeShape(2, 2, 4), target=target, head=random_eagle(target.config))
+    model = ServedModel("tiny", engine.context_length, engine.tree, tokenizer, ChatTemplate.of_model(tokenizer))
     with serving(engine, model) as url:
         yield url
 

@@ -12,9 +12,9 @@ from benchmarks.plots import draw_trees
 from benchmarks.speculative import all_trees, config_file, notes, part, sglang_lines, tables
 from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, simulated_speed_ups, why_not
 from jaxspec.commands.serve_options import parse_arguments
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 
-CHAIN, WIDE, SHORT = SpecConfig(3, 1, 4), SpecConfig(3, 4, 8), SpecConfig(1, 1, 2)
+CHAIN, WIDE, SHORT = TreeShape(3, 1, 4), TreeShape(3, 4, 8), TreeShape(1, 1, 2)
 
 
 def passes(*seconds: float) -> list[Load]:
@@ -22,11 +22,11 @@ def passes(*seconds: float) -> list[Load]:
     return [Load(seconds=each, tokens={0: tuple(range(100))}) for each in seconds]
 
 
-def confirmed(tree: SpecConfig, speed_up: float) -> dict:
+def confirmed(tree: TreeShape, speed_up: float) -> dict:
     return describe(timed(tree, 1.5, speed_up), 2.0)
 
 
-def timed(tree: SpecConfig, cost: float, speed_up: float | None = None, batch: int = 1) -> Timed:
+def timed(tree: TreeShape, cost: float, speed_up: float | None = None, batch: int = 1) -> Timed:
     """A tree whose cycle costs so many plain steps, and that was this much faster end to end."""
     each = Timed(tree, batch, cycle_ms=[10 * cost], cost=[cost])
     if speed_up is not None:
@@ -73,19 +73,19 @@ def test_the_grid_has_every_tree_that_makes_sense_once():
 @pytest.mark.parametrize(("steps", "topk"), [(1, 2), (2, 2), (3, 4), (5, 8)])
 def test_the_rule_for_nodes_is_that_of_the_engine(steps, topk):
     most = 1 + topk + (steps - 1) * topk**2
-    assert why_not(steps, topk, most) is None and SpecConfig(steps, topk, most)
+    assert why_not(steps, topk, most) is None and TreeShape(steps, topk, most)
     assert why_not(steps, topk, most + 1)
     with pytest.raises(ValueError, match="num_draft_tokens"):
-        SpecConfig(steps, topk, most + 1)
+        TreeShape(steps, topk, most + 1)
 
 
 def test_a_tree_that_a_smaller_one_matches_need_not_be_timed():
-    lengths = {SHORT: 1.5, CHAIN: 2.0, WIDE: 2.0, SpecConfig(5, 4, 8): 1.9, SpecConfig(5, 4, 16): 2.5}
-    assert dominated(lengths) == {WIDE: CHAIN, SpecConfig(5, 4, 8): CHAIN}
+    lengths = {SHORT: 1.5, CHAIN: 2.0, WIDE: 2.0, TreeShape(5, 4, 8): 1.9, TreeShape(5, 4, 16): 2.5}
+    assert dominated(lengths) == {WIDE: CHAIN, TreeShape(5, 4, 8): CHAIN}
     assert dominated({SHORT: 1.5, CHAIN: 1.49}) == {CHAIN: SHORT}
-    longer = SpecConfig(5, 1, 6)
+    longer = TreeShape(5, 1, 6)
     assert dominated({SHORT: 1.5, CHAIN: 1.507, longer: 1.514}) == {CHAIN: SHORT}  # tolerances don't add up
-    assert not dominated({SpecConfig(1, 4, 4): 2.0, CHAIN: 1.0})  # wider but shorter: who knows what costs more
+    assert not dominated({TreeShape(1, 4, 4): 2.0, CHAIN: 1.0})  # wider but shorter: who knows what costs more
 
 
 def test_only_promising_trees_are_measured():
@@ -95,7 +95,7 @@ def test_only_promising_trees_are_measured():
 
 
 def test_a_tournament_ends_with_the_fastest(monkeypatch):
-    true = dict(zip((SHORT, CHAIN, WIDE, SpecConfig(2, 1, 3), SpecConfig(5, 1, 6)), (1.1, 1.5, 0.8, 1.4, 1.2), strict=True))
+    true = dict(zip((SHORT, CHAIN, WIDE, TreeShape(2, 1, 3), TreeShape(5, 1, 6)), (1.1, 1.5, 0.8, 1.4, 1.2), strict=True))
     rounds = dict.fromkeys(true, 0)
 
     def measure(_sweep, left, batch, count, _counter):
@@ -108,7 +108,7 @@ def test_a_tournament_ends_with_the_fastest(monkeypatch):
     monkeypatch.setattr(tuning, "warm_up", lambda *_: None)
     best = tuning.tournament(None, [timed(tree, 1.0) for tree in true], 1, 3, None)
     assert best.tree == CHAIN
-    assert rounds == {SHORT: 1, WIDE: 1, SpecConfig(5, 1, 6): 1, CHAIN: 4, SpecConfig(2, 1, 3): 4}
+    assert rounds == {SHORT: 1, WIDE: 1, TreeShape(5, 1, 6): 1, CHAIN: 4, TreeShape(2, 1, 3): 4}
 
 
 def test_the_config_file_is_one_that_the_server_takes(tmp_path):
@@ -116,7 +116,7 @@ def test_the_config_file_is_one_that_the_server_takes(tmp_path):
     trees = [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.1)]
     path.write_text(config_file(record_of(results_of((1, "3/1/4", trees), (8, "plain", trees)))))
     arguments = parse_arguments(["--config", str(path)])
-    assert arguments.spec == CHAIN and arguments.engine["adaptive"] and arguments.engine["max_running_requests"] == 8
+    assert arguments.tree == CHAIN and arguments.engine["adaptive"] and arguments.engine["max_running_requests"] == 8
     assert "# | 1     |     3/1/4 |" in path.read_text()
     assert arguments.engine["adaptive_trees"] == (CHAIN,)  # nothing that was not measured
     path.write_text(config_file(record_of(results_of((1, "3/1/4", trees), (2, "1/1/2", trees), (4, "plain", trees)))))
@@ -124,7 +124,7 @@ def test_the_config_file_is_one_that_the_server_takes(tmp_path):
     path.write_text(config_file(record_of(results_of((2, "3/1/4", trees)))))
     assert not parse_arguments(["--config", str(path)]).engine.get("adaptive")
     path.write_text(config_file(record_of(results_of((2, "plain", trees)))))
-    assert parse_arguments(["--config", str(path)]).spec.num_steps == 0
+    assert parse_arguments(["--config", str(path)]).tree.num_steps == 0
 
 
 def test_brute_force_is_shown_beside_the_choice():

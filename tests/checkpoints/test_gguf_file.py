@@ -22,7 +22,7 @@ from jaxspec.checkpoints.loading import load_target
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
 from jaxspec.testing import tiny_target, write_target
-from jaxspec.tokenizer import load_tokenizer
+from jaxspec.text.tokenizer import load_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 SIZES: dict[str, Any] = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_layers=3, num_heads=4, num_kv_heads=2)

@@ -26,7 +26,7 @@ from convert.converting import Options, convert_head, convert_target
 from jaxspec.checkpoints.converted import FILE, digest
 from jaxspec.checkpoints.loading import check_head, head_kind, load_target, target_model_config
 from jaxspec.testing import random_head, tiny_config, tiny_target, write_head, write_target
-from jaxspec.tokenizer import load_tokenizer
+from jaxspec.text.tokenizer import load_tokenizer
 from tests.sets import exhaustive
 
 SECONDS, GROWTH = 2.0, 200 * 2**20

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxspec import SpecConfig
+from jaxspec import TreeShape
 from jaxspec.commands.check_lossless import (
     Comparison,
     Difference,
@@ -38,12 +38,12 @@ def unequal() -> list[Comparison]:
     """A bench whose trees run on another model than plain decoding does."""
     right, wrong = engine_target(), engine_target(seed=5)
 
-    def engine(spec: SpecConfig, batch: int, context_length: int | None):
+    def engine(spec: TreeShape, batch: int, context_length: int | None):
         """Larger than asked for: other tests have the same programs."""
         return tiny_engine(PLAIN, target=right, max_running_requests=1) if spec == PLAIN else tiny_engine(spec, target=wrong)
 
     ways = ways_of_sampling(2, 6, 0.8, 0)
-    return compare_all(SimpleNamespace(engine=engine), [[5, 9, 17], [40, 2]], [SpecConfig(3, 2, 5)], [1], ways, 64)  # type: ignore
+    return compare_all(SimpleNamespace(engine=engine), [[5, 9, 17], [40, 2]], [TreeShape(3, 2, 5)], [1], ways, 64)  # type: ignore
 
 
 def test_a_difference_is_found_placed_and_explained(unequal):

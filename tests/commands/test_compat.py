@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.commands.compat import IGNORED, Ignored
 from jaxspec.commands.serve_options import parse_arguments
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 
 EACH = [(group, *spelling.partition("=")) for group in IGNORED for spelling in group.names.split()]
 
@@ -64,7 +64,7 @@ def test_what_is_missed_is_refused_by_name(flag: str, capsys: pytest.CaptureFixt
 def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None, draft: str | None, steps: int):
     arguments = parse_arguments(["--speculative-config", json.dumps(config), "--speculative-adaptive"])
     assert (arguments.algorithm, arguments.draft) == (algorithm, draft)
-    assert arguments.spec == SpecConfig(steps, 1, steps + 1)
+    assert arguments.tree == TreeShape(steps, 1, steps + 1)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from dataclasses import fields
 
 import pytest
 
-from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.commands.generate import COLOURS, main, parse, summary
 from jaxspec.engine.output import BONUS
 from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
 from jaxspec.sampling_params import declaration
-from jaxspec.tokenizer import load_tokenizer
+from jaxspec.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def few(model) -> list[str]:
 @pytest.fixture(scope="module")
 def plain(model) -> Callable[[str], str]:
     """What plain decoding says to a prompt."""
-    llm = LLM(model.target, spec=SpecConfig(num_steps=0), max_running_requests=1)
+    llm = LLM(model.target, spec=TreeShape(num_steps=0), max_running_requests=1)
     return lambda prompt: llm.generate(prompt, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
 
 

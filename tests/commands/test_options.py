@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec import SpecConfig
+from jaxspec import TreeShape
 from jaxspec.commands import options
 from jaxspec.commands.options import Option, Parser, add_tree_options, as_markdown, chosen_tree, tree, whole
 
 
 def test_trees_are_named_as_in_sglang():
-    assert tree("5/4/16") == SpecConfig(5, 4, 16)
-    assert tree("plain") == tree("0/1/1") == SpecConfig(num_steps=0)
+    assert tree("5/4/16") == TreeShape(5, 4, 16)
+    assert tree("plain") == tree("0/1/1") == TreeShape(num_steps=0)
     assert [tree(name).name for name in ("3/1/4", "plain")] == ["3/1/4", "plain"]
     for wrong in ("5/4", "a/b/c", "1/2/9", ""):
         with pytest.raises(argparse.ArgumentTypeError):
@@ -33,8 +33,8 @@ def test_a_tree_is_given_in_one_word_or_in_three_numbers():
     add_tree_options(parser)
     numbers = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "5"]
     assert chosen_tree(parser.parse_args([])) is None
-    assert chosen_tree(parser.parse_args(numbers)) == chosen_tree(parser.parse_args(["--tree", "3/2/5"])) == SpecConfig(3, 2, 5)
-    assert chosen_tree(parser.parse_args([numbers[0], "0"])) == SpecConfig(num_steps=0)
+    assert chosen_tree(parser.parse_args(numbers)) == chosen_tree(parser.parse_args(["--tree", "3/2/5"])) == TreeShape(3, 2, 5)
+    assert chosen_tree(parser.parse_args([numbers[0], "0"])) == TreeShape(num_steps=0)
     with pytest.raises(ValueError, match="not both"):
         chosen_tree(parser.parse_args([*numbers, "--tree", "3/2/5"]))
     with pytest.raises(ValueError, match="missing"):

@@ -10,16 +10,16 @@ import pytest
 from jaxspec.commands.compat import IGNORED
 from jaxspec.commands.options import FLAG_OF, OPTIONS, in_flags
 from jaxspec.commands.serve_options import MAX_BYTES, ServerArguments, help_text, make_parser, parse_arguments
-from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.server.settings import ServerSettings
 
-PLAIN = SpecConfig(num_steps=0)
+PLAIN = TreeShape(num_steps=0)
 SECRET = "correct-horse-battery"
 
 
 def test_without_flags_the_built_in_model_is_served():
     arguments = parse_arguments([])
-    assert (arguments.model, arguments.draft, arguments.spec) == (None, None, None)
+    assert (arguments.model, arguments.draft, arguments.tree) == (None, None, None)
     assert arguments.engine == {"max_waiting_requests": 1024, "random_seed": None}
     assert (arguments.host, arguments.port, arguments.dtype) == ("127.0.0.1", 30000, "auto")
     assert arguments.given == {} and arguments.notes == arguments.warnings == ()
@@ -49,12 +49,12 @@ def test_every_flag_arrives(tmp_path: Path):
         --strict-model-name --request-timeout 60 --speculative-request-trees 0,3/1/4 --speculative-adaptive-trees 2/1/3,3/2/6
         --tokenizer-path m --allowed-origins https://a.example"""
     arguments = parse_arguments(command.split())
-    assert (arguments.model, arguments.draft, arguments.spec) == ("m", "d", SpecConfig(3, 2, 6))
+    assert (arguments.model, arguments.draft, arguments.tree) == ("m", "d", TreeShape(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
     assert (arguments.host, arguments.port, arguments.dtype, arguments.log_level) == ("0.0.0.0", 8000, "bfloat16", "warning")
     assert (arguments.served_model_names, arguments.chat_template) == (("name",), str(template))
     assert replace(arguments.settings, shown={}) == ServerSettings(SECRET, "other", 2.5, 60, ("https://a.example",), True, False)
-    assert arguments.request_trees == (PLAIN, SpecConfig(3, 1, 4))
+    assert arguments.request_trees == (PLAIN, TreeShape(3, 1, 4))
     assert arguments.engine == {
         "context_length": 512,
         "page_size": 8,
@@ -62,7 +62,7 @@ def test_every_flag_arrives(tmp_path: Path):
         "max_running_requests": 3,
         "mem_fraction": 0.5,
         "random_seed": 9,
-        "adaptive_trees": (SpecConfig(2, 1, 3), SpecConfig(3, 2, 6)),
+        "adaptive_trees": (TreeShape(2, 1, 3), TreeShape(3, 2, 6)),
         "prefix_cache": False,
         "max_waiting_requests": 7,
         "adaptive": True,
@@ -115,12 +115,12 @@ def test_where_sampling_defaults_come_from():
     ("text", "trees"),
     [
         ("0", (PLAIN,)),
-        ("0 3/1/4", (PLAIN, SpecConfig(3, 1, 4))),
-        ("5/4/8, 0 5/4/8", (SpecConfig(5, 4, 8), PLAIN)),
+        ("0 3/1/4", (PLAIN, TreeShape(3, 1, 4))),
+        ("5/4/8, 0 5/4/8", (TreeShape(5, 4, 8), PLAIN)),
         ("none", ()),
     ],
 )
-def test_trees_for_requests(text: str, trees: tuple[SpecConfig, ...]):
+def test_trees_for_requests(text: str, trees: tuple[TreeShape, ...]):
     arguments = parse_arguments(["--speculative-request-trees", text])
     assert arguments.request_trees == trees
     assert arguments.head_flags == (("--speculative-request-trees",) if trees else ())
@@ -208,24 +208,24 @@ def test_every_setting_has_a_flag_or_a_reason():
     ("command", "spec"),
     [
         ("--model m", None),  # what the model comes with decides
-        ("--model m --speculative-algorithm none", SpecConfig(num_steps=0)),
-        ("--speculative-algorithm NONE", SpecConfig(num_steps=0)),
+        ("--model m --speculative-algorithm none", TreeShape(num_steps=0)),
+        ("--speculative-algorithm NONE", TreeShape(num_steps=0)),
         ("--speculative-algorithm EAGLE3", None),
         ("--model m --speculative-draft-model-path d", None),
-        ("--speculative-num-steps 0", SpecConfig(num_steps=0)),
-        ("--speculative-num-steps 4 --speculative-eagle-topk 1", SpecConfig(4, 1, 5)),
-        ("--tree 5/4/8", SpecConfig(5, 4, 8)),
-        ("--tree plain", SpecConfig(num_steps=0)),
+        ("--speculative-num-steps 0", TreeShape(num_steps=0)),
+        ("--speculative-num-steps 4 --speculative-eagle-topk 1", TreeShape(4, 1, 5)),
+        ("--tree 5/4/8", TreeShape(5, 4, 8)),
+        ("--tree plain", TreeShape(num_steps=0)),
     ],
 )
-def test_the_draft_tree(command: str, spec: SpecConfig | None):
-    assert parse_arguments(command.split()).spec == spec
+def test_the_draft_tree(command: str, spec: TreeShape | None):
+    assert parse_arguments(command.split()).tree == spec
 
 
 def test_a_changed_tree_is_told():
     command = "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 9"
     arguments = parse_arguments(command.split())
-    assert arguments.spec == SpecConfig(4, 1)
+    assert arguments.tree == TreeShape(4, 1)
     [warning] = arguments.warnings
     assert "num_draft_tokens=9 becomes" in warning
 
@@ -355,15 +355,15 @@ def test_a_config_file_may_hold_every_kind_of_value(tmp_path: Path):
     assert arguments.engine == {
         "max_running_requests": 4, "mem_fraction": 0.5, "prefix_cache": False, "max_waiting_requests": 1024, "random_seed": None,
     }  # fmt: skip
-    assert arguments.spec == SpecConfig(3, 1)
-    assert arguments.request_trees == (SpecConfig(num_steps=0), SpecConfig(2, 1, 3))
+    assert arguments.tree == TreeShape(3, 1)
+    assert arguments.request_trees == (TreeShape(num_steps=0), TreeShape(2, 1, 3))
     assert arguments.settings.api_key == "0123"  # not the number 83 that YAML takes it for
     assert len(arguments.notes) == 1 and arguments.notes[0].startswith("--cuda-graph-bs has no effect")
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path):
     arguments = from_file(tmp_path, EVERYTHING, "other/model", "--max-num-seqs", "9", "--speculative-num-steps=2")
-    assert (arguments.model, arguments.spec, arguments.engine["max_running_requests"]) == ("other/model", SpecConfig(2, 1), 9)
+    assert (arguments.model, arguments.tree, arguments.engine["max_running_requests"]) == ("other/model", TreeShape(2, 1), 9)
     assert arguments.engine["mem_fraction"] == 0.5
     assert from_file(tmp_path, EVERYTHING, "--model-path", "other/model").model == "other/model"
 
@@ -371,7 +371,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path):
 def test_vllms_nested_speculation(tmp_path: Path):
     content = "speculative_config:\n  method: eagle3\n  model: head\n  num_speculative_tokens: 3\n"
     arguments = from_file(tmp_path, content)
-    assert (arguments.algorithm, arguments.draft, arguments.spec) == ("EAGLE3", "head", SpecConfig(3, 1))
+    assert (arguments.algorithm, arguments.draft, arguments.tree) == ("EAGLE3", "head", TreeShape(3, 1))
 
 
 @pytest.mark.parametrize(

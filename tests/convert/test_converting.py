@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from convert.check import verify
 from convert.converting import Options, convert_head, convert_target
 from convert.export import export_head, export_target
-from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
@@ -192,11 +192,11 @@ def test_llm_takes_either_kind(target, tmp_path):
     head = eagle_llama2().write(tmp_path / "head")
     convert_target(target, tmp_path / "both", Options(), draft=head)
     convert_head(head, tmp_path / "alone", target, Options())
-    plain, tree = tokens(target), SpecConfig(2, 2, 5)
+    plain, tree = tokens(target), TreeShape(2, 2, 5)
     assert head_kind(tmp_path / "both") == "EAGLE"
     assert tokens(tmp_path / "both", spec=tree) == tokens(target, tmp_path / "alone", spec=tree) == plain
     assert tokens(target, tmp_path / "both", spec=tree) == plain
-    assert LLM(tmp_path / "both", dtype="float32").engine.spec == SpecConfig()
+    assert LLM(tmp_path / "both", dtype="float32").engine.tree == TreeShape()
 
 
 @pytest.mark.exhaustive
@@ -205,10 +205,10 @@ def test_a_mimo_brings_its_mtp_layer(tmp_path):
     directory = write_target(tmp_path / "mimo", model, head=random_mtp(model.config))
     convert_target(directory, tmp_path / "converted", Options())
     assert head_kind(tmp_path / "converted") == "MTP"
-    plain = tokens(directory, spec=SpecConfig(num_steps=0))
+    plain = tokens(directory, spec=TreeShape(num_steps=0))
     assert tokens(directory) == tokens(tmp_path / "converted") == plain
-    assert LLM(tmp_path / "converted", dtype="float32").engine.spec == SpecConfig(1, 1, 2)
-    assert tokens(tmp_path / "converted", spec=SpecConfig(3, 1)) == plain
+    assert LLM(tmp_path / "converted", dtype="float32").engine.tree == TreeShape(1, 1, 2)
+    assert tokens(tmp_path / "converted", spec=TreeShape(3, 1)) == plain
 
 
 @pytest.mark.exhaustive
@@ -219,8 +219,8 @@ def test_a_token_map_is_kept(target, tmp_path):
     model = load_target(target, jnp.float32)
     by_map, kept = load_head(head, model, token_map=tmp_path / "hot.npy"), load_head(tmp_path / "converted", model)
     assert kept.config == by_map.config and same(kept.params, by_map.params)
-    assert tokens(target, tmp_path / "converted", spec=SpecConfig(2, 2, 5)) == tokens(target)
-    assert tokens(target, head, spec=SpecConfig(2, 2, 5), token_map=tmp_path / "hot.npy") == tokens(target)
+    assert tokens(target, tmp_path / "converted", spec=TreeShape(2, 2, 5)) == tokens(target)
+    assert tokens(target, head, spec=TreeShape(2, 2, 5), token_map=tmp_path / "hot.npy") == tokens(target)
     with pytest.raises(ValueError, match="needs a draft head: give --draft"):
         convert_target(target, tmp_path / "none", Options(), token_map=tmp_path / "hot.npy")
 

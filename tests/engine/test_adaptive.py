@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.trees import PROBE_CYCLES, AdaptiveTrees
 
-PLAIN, CHAIN, TREE, LARGE = SpecConfig(num_steps=0), SpecConfig(3, 1), SpecConfig(3, 2, 6), SpecConfig(5, 4, 16)
+PLAIN, CHAIN, TREE, LARGE = TreeShape(num_steps=0), TreeShape(3, 1), TreeShape(3, 2, 6), TreeShape(5, 4, 16)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -20,25 +20,25 @@ BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
 class World:
     """What is true; all may depend on the cycle's number."""
 
-    seconds: Callable[[SpecConfig, int, int], float]
+    seconds: Callable[[TreeShape, int, int], float]
     """Of one cycle, given tree, bucket and number."""
     hits: Callable[[int], float] = lambda now: 0.7
     """The probability that a draft is accepted if its parent was."""
     batch: Callable[[int], int] = lambda now: 1
     seeded: float | None = 1.0
     """What warm-up measures, as a multiple of the first true times. None: no warm-up."""
-    trees: Sequence[SpecConfig] = (CHAIN, PLAIN)
+    trees: Sequence[TreeShape] = (CHAIN, PLAIN)
     cycles: int = 3000
 
     def bucket(self, now: int) -> int:
         return BUCKETS[bisect.bisect_left(BUCKETS, self.batch(now))]
 
-    def tokens(self, tree: SpecConfig, now: int) -> float:
+    def tokens(self, tree: TreeShape, now: int) -> float:
         """Expected of one cycle."""
         hits = self.hits(now)
         return self.batch(now) * sum(hits**depth for depth in range(tree.num_steps + 1))
 
-    def against_fixed(self, chosen: Sequence[SpecConfig], start: int = 0) -> float:
+    def against_fixed(self, chosen: Sequence[TreeShape], start: int = 0) -> float:
         """How long the better fixed policy, the first tree or plain decoding, would take for the same tokens, over the own time.
 
         From cycle `start` on, and expected values, so that the comparison itself has no noise.
@@ -62,18 +62,18 @@ def accepted(hits: float, depth: int, rng: random.Random) -> int:
     return 1 if not depth or rng.random() >= hits else 1 + accepted(hits, depth - 1, rng)
 
 
-def observe(controller: AdaptiveTrees, world: World, tree: SpecConfig, now: int, rng: random.Random) -> None:
+def observe(controller: AdaptiveTrees, world: World, tree: TreeShape, now: int, rng: random.Random) -> None:
     batch = world.batch(now)
     if now and world.batch(now - 1) == batch:  # otherwise a prefill came between
         controller.observe_time(tree, world.bucket(now), noisy(world.seconds(tree, world.bucket(now), now), rng))
     controller.observe_accept(tree, sum(accepted(world.hits(now), tree.num_steps, rng) for _ in range(batch)), batch)
 
 
-def simulate(world: World, seed: int) -> tuple[AdaptiveTrees, list[SpecConfig]]:
+def simulate(world: World, seed: int) -> tuple[AdaptiveTrees, list[TreeShape]]:
     """Runs the controller; what a cycle measured arrives after the next choice, as in the engine."""
     rng, controller = random.Random(seed), AdaptiveTrees(world.trees)
-    chosen: list[SpecConfig] = []
-    late: deque[tuple[SpecConfig, int]] = deque()
+    chosen: list[TreeShape] = []
+    late: deque[tuple[TreeShape, int]] = deque()
     for tree in world.trees if world.seeded is not None else ():
         for bucket in BUCKETS:
             for _ in range(3):
@@ -86,24 +86,22 @@ def simulate(world: World, seed: int) -> tuple[AdaptiveTrees, list[SpecConfig]]:
     return controller, chosen
 
 
-def rows(
-    cost: float, growth: Callable[[SpecConfig, int], float] = lambda tree, now: 1.0
-) -> Callable[[SpecConfig, int, int], float]:
+def rows(cost: float, growth: Callable[[TreeShape, int], float] = lambda tree, now: 1.0) -> Callable[[TreeShape, int, int], float]:
     """A cycle reads the weights once, computes bucket * nodes rows, and drafts its levels; its time may change by `growth`."""
 
-    def seconds(tree: SpecConfig, bucket: int, now: int) -> float:
+    def seconds(tree: TreeShape, bucket: int, now: int) -> float:
         return (1 + cost * (bucket * tree.num_draft_tokens - 1) + 0.06 * tree.num_steps) * growth(tree, now)
 
     return seconds
 
 
-def chain_gains(share: float) -> Callable[[SpecConfig, int, int], float]:
+def chain_gains(share: float) -> Callable[[TreeShape, int, int], float]:
     """The chain is better than plain decoding by this share, at any batch size."""
     accept_length = sum(0.7**depth for depth in range(CHAIN.num_steps + 1))
     return lambda tree, bucket, now: 1.0 if tree == PLAIN else accept_length / (1 + share)
 
 
-def grows(grown: SpecConfig, share: float) -> Callable[[SpecConfig, int], float]:
+def grows(grown: TreeShape, share: float) -> Callable[[TreeShape, int], float]:
     """One tree's cycles become slower by this share over the first 1500 cycles."""
     return lambda tree, now: 1 + share * min(1.0, now / 1500) * (tree == grown)
 
@@ -217,7 +215,7 @@ def test_many_trees_share_the_budget_of_probes():
     assert set(chosen) == set(MANY) and lost / 10000 < 0.02
 
 
-def steady(seconds: dict[SpecConfig, float], tokens: int) -> AdaptiveTrees:
+def steady(seconds: dict[TreeShape, float], tokens: int) -> AdaptiveTrees:
     """A controller that knows exact times, and that a chain's four verifications emit `tokens`."""
     controller = AdaptiveTrees((CHAIN, PLAIN))
     for _ in range(30):

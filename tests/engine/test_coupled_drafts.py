@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.commands.common import load_prompts
 from jaxspec.commands.workbench import Pass, Workbench, run
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.llm import LLM
 from jaxspec.models.registry import LoadedHead
@@ -16,8 +16,8 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only
 
 pytestmark = pytest.mark.exhaustive
-BATCH, PROMPTS, CHUNK, TOKENS, SPEC = 8, 16, 64, 64, SpecConfig(5, 4, 8)
-TREES = (SPEC, SpecConfig(3, 1, 4), SpecConfig(5, 4, 16), SpecConfig(2, 2, 4), SpecConfig(4, 8, 24))
+BATCH, PROMPTS, CHUNK, TOKENS, SPEC = 8, 16, 64, 64, TreeShape(5, 4, 8)
+TREES = (SPEC, TreeShape(3, 1, 4), TreeShape(5, 4, 16), TreeShape(2, 2, 4), TreeShape(4, 8, 24))
 KINDS = (
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.6, top_p=0.9),
@@ -39,7 +39,7 @@ class Work:
     """Two requests of every kind of sampling with every tree, the first of each in front; and their texts by plain decoding."""
 
     llm: LLM
-    requests: list[tuple[list[int], SamplingParams, SpecConfig]]
+    requests: list[tuple[list[int], SamplingParams, TreeShape]]
     plain: list[tuple[int, ...]]
 
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
@@ -33,14 +33,14 @@ def complete(engine: Engine, **params) -> GenerationOutput:
 @pytest.fixture(scope="module")
 def text() -> tuple[int, ...]:
     """The greedy continuation of PROMPT."""
-    return complete(tiny_engine(SpecConfig(num_steps=0))).token_ids
+    return complete(tiny_engine(TreeShape(num_steps=0))).token_ids
 
 
 @pytest.fixture(scope="module")
 def fast(text) -> Engine:
     """An engine whose cycles emit five tokens at once: stops fall inside accepted runs."""
     target = engine_target()
-    return tiny_engine(SpecConfig(4, 1), target=target, head=oracle_head(target.config, [*PROMPT, *text]))
+    return tiny_engine(TreeShape(4, 1), target=target, head=oracle_head(target.config, [*PROMPT, *text]))
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 7, 12])
@@ -74,7 +74,7 @@ def test_budget_is_exact(fast, text, max_tokens):
 def test_end_of_sequence_token_and_ignore_eos(text):
     eos = text[6]
     target = engine_target(eos_token_ids=(eos,))
-    engine = tiny_engine(SpecConfig(3, 2, 5), target=target)
+    engine = tiny_engine(TreeShape(3, 2, 5), target=target)
     assert complete(engine).token_ids == text[: text.index(eos) + 1]
     assert complete(engine, ignore_eos=True).token_ids == text
 
@@ -97,7 +97,7 @@ def test_speculation_counts(fast):
 
 @pytest.mark.parametrize("steps_before", range(5))
 def test_abort_at_any_moment_frees_everything_and_disturbs_no_other(text, steps_before):
-    engine = tiny_engine(SpecConfig(3, 2, 5), max_running_requests=2, prefill_chunk=2)
+    engine = tiny_engine(TreeShape(3, 2, 5), max_running_requests=2, prefill_chunk=2)
     kept = engine.add(PROMPT, SamplingParams(max_tokens=40, temperature=0))
     aborted = [engine.add(PROMPT, SamplingParams(max_tokens=30, temperature=0)) for _ in range(3)]
     for _ in range(steps_before):
@@ -117,12 +117,12 @@ def test_a_full_pool_preempts_the_newest_and_changes_nothing(monkeypatch):
     The engine hands out 64 of more pages, so that both engines have the same programs.
     """
     params = SamplingParams(max_tokens=180, temperature=0.9, seed=3, ignore_eos=True)
-    alone = tiny_engine(SpecConfig(3, 2, 5), page_size=4)
+    alone = tiny_engine(TreeShape(3, 2, 5), page_size=4)
     expected = [alone.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
     finish(alone)
     assert alone.stats().preemptions == 0
     monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(64, page_size))
-    engine = tiny_engine(SpecConfig(3, 2, 5), page_size=4, prefix_cache=False)
+    engine = tiny_engine(TreeShape(3, 2, 5), page_size=4, prefix_cache=False)
     assert engine.stats().total_pages == 64
     requests = [engine.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
     finish(engine)
@@ -153,7 +153,7 @@ def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, me
 
 
 def test_too_many_stop_tokens_are_refused_at_admission():
-    engine = tiny_engine(SpecConfig(num_steps=0), target=engine_target(eos_token_ids=(1, 2, 3, 4, 5)))
+    engine = tiny_engine(TreeShape(num_steps=0), target=engine_target(eos_token_ids=(1, 2, 3, 4, 5)))
     with pytest.raises(ValueError, match="end-of-sequence tokens are 17; at most 16 fit"):
         engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32))))
     engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)), ignore_eos=True))
@@ -165,12 +165,12 @@ def test_duplicate_ids_and_missing_heads_are_refused(fast):
         fast.add(PROMPT, SamplingParams(max_tokens=1), request_id="a")
     finish(fast)
     with pytest.raises(ValueError, match="needs a draft head"):
-        Engine(engine_target(), None, None, SpecConfig(5, 4, 8), fast.config)
+        Engine(engine_target(), None, None, TreeShape(5, 4, 8), fast.config)
 
 
 def test_nothing_compiles_after_warm_up(caplog):
     small = {"target": engine_target(num_layers=1), "context_length": 64, "prefill_chunk": 2}
-    engine = tiny_engine(SpecConfig(1, 2, 2), max_running_requests=2, **small, every_size=True)
+    engine = tiny_engine(TreeShape(1, 2, 2), max_running_requests=2, **small, every_size=True)
     engine.warm_up()
     with jax.no_tracing():
         for temperature in (0.0, 0.7):
@@ -209,7 +209,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         requests = []
         for index, prompt in enumerate(prompts):
             params = SamplingParams(max_tokens=40, temperature=temperature, seed=index)
-            requests.append(engine.add(prompt, params, tree=SpecConfig(num_steps=0) if index == 1 else None))
+            requests.append(engine.add(prompt, params, tree=TreeShape(num_steps=0) if index == 1 else None))
         outputs = {}
         while engine.has_work:
             outputs |= {update.request_id: update.output for update in engine.step() if update.output}
@@ -220,9 +220,9 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         return [outputs[request.id].token_ids for request in requests]
 
     def start() -> Engine:
-        plain, small = SpecConfig(num_steps=0), engine_target(num_layers=2)  # nine programs are to be compiled
+        plain, small = TreeShape(num_steps=0), engine_target(num_layers=2)  # nine programs are to be compiled
         engine = tiny_engine(
-            SpecConfig(2, 2, 4),
+            TreeShape(2, 2, 4),
             max_running_requests=2,
             context_length=128,
             prefill_chunk=8,
@@ -250,7 +250,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     engine.warm_up(wait_for_all=False)
     assert run(engine) == expected and used <= set(engine.runner.table.first())
     assert programs.count.ready == len(engine.runner.table.first()) == 3 and engine.runner.batches == (2,)
-    assert programs.count.total > 5 and programs.is_compiling and engine.runner.ready_trees == (SpecConfig(2, 2, 4),)
+    assert programs.count.total > 5 and programs.is_compiling and engine.runner.ready_trees == (TreeShape(2, 2, 4),)
 
     def switch() -> None:
         gate.open()
@@ -266,13 +266,13 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
 
 def test_programs_update_the_caches_in_place():
     """Donated caches alias the results, and no program holds a copy of one among its temporaries."""
-    plain = SpecConfig(num_steps=0)
-    runner = tiny_engine(SpecConfig(2, 2, 4), target=engine_target(num_layers=1), request_trees=(plain,), num_pages=4096).runner
+    plain = TreeShape(num_steps=0)
+    runner = tiny_engine(TreeShape(2, 2, 4), target=engine_target(num_layers=1), request_trees=(plain,), num_pages=4096).runner
     cache_bytes = sum(array.nbytes for array in jax.tree.leaves(runner.state.caches))
     one_array = jax.tree.leaves(runner.state.caches)[0].nbytes
     programs = runner.table.largest_of_all()
     assert {type(program) for program in programs} == {AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram}
-    assert {program.spec for program in programs if isinstance(program, CycleProgram)} == {plain, SpecConfig(2, 2, 4)}
+    assert {program.tree for program in programs if isinstance(program, CycleProgram)} == {plain, TreeShape(2, 2, 4)}
     for program in programs:
         memory = runner.programs._compile(program).memory_analysis()
         assert memory.alias_size_in_bytes >= cache_bytes, str(program)
@@ -280,7 +280,7 @@ def test_programs_update_the_caches_in_place():
 
 
 def test_seeds():
-    engine = tiny_engine(SpecConfig(3, 2, 5))
+    engine = tiny_engine(TreeShape(3, 2, 5))
     sampled = {"temperature": 1.0, "max_tokens": 20}
     assert complete(engine, **sampled, seed=1).token_ids == complete(engine, **sampled, seed=1).token_ids
     big = [complete(engine, **sampled, seed=seed).token_ids for seed in (1, 2, 2**32 + 1, 2**63, -1)]
@@ -290,15 +290,15 @@ def test_seeds():
 
 
 def test_seeds_that_the_engine_draws_come_from_random_seed():
-    first, second, third = (tiny_engine(SpecConfig(3, 2, 5), random_seed=seed) for seed in (4, 4, 5))
+    first, second, third = (tiny_engine(TreeShape(3, 2, 5), random_seed=seed) for seed in (4, 4, 5))
     texts = [complete(engine, temperature=1.0, max_tokens=20).token_ids for engine in (first, second, third)]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_engines_without_a_random_seed_draw_different_seeds_and_say_which():
     """As servers do: two behind a balancer, or one that has restarted, must not repeat each other's samples."""
-    first, second = (tiny_engine(SpecConfig(3, 2, 5), random_seed=None) for _ in range(2))
+    first, second = (tiny_engine(TreeShape(3, 2, 5), random_seed=None) for _ in range(2))
     texts = [complete(engine, temperature=1.0, max_tokens=20).token_ids for engine in (first, second)]
     assert texts[0] != texts[1]
-    again = tiny_engine(SpecConfig(3, 2, 5), random_seed=first.config.random_seed)
+    again = tiny_engine(TreeShape(3, 2, 5), random_seed=first.config.random_seed)
     assert complete(again, temperature=1.0, max_tokens=20).token_ids == texts[0]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_config, tiny_engine
 from tests.sets import exhaustive
 
-PLAIN = SpecConfig(num_steps=0)
+PLAIN = TreeShape(num_steps=0)
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 3], [7] * 16, [64, 2]]
 
 
@@ -44,15 +44,15 @@ def test_texts_are_worth_comparing(expected):
     [
         (PLAIN, {"overlap": False}),
         exhaustive(PLAIN, {"every_size": True}),
-        (SpecConfig(5, 4, 8), {}),
-        exhaustive(SpecConfig(5, 4, 8), {"every_size": True}),
-        (SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
-        (SpecConfig(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False, "matmul": "skinny"}),
-        exhaustive(SpecConfig(3, 1), {"overlap": False}),
-        exhaustive(SpecConfig(5, 4, 16), {"page_size": 1}),
-        exhaustive(SpecConfig(1, 4, 5), {"max_running_requests": 4, "overlap": False, "every_size": True}),
-        exhaustive(SpecConfig(2, 3, 12), {"prefill_chunk": 3, "page_size": 7, "every_size": True}),
-        exhaustive(SpecConfig(3, 2, 5), {"draft_window_size": 9}),
+        (TreeShape(5, 4, 8), {}),
+        exhaustive(TreeShape(5, 4, 8), {"every_size": True}),
+        (TreeShape(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
+        (TreeShape(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False, "matmul": "skinny"}),
+        exhaustive(TreeShape(3, 1), {"overlap": False}),
+        exhaustive(TreeShape(5, 4, 16), {"page_size": 1}),
+        exhaustive(TreeShape(1, 4, 5), {"max_running_requests": 4, "overlap": False, "every_size": True}),
+        exhaustive(TreeShape(2, 3, 12), {"prefill_chunk": 3, "page_size": 7, "every_size": True}),
+        exhaustive(TreeShape(3, 2, 5), {"draft_window_size": 9}),
     ],
 )
 def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
@@ -78,9 +78,9 @@ IN_DEFAULT_SET = ("EAGLE, two layers, no bias", "EAGLE-3, all switches")
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        ("MTP", SpecConfig(3, 1, 4)),
-        exhaustive("MTP", SpecConfig(1, 1, 2)),
-        *((pytest.param if name in IN_DEFAULT_SET else exhaustive)(name, SpecConfig(3, 3, 7)) for name in HEADS),
+        ("MTP", TreeShape(3, 1, 4)),
+        exhaustive("MTP", TreeShape(1, 1, 2)),
+        *((pytest.param if name in IN_DEFAULT_SET else exhaustive)(name, TreeShape(3, 3, 7)) for name in HEADS),
     ],
 )
 def test_tokens_do_not_depend_on_the_head(expected, name, spec):
@@ -89,7 +89,7 @@ def test_tokens_do_not_depend_on_the_head(expected, name, spec):
 
 
 def test_requests_join_and_leave_between_cycles(expected):
-    engine = tiny_engine(SpecConfig(3, 2, 5))
+    engine = tiny_engine(TreeShape(3, 2, 5))
     params, outputs, order = mixed_params(len(PROMPTS)), {}, []
     while engine.has_work or len(order) < len(PROMPTS):
         if len(order) < len(PROMPTS):
@@ -99,7 +99,7 @@ def test_requests_join_and_leave_between_cycles(expected):
     assert [outputs[request_id].token_ids for request_id in order] == expected
 
 
-@pytest.mark.parametrize(("spec", "full"), [exhaustive(SpecConfig(4, 1), 5), (SpecConfig(3, 2, 7), 4)])
+@pytest.mark.parametrize(("spec", "full"), [exhaustive(TreeShape(4, 1), 5), (TreeShape(3, 2, 7), 4)])
 def test_a_perfect_head_is_fully_accepted(spec, full):
     prompt, length = [3, 1, 4, 1, 5], 3 + 8 * full
     target = engine_target()
@@ -115,7 +115,7 @@ def test_a_perfect_head_is_fully_accepted(spec, full):
 
 
 def test_a_random_head_is_hardly_accepted():
-    engine = tiny_engine(SpecConfig(3, 2, 5))
+    engine = tiny_engine(TreeShape(3, 2, 5))
     request = engine.add([1, 2, 3], SamplingParams(max_tokens=60, temperature=0))
     while engine.has_work:
         engine.step()
@@ -136,7 +136,7 @@ def test_texts_longer_than_the_head_was_made_for(options):
         256,
     ]  # the whole context
     expected = run(tiny_engine(PLAIN, target=target), prompts, params)
-    assert run(tiny_engine(SpecConfig(3, 2, 5), target=target, head=head, **options), prompts, params) == expected
+    assert run(tiny_engine(TreeShape(3, 2, 5), target=target, head=head, **options), prompts, params) == expected
 
 
 @pytest.mark.exhaustive
@@ -144,7 +144,7 @@ def test_lossy_thresholds_accept_more_and_change_the_text():
     params = [SamplingParams(max_tokens=60, temperature=1.5, seed=seed) for seed in range(3)]
     prompts = [[1, 2, 3]] * 3
     exact, lossless, lossy = (
-        tiny_engine(SpecConfig(3, 4, 12), accept_threshold_single=single, accept_threshold_acc=acc)
+        tiny_engine(TreeShape(3, 4, 12), accept_threshold_single=single, accept_threshold_acc=acc)
         for single, acc in ((1.0, 1.0), (1.0, 0.999999), (0.01, 0.1))
     )
     assert run(exact, prompts, params) == run(tiny_engine(PLAIN), prompts, params)

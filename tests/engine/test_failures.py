@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import GenerationOutput
@@ -267,7 +267,7 @@ def test_a_reset_that_fails_can_be_tried_again(monkeypatch, expected):
 
 
 def test_priorities():
-    engine = tiny_engine(SpecConfig(num_steps=0), max_running_requests=1)
+    engine = tiny_engine(TreeShape(num_steps=0), max_running_requests=1)
     order = [engine.add(PROMPTS[0], SamplingParams(max_tokens=3), name, priority=priority).id for name, priority in
              [("first", 0), ("low", -1), ("high", 5), ("second", 0)]]  # fmt: skip
     ended = []

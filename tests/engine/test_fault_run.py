@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, EngineError
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Update
@@ -85,7 +85,7 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
     caplog.set_level(logging.CRITICAL, "jaxspec")
     everyone = clients(count, seed=failures + overlap)
     engine = tiny_engine(
-        SpecConfig(3, 2, 5), max_running_requests=RUNNING, num_pages=PAGES, page_size=PAGE, context_length=LONGEST, overlap=overlap
+        TreeShape(3, 2, 5), max_running_requests=RUNNING, num_pages=PAGES, page_size=PAGE, context_length=LONGEST, overlap=overlap
     )
     finished = count_endings(engine, monkeypatch)
     break_sometimes(engine, monkeypatch, failures)
@@ -102,7 +102,7 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
     stats = engine.stats()
     assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0 and (stats.running, stats.waiting) == (0, 0)
 
-    alone = tiny_engine(SpecConfig(num_steps=0), max_running_requests=1, page_size=PAGE)
+    alone = tiny_engine(TreeShape(num_steps=0), max_running_requests=1, page_size=PAGE)
     compared = Counter()
     for client, result in zip(everyone, results, strict=True):
         compared[check(client, result, solo(alone, client))] += 1

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.pages import HeldPages, PageAllocator, PrefixCache
 from jaxspec.engine.request import Request, Status
 from jaxspec.engine.scheduler import PrefillChunk, QueueFull, Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.detokenizer import Detokenizer
 from tests.sets import exhaustive
 
 TREE = "tree"

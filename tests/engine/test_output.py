@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxspec.config import SpecConfig
-from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.config import TreeShape
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, Emitted, Output, traced_tokens
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.request import Request, Update
@@ -11,11 +10,12 @@ from jaxspec.engine.scheduler import Scheduler
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer
+from jaxspec.text.detokenizer import Detokenizer
 
-CHAIN, NONE = SpecConfig(3, 1, 4), SpecConfig(num_steps=0)
+CHAIN, NONE = TreeShape(3, 1, 4), TreeShape(num_steps=0)
 
 
-def run(*emitted: tuple[str | bytes, int | None], spec: SpecConfig = CHAIN, finish: str | None = None, tokenizer=None, **params):
+def run(*emitted: tuple[str | bytes, int | None], spec: TreeShape = CHAIN, finish: str | None = None, tokenizer=None, **params):
     """The updates of a request whose cycles emit these bytes, each with a number of accepted drafts; None: a prefill."""
     counts = EngineStats()
     scheduler = Scheduler(PrefixCache(PageAllocator(9, 16)), 1, 64, counts=counts)

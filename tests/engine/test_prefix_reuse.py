@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec import LLM, SamplingParams, SpecConfig
+from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.testing import largest_sizes_only
@@ -31,7 +31,7 @@ def run(engine: Engine, llm: LLM, prompts: list[str | list[int]]) -> list[Genera
 def test_the_cache_changes_neither_text_nor_accept_length(page_size, chunk):
     """With the built-in model, whose head really has drafts accepted: wrong keys in a shared page would show."""
     options = dict(max_running_requests=1, context_length=160, page_size=page_size, prefill_chunk=chunk)
-    with_cache, without = (LLM(spec=SpecConfig(3, 1, 4), prefix_cache=on, **options) for on in (True, False))
+    with_cache, without = (LLM(spec=TreeShape(3, 1, 4), prefix_cache=on, **options) for on in (True, False))
     for llm in (with_cache, without):
         largest_sizes_only(llm.engine)
     cold = run(without.engine, without, PROMPTS)

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.state import Caches
 from jaxspec.engine import program_cache
 from jaxspec.engine.program_cache import APART, KEEP_DAYS, StoredTraces, source_digest
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.state import Caches
 from jaxspec.testing import tiny_engine
 from jaxspec.typing import KeysValues
 
@@ -78,10 +78,10 @@ def test_whatever_may_change_the_program_gives_it_another_name(tmp_path, changed
 
 def test_the_source_is_that_of_all_files_that_can_matter(tmp_path):
     assert source_digest() == source_digest()
-    (tmp_path / "jaxspec/spec").mkdir(parents=True)
+    (tmp_path / "jaxspec/decoding").mkdir(parents=True)
     (tmp_path / "jaxspec/server").mkdir()
     digests = [source_digest(tmp_path)]
-    for name in ("jaxspec/a.py", "jaxspec/spec/b.py", "jaxspec/a.py", "other.py", "jaxspec/server/c.py"):
+    for name in ("jaxspec/a.py", "jaxspec/decoding/b.py", "jaxspec/a.py", "other.py", "jaxspec/server/c.py"):
         (tmp_path / name).write_text(f"{len(digests)}")
         digests.append(source_digest(tmp_path))
     assert len(set(digests)) == 4 and digests[3] == digests[4] == digests[5]
@@ -150,7 +150,7 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
     """Also a guard for new fields of what programs return: stored_traces must name their types."""
     results = []
     for traces in (None, StoredTraces(tmp_path, "tiny"), StoredTraces(tmp_path, "tiny")):
-        engine = tiny_engine(SpecConfig(2, 2, 4), max_running_requests=1, request_trees=(SpecConfig(num_steps=0),))
+        engine = tiny_engine(TreeShape(2, 2, 4), max_running_requests=1, request_trees=(TreeShape(num_steps=0),))
         programs = engine.runner.programs
         programs.traces = traces
         request = engine.add(list(range(8)), SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=1))

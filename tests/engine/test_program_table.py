@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.config import PLAIN, EngineConfig, SpecConfig
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProgramTable
 
-TREE, CHAIN = SpecConfig(5, 4, 8), SpecConfig(3, 1)
+TREE, CHAIN = TreeShape(5, 4, 8), TreeShape(3, 1)
 
 
 def table_of(*, most: int = 8, chunk: int = 256, pages: int = 64, own=(TREE,), others=(PLAIN,), catches_up: bool = True):
@@ -78,7 +78,7 @@ def test_a_program_fits_every_launch_whichever_programs_are_there(table: Program
     tokens = data.draw(st.integers(1, table.chunks[-1]))
     spec = data.draw(st.sampled_from([tree for tree in table.trees if ready >= set(table.largest(tree))]))
     cycles, prefills = list(table.cycles(requests, spec)), list(table.prefills(tokens))
-    assert cycles and all(each.spec == spec and each.batch >= requests for each in cycles)
+    assert cycles and all(each.tree == spec and each.batch >= requests for each in cycles)
     assert prefills and all(each.chunk >= tokens for each in prefills)
     assert cycles == sorted(cycles, key=lambda each: each.batch)
     assert prefills == sorted(prefills, key=lambda each: each.chunk)

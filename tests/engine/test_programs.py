@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.decoding.cycle import CycleOptions
 from jaxspec.engine.program_table import AdmitProgram, PrefillProgram
 from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, INTERVAL, Compilation, CompilingProgress, Programs
-from jaxspec.spec.cycle import CycleOptions
 
 pytestmark = pytest.mark.compiles
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Timing, Update
 from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
 
-WIDE, CHAIN = SpecConfig(3, 2, 6), SpecConfig(4, 1)
+WIDE, CHAIN = TreeShape(3, 2, 6), TreeShape(4, 1)
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2], [9, 9, 9]]
 TREES = [None, PLAIN, CHAIN, PLAIN]
 PARAMS = [SamplingParams(max_tokens=3 * MAX_LAG, temperature=temperature, seed=4) for temperature in (0.0, 0.8, 0.0, 1.2)]
@@ -87,7 +87,7 @@ def test_updates_show_the_trees(expected):
     assert requests[0].speculation.accept_length > 3
 
 
-def check_tree(tree, spec: SpecConfig, newest: int, emitted, accepted: int) -> None:
+def check_tree(tree, spec: TreeShape, newest: int, emitted, accepted: int) -> None:
     """The root is the token before; parents come first; the accepted path goes down and holds what was emitted."""
     assert len(tree.tokens) == len(tree.parents) == spec.num_draft_tokens
     assert tree.tokens[0] == newest and tree.parents[0] == -1
@@ -138,6 +138,6 @@ def test_unknown_trees_are_refused():
     with pytest.raises(ValueError, match="request_trees holds 4/1/5, but there is no draft head"):
         tiny_engine(PLAIN, head=None, request_trees=(PLAIN, CHAIN))
     with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens"):
-        tiny_engine(WIDE, request_trees=(SpecConfig(1, 65, 2),))
+        tiny_engine(WIDE, request_trees=(TreeShape(1, 65, 2),))
     with pytest.raises(ValueError, match="a draft tree is num_steps/topk/num_draft_tokens"):
         tiny_engine(WIDE, request_trees=("3/1",))

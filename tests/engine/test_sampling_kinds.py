@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
 from tests.sets import exhaustive
 
-PLAIN = SpecConfig(num_steps=0)
+PLAIN = TreeShape(num_steps=0)
 PROMPT = [7, 7, 30, 8, 30, 9, 7, 30]
 LENGTH = 24
 BANNED = list(range(0, 128, 3))
@@ -63,7 +63,7 @@ def test_every_kind_has_an_effect(alone):
     assert {11, 12} & set(texts["bias, greedy"])
 
 
-@pytest.mark.parametrize("spec", [SpecConfig(3, 2, 5), exhaustive(SpecConfig(5, 4, 16))])
+@pytest.mark.parametrize("spec", [TreeShape(3, 2, 5), exhaustive(TreeShape(5, 4, 16))])
 def test_speculation_and_company_change_nothing(alone, spec):
     """All kinds in one engine, so that batches mix them."""
     outputs = run(tiny_engine(spec), [params_of(kind) for kind in KINDS])
@@ -76,7 +76,7 @@ def test_speculation_and_company_change_nothing(alone, spec):
 def test_accepted_drafts_obey_every_rule(alone, kind):
     """A head that knows the text has its drafts accepted, whatever the kind: rules look at a node's own ancestors."""
     target, tokens = engine_target(), alone[kind].token_ids
-    engine = tiny_engine(SpecConfig(4, 1), target=target, head=oracle_head(target.config, [*PROMPT, *tokens]))
+    engine = tiny_engine(TreeShape(4, 1), target=target, head=oracle_head(target.config, [*PROMPT, *tokens]))
     (output,) = run(engine, [params_of(kind)])
     assert output.token_ids == tokens
     assert output.speculation.accept_length > 4
@@ -84,7 +84,7 @@ def test_accepted_drafts_obey_every_rule(alone, kind):
 
 def test_log_probabilities_do_not_depend_on_speculation(alone):
     wanted = [params_of(kind, logprobs=5, prompt_logprobs=3) for kind in KINDS]
-    outputs = run(tiny_engine(SpecConfig(3, 2, 5), prefill_chunk=2), wanted)
+    outputs = run(tiny_engine(TreeShape(3, 2, 5), prefill_chunk=2), wanted)
     for output, plain in zip(outputs, alone.values(), strict=True):
         assert output.token_ids == plain.token_ids
         for entries, expected in ((output.logprobs, plain.logprobs), (output.prompt_logprobs[1:], plain.prompt_logprobs[1:])):

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.request import Request, Status
 from jaxspec.engine.scheduler import QueueFull, Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.detokenizer import Detokenizer
 
 
 def scheduler_of(

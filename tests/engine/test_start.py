@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.decoding.state import State
 from jaxspec.engine.device_state import memory_limit, nbytes
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
@@ -15,7 +16,6 @@ from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProg
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.runner import Runner, Start
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.state import State
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
 
 GB = 10**9
@@ -134,7 +134,7 @@ def test_what_the_device_says_of_its_memory():
 def every_kind() -> Engine:
     """An engine with each kind of program, warmed up."""
     small = tiny_target(num_layers=2)
-    engine = tiny_engine(SpecConfig(1, 2, 2), target=small, head=random_eagle(small.config), request_trees=(PLAIN,), page_size=32)
+    engine = tiny_engine(TreeShape(1, 2, 2), target=small, head=random_eagle(small.config), request_trees=(PLAIN,), page_size=32)
     engine.warm_up()
     return engine
 
@@ -152,8 +152,8 @@ def test_first_runs_change_nothing_but_the_padding_row(every_kind):
     found: State = jax.tree.map(np.array, runner.state)
     for before, after in zip(jax.tree.leaves(expected.caches), jax.tree.leaves(found.caches), strict=True):
         np.testing.assert_array_equal(after, before)
-    assert (found.sharpness.weights == expected.sharpness.weights).all()
-    by_row = (jax.tree.leaves(state._replace(caches=None, sharpness=None)) for state in (expected, found))
+    assert (found.calibration.weights == expected.calibration.weights).all()
+    by_row = (jax.tree.leaves(state._replace(caches=None, calibration=None)) for state in (expected, found))
     for before, after in zip(*by_row, strict=True):
         np.testing.assert_array_equal(after[:-1], before[:-1])  # the last row is the padding row
     assert found.sequences.done.all()

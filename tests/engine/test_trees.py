@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from jaxspec.config import PLAIN, SpecConfig
-from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import HeldPages
 from jaxspec.engine.request import Request
 from jaxspec.engine.trees import MAX_LAG, TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
+from jaxspec.text.detokenizer import Detokenizer
 from tests.sets import exhaustive
 
 PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2]]
@@ -26,11 +26,11 @@ def run(engine: Engine) -> list[list[int]]:
     return [request.output for request in requests]
 
 
-def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[SpecConfig]:
+def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[TreeShape]:
     """Makes the engine take these trees in turn; returns the list of those taken, which grows."""
-    taken: list[SpecConfig] = []
+    taken: list[TreeShape] = []
 
-    def choose(_bucket: int) -> SpecConfig:
+    def choose(_bucket: int) -> TreeShape:
         taken.append(next(choices))
         return taken[-1]
 
@@ -41,8 +41,8 @@ def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[
 @pytest.mark.parametrize("overlap", [exhaustive(True), False])
 def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
     expected = run(tiny_engine(PLAIN))
-    engine, rng = tiny_engine(SpecConfig(3, 2, 6), adaptive=True, overlap=overlap), random.Random(0)
-    assert engine.trees.all == (SpecConfig(3, 2, 6), SpecConfig(3, 1, 4), PLAIN)
+    engine, rng = tiny_engine(TreeShape(3, 2, 6), adaptive=True, overlap=overlap), random.Random(0)
+    assert engine.trees.all == (TreeShape(3, 2, 6), TreeShape(3, 1, 4), PLAIN)
     stretches = ([tree] * rng.randrange(1, 25) for tree in iter(lambda: rng.choice(engine.trees.all), None))
     taken = choose_by(engine, monkeypatch, (tree for stretch in stretches for tree in stretch))
     assert run(engine) == expected
@@ -52,7 +52,7 @@ def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
 
 @pytest.mark.parametrize("plain_cycles", [1, MAX_LAG - 1, MAX_LAG, MAX_LAG + 1, 3 * MAX_LAG + 5])
 def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
-    """Of the head's cache tests/spec has the rest: an oracle attends to nothing, but it knows where it is."""
+    """Of the head's cache tests/decoding has the rest: an oracle attends to nothing, but it knows where it is."""
     target, prompt = engine_target(), PROMPTS[0]
     params = SamplingParams(max_tokens=80, temperature=0)
     plain = tiny_engine(PLAIN, target=target)
@@ -60,8 +60,8 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     while plain.has_work:
         plain.step()
     head = oracle_head(target.config, [*prompt, *text.output])
-    engine = tiny_engine(SpecConfig(4, 1), target=target, head=head, adaptive=True)
-    choose_by(engine, monkeypatch, iter([PLAIN] * plain_cycles + [SpecConfig(4, 1)] * 100))
+    engine = tiny_engine(TreeShape(4, 1), target=target, head=head, adaptive=True)
+    choose_by(engine, monkeypatch, iter([PLAIN] * plain_cycles + [TreeShape(4, 1)] * 100))
     request = engine.add(prompt, params)
     while engine.has_work:
         engine.step()
@@ -73,7 +73,7 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
 
 @pytest.mark.exhaustive
 def test_an_adaptive_engine_measures_and_chooses():
-    engine = tiny_engine(SpecConfig(3, 2, 5), adaptive=True, context_length=64, prefill_chunk=8, max_running_requests=1)
+    engine = tiny_engine(TreeShape(3, 2, 5), adaptive=True, context_length=64, prefill_chunk=8, max_running_requests=1)
     engine.warm_up()
     believed = engine.stats().adaptive
     assert {tree for tree, _ in believed.seconds} == set(engine.trees.all) and set(believed.best) == {1}
@@ -100,10 +100,10 @@ class Clock:
 
 def test_only_undisturbed_cycles_are_timed():
     clock = Clock()
-    trees = TreeChoice(SpecConfig(3, 1), True, others=(SpecConfig(2, 1),), clock=clock)
+    trees = TreeChoice(TreeShape(3, 1), True, others=(TreeShape(2, 1),), clock=clock)
     tree = trees.all[0]
 
-    def request(own: SpecConfig | None = None, lag: int = 0) -> Request:
+    def request(own: TreeShape | None = None, lag: int = 0) -> Request:
         return Request("a", (1,), SamplingParams(), 0, (), Detokenizer(None), tree=own, held=HeldPages(lag=lag))
 
     def cycle(seconds: float, *, catch_up: bool = False, prefill: bool = False) -> None:
@@ -127,7 +127,7 @@ def test_only_undisturbed_cycles_are_timed():
     cycle(1.0)
     assert trees.plan([], [1], trees.all, prefills=False) == []
     cycle(30.0)  # idle before
-    assert len(trees.plan([request(), request(SpecConfig(2, 1))], [1, 2], trees.all, prefills=False)) == 2
+    assert len(trees.plan([request(), request(TreeShape(2, 1))], [1, 2], trees.all, prefills=False)) == 2
     clock.now += 7.0
     trees.was_read([2])
     clock.now += 7.0
@@ -137,41 +137,41 @@ def test_only_undisturbed_cycles_are_timed():
 
 
 def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
-    trees = TreeChoice(SpecConfig(3, 1), True)
+    trees = TreeChoice(TreeShape(3, 1), True)
     request = Request("a", (1,), SamplingParams(), 0, (), Detokenizer(None))
 
-    def behind(tree: SpecConfig) -> list[Request]:
+    def behind(tree: TreeShape) -> list[Request]:
         trees.choose = lambda _bucket: tree
         (planned,) = trees.plan([request], [1], trees.all, prefills=False)
         return planned.behind
 
-    assert behind(SpecConfig(3, 1)) == [] and request.held.lag == 0
+    assert behind(TreeShape(3, 1)) == [] and request.held.lag == 0
     for lag in range(1, MAX_LAG + 1):
         assert behind(PLAIN) == [] and request.held.lag == lag
     assert behind(PLAIN) == [request] and request.held.lag == 1
-    assert behind(SpecConfig(3, 1)) == [request] and request.held.lag == 0
+    assert behind(TreeShape(3, 1)) == [request] and request.held.lag == 0
     without_head = TreeChoice(PLAIN, False, has_head=False)
     without_head.plan([request], [1], [PLAIN], prefills=False)
     assert request.held.lag == 0
 
 
 def test_a_tree_that_is_not_ready_is_replaced_by_the_choice_of_the_engine():
-    chain = SpecConfig(2, 1)
-    trees = TreeChoice(SpecConfig(3, 1), False, others=(chain,))
+    chain = TreeShape(2, 1)
+    trees = TreeChoice(TreeShape(3, 1), False, others=(chain,))
     first, second = (
         Request(name, (1,), SamplingParams(), 0, (), Detokenizer(None), tree=tree) for name, tree in (("a", chain), ("b", None))
     )
-    (together,) = trees.plan([first, second], [1, 2], [SpecConfig(3, 1)], prefills=False)
-    assert together.tree == SpecConfig(3, 1) and together.requests == [first, second]
+    (together,) = trees.plan([first, second], [1, 2], [TreeShape(3, 1)], prefills=False)
+    assert together.tree == TreeShape(3, 1) and together.requests == [first, second]
     apart = trees.plan([first, second], [1, 2], trees.all, prefills=False)
-    assert {cycle.tree: cycle.requests for cycle in apart} == {SpecConfig(3, 1): [second], chain: [first]}
+    assert {cycle.tree: cycle.requests for cycle in apart} == {TreeShape(3, 1): [second], chain: [first]}
 
 
 def test_trees_of_an_adaptive_engine():
-    assert adaptive_trees(SpecConfig(5, 4, 8)) == (SpecConfig(5, 4, 8), SpecConfig(3, 1, 4), PLAIN)
-    assert adaptive_trees(SpecConfig(3, 1, 4)) == (SpecConfig(3, 1, 4), PLAIN)
-    assert adaptive_trees(SpecConfig(1, 1, 2)) == (SpecConfig(1, 1, 2), PLAIN)
-    others = (SpecConfig(2, 1, 3), SpecConfig(5, 4, 8), SpecConfig(2, 2, 4))
-    assert adaptive_trees(SpecConfig(5, 4, 8), others) == (SpecConfig(5, 4, 8), SpecConfig(2, 1, 3), SpecConfig(2, 2, 4), PLAIN)
-    assert TreeChoice(SpecConfig(5, 4, 8), False).all == (SpecConfig(5, 4, 8),)
-    assert TreeChoice(SpecConfig(5, 4, 8), True).most_emitted == 6
+    assert adaptive_trees(TreeShape(5, 4, 8)) == (TreeShape(5, 4, 8), TreeShape(3, 1, 4), PLAIN)
+    assert adaptive_trees(TreeShape(3, 1, 4)) == (TreeShape(3, 1, 4), PLAIN)
+    assert adaptive_trees(TreeShape(1, 1, 2)) == (TreeShape(1, 1, 2), PLAIN)
+    others = (TreeShape(2, 1, 3), TreeShape(5, 4, 8), TreeShape(2, 2, 4))
+    assert adaptive_trees(TreeShape(5, 4, 8), others) == (TreeShape(5, 4, 8), TreeShape(2, 1, 3), TreeShape(2, 2, 4), PLAIN)
+    assert TreeChoice(TreeShape(5, 4, 8), False).all == (TreeShape(5, 4, 8),)
+    assert TreeChoice(TreeShape(5, 4, 8), True).most_emitted == 6

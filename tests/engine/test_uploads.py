@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Status
 from jaxspec.sampling_params import SamplingParams
@@ -11,10 +11,10 @@ from jaxspec.testing import random_eagle, tiny_engine, tiny_target
 
 PAGE = 32
 
-TREE = SpecConfig(1, 2, 2)
+TREE = TreeShape(1, 2, 2)
 
 
-def running(*trees: SpecConfig, overlap: bool = True) -> Engine:
+def running(*trees: TreeShape, overlap: bool = True) -> Engine:
     """An engine with a running request for each of the trees. Programs are compiled once for all of them."""
     small = tiny_target(num_layers=2)
     engine = tiny_engine(

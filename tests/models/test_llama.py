@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.draft import draft
+from jaxspec.decoding.settings import neutral_settings
+from jaxspec.decoding.state import Batch, Models, empty_sequences
 from jaxspec.models.eagle3 import Eagle3, default_captured_layers
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.rope import RopeConfig, inverse_frequencies
-from jaxspec.spec.draft import draft
-from jaxspec.spec.settings import neutral_settings
-from jaxspec.spec.state import Batch, Models, empty_sequences
 from jaxspec.testing import random_head, tiny_config, tiny_target
 from jaxspec.typing import KeysValues
 from pallas_kernels.rotate_qkv.reference import rotate
@@ -50,7 +50,7 @@ def test_features_and_candidate_scores_equal_the_reference():
     cache = (KeysValues(*(jnp.concatenate([empty, kv[0][:, None]]) for empty, kv in zip(none, window, strict=True))),)
     now = empty_sequences(1, 1, 1, jnp.float32)._replace(length=jnp.array([width]), draft_hidden=out.hidden[:, -1])
     candidates, _ = draft(
-        Models(module, draft_head, ()), cache, Batch(jnp.array([0]), table, now, neutral_settings(1)), SpecConfig(3, 4, 16)
+        Models(module, draft_head, ()), cache, Batch(jnp.array([0]), table, now, neutral_settings(1)), TreeShape(3, 4, 16)
     )
     np.testing.assert_allclose(candidates.scores[0], golden["p1_s0_all_scores"], atol=2e-4)
 

@@ -1,4 +1,4 @@
-"""The cut-off, in every implementation, against the definition that sorts. (tests/spec/test_filters.py tries more rows.)"""
+"""The cut-off, in every implementation, against the definition that sorts. (tests/decoding/test_filters.py tries more rows.)"""
 
 from functools import partial
 
@@ -16,17 +16,17 @@ def arguments(rng: np.random.Generator, rows: int, vocab_size: int) -> list[np.n
     """Every second row is full of ties."""
     logits = 3 * rng.normal(size=(rows, vocab_size)).astype(np.float32)
     logits[::2] = np.round(logits[::2])
-    most, sharpness = logits.max(-1), rng.uniform(0.5, 2, rows).astype(np.float32)
-    total = np.asarray(jnp.sum(jnp.exp((logits - most[:, None]) * sharpness[:, None]), -1))
+    most, inverse_temperature = logits.max(-1), rng.uniform(0.5, 2, rows).astype(np.float32)
+    total = np.asarray(jnp.sum(jnp.exp((logits - most[:, None]) * inverse_temperature[:, None]), -1))
     top_k = rng.integers(1, vocab_size + 5, rows).astype(np.int32)
     top_p, min_p = (rng.choice(values, rows).astype(np.float32) for values in ([1.0, 0.95, 0.5, 1e-9], [0.0, 0.0, 0.01, 1.0]))
-    return [logits, most, total, sharpness, top_k, top_p, min_p]
+    return [logits, most, total, inverse_temperature, top_k, top_p, min_p]
 
 
-def kept_tokens(logits, most, total, sharpness, top_k, top_p, min_p) -> np.ndarray:
+def kept_tokens(logits, most, total, inverse_temperature, top_k, top_p, min_p) -> np.ndarray:
     """Of one row, from its sorted tokens and the sums before each: [v] bool."""
     order = np.argsort(-logits, kind="stable")
-    likely = np.asarray(jnp.exp((logits[order] - most) * sharpness) / total)
+    likely = np.asarray(jnp.exp((logits[order] - most) * inverse_temperature) / total)
     shares = (likely * np.float32(WHOLE) + np.float32(0.5)).astype(np.int64)
     before = (np.cumsum(shares) - shares).astype(np.float32)
     kept = (np.arange(len(logits)) < top_k) & ((before < top_p * np.float32(WHOLE)) | (top_p >= 1))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.planner import command
 from jaxspec.planner import compile as compile_module
 from jaxspec.planner.command import main
@@ -137,7 +137,7 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
     flags = [*flags[1:], "--batch", "2", "--context", "1000", "--gpu", "h200"]
     assert main(flags) == 0
     said = capsys.readouterr()
-    shape = CycleShape(SpecConfig(), 2, 1000, 16)
+    shape = CycleShape(TreeShape(), 2, 1000, 16)
     assert asked == [("config.json", "head.json", [shape], {"gpu": "h200", "dtype": "bfloat16", "token_map": None})]
     assert "of which the cycle uses" in said.out and "|  0.02 |" in said.out
     assert "13.0" in said.out and "all in one CUDA graph" in said.out

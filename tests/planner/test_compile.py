@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.planner import compile as compile_module
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Launch, compile_cycles, why_not
 from jaxspec.planner.worker import compile_all
@@ -41,8 +41,8 @@ def test_what_needs_the_host_is_no_graph():
 
 
 def test_room_for_a_cycle_is_made():
-    assert CycleShape(SpecConfig(5, 4, 8), 1, context=122, page_size=64).pages == 2
-    assert CycleShape(SpecConfig(5, 4, 8), 1, context=123, page_size=64).pages == 3
+    assert CycleShape(TreeShape(5, 4, 8), 1, context=122, page_size=64).pages == 2
+    assert CycleShape(TreeShape(5, 4, 8), 1, context=123, page_size=64).pages == 3
 
 
 def test_why_not(monkeypatch):
@@ -56,7 +56,7 @@ def test_why_not(monkeypatch):
 def test_a_failure_shows_the_compilers_words(gpu_compiler, tmp_path):
     broken = config_file(tmp_path / "config.json", {**LLAMA_8B, "hidden_act": "tanh"})
     with pytest.raises(CompilerError, match="hidden_act"):
-        compile_cycles(broken, None, [CycleShape(SpecConfig(num_steps=0), 1, 64)], gpu="h100", dtype="bfloat16")
+        compile_cycles(broken, None, [CycleShape(TreeShape(num_steps=0), 1, 64)], gpu="h100", dtype="bfloat16")
 
 
 SORT = """
@@ -98,7 +98,7 @@ def test_a_small_model_in_float16(gpu_compiler, tmp_path, gpu):
     """Other sizes than the proof's, on three generations of GPUs: 8 layers, 2 KV heads of size 64."""
     target = config_file(tmp_path / "config.json", {**LLAMA_8B, **SMALL, "num_hidden_layers": 8})
     head = config_file(tmp_path / "head.json", {**EAGLE3_LLAMA_8B, **SMALL, "draft_vocab_size": 512})
-    shapes = [CycleShape(SpecConfig(2, 2, 4), 3, 100)]
+    shapes = [CycleShape(TreeShape(2, 2, 4), 3, 100)]
     (found,) = compile_cycles(target, head, shapes, gpu=gpu, dtype="float16", refuse_spills=True)
     assert found.is_one_graph and found.aliased_bytes >= found.cache_bytes
     assert set(found.kernel_calls) >= {"rms_norm", "rotate_qkv", "tree_attention_split", "cache_write"}
@@ -132,4 +132,4 @@ def test_a_worker_that_fails_is_an_error_of_the_compiler(tmp_path, monkeypatch, 
     monkeypatch.setattr(compile_module, "SECONDS_PER_CYCLE", 0.5 if "sleep" in worker else 60)
     monkeypatch.setattr(compile_module.subprocess, "run", other)
     with pytest.raises(CompilerError, match=said):
-        compile_cycles(tmp_path, None, [CycleShape(SpecConfig(), 1, 64)], gpu="h100", dtype="bfloat16")
+        compile_cycles(tmp_path, None, [CycleShape(TreeShape(), 1, 64)], gpu="h100", dtype="bfloat16")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.planner.estimate import Memory, Pair, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
@@ -14,7 +14,7 @@ from jaxspec.testing import random_eagle, tiny_target
 from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
 from tests.planner.files import config_file
 
-PLAIN = SpecConfig(num_steps=0)
+PLAIN = TreeShape(num_steps=0)
 SIZES = st.integers(1, 64)
 
 
@@ -35,7 +35,7 @@ def test_a_plain_step_by_hand(llama):
 
 
 def test_a_cycle_by_hand(llama):
-    step = cycle_cost(llama, SpecConfig(3, 2, 6), batch=1, context=1000)
+    step = cycle_cost(llama, TreeShape(3, 2, 6), batch=1, context=1000)
     layer = 2 * ((4096 + 2 * 1024) * 2 * 4096 + 4096 * 4096 + 3 * 4096 * 14336)
     head = 3 * layer + 2 * 3 * 4096 * 4096  # levels 2 and 3 and the extension; fc in the extension only
     assert step.moved["head weights"] == pytest.approx(head, rel=0.001)
@@ -49,21 +49,21 @@ def test_a_cycle_by_hand(llama):
 def test_the_limits_are_the_data_sheet_s(llama):
     step, gpu = cycle_cost(llama, PLAIN, 1, 1), GPUS["h100"]
     assert step.seconds(gpu) == step.memory_seconds(gpu) == sum(step.moved.values()) / 3.35e12
-    many = cycle_cost(llama, SpecConfig(5, 8, 32), 64, 1)
+    many = cycle_cost(llama, TreeShape(5, 8, 32), 64, 1)
     assert many.seconds(gpu) == many.arithmetic_seconds(gpu) > many.memory_seconds(gpu)
 
 
 def test_a_head_without_an_output_reads_the_target_s():
     target = tiny_target()
     models = pair(target.config, random_eagle(target.config).config, "float32")
-    step = cycle_cost(models, SpecConfig(2, 1, 3), 1, 0)
+    step = cycle_cost(models, TreeShape(2, 1, 3), 1, 0)
     assert step.moved["head logits' weights"] == 2 * 4 * target.config.vocab_size * target.config.hidden_size
 
 
 def test_gpus_share_everything_evenly(llama):
     spread = replace(llama, tp=4)
     assert spread.weights == llama.weights // 4 and spread.cache == llama.cache // 4
-    one, some = (cycle_cost(models, SpecConfig(), 3, 100) for models in (llama, spread))
+    one, some = (cycle_cost(models, TreeShape(), 3, 100) for models in (llama, spread))
     assert some.moved == {name: size / 4 for name, size in one.moved.items()} and some.operations == one.operations / 4
 
 
@@ -74,7 +74,7 @@ def test_kv_heads_must_spread_evenly():
 
 def test_a_tree_needs_a_head():
     with pytest.raises(ValueError, match="needs a draft head"):
-        cycle_cost(pair(tiny_target().config, None, "bfloat16"), SpecConfig(), 1, 1)
+        cycle_cost(pair(tiny_target().config, None, "bfloat16"), TreeShape(), 1, 1)
 
 
 def test_memory_by_hand():

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.decoding.sampling import NODES_AT_ONCE
 from jaxspec.planner.compile import CompiledCycle, CycleShape, compile_cycles
-from jaxspec.spec.sampling import NODES_AT_ONCE
 from tests.planner.configs import EAGLE3_LLAMA_8B, EAGLE3_QWEN3_8B, EAGLE_LLAMA_2_7B, LLAMA_2_7B, LLAMA_8B, MIMO_7B, QWEN3_8B
 from tests.planner.files import config_file
 
 CONTEXT, LAYERS = 4096, 7
-TREES = (SpecConfig(5, 4, 8), SpecConfig(5, 8, 32), PLAIN)
+TREES = (TreeShape(5, 4, 8), TreeShape(5, 8, 32), PLAIN)
 KERNELS = {
     "rms_norm",
     "norm_pair",
@@ -47,11 +47,11 @@ class Case(NamedTuple):
 
 CASES = {
     "Llama-3.1-8B": Case(LLAMA_8B, EAGLE3_LLAMA_8B, "bfloat16", [CycleShape(tree, b, CONTEXT) for tree in TREES for b in (1, 8)]),
-    "MiMo-7B": Case(MIMO_7B, MIMO_7B, "bfloat16", [CycleShape(SpecConfig(1, 1, 2), 1, CONTEXT)]),
-    "Qwen3-8B": Case(QWEN3_8B, EAGLE3_QWEN3_8B, "bfloat16", [CycleShape(SpecConfig(3, 1, 4), 8, CONTEXT)]),
-    "Llama-2-7B": Case(LLAMA_2_7B, EAGLE_LLAMA_2_7B, "float16", [CycleShape(SpecConfig(7, 1, 8), 1, CONTEXT - 8)]),
+    "MiMo-7B": Case(MIMO_7B, MIMO_7B, "bfloat16", [CycleShape(TreeShape(1, 1, 2), 1, CONTEXT)]),
+    "Qwen3-8B": Case(QWEN3_8B, EAGLE3_QWEN3_8B, "bfloat16", [CycleShape(TreeShape(3, 1, 4), 8, CONTEXT)]),
+    "Llama-2-7B": Case(LLAMA_2_7B, EAGLE_LLAMA_2_7B, "float16", [CycleShape(TreeShape(7, 1, 8), 1, CONTEXT - 8)]),
 }
-NAMES = {f"{model} {shape.spec} batch {shape.batch}": (model, shape) for model, case in CASES.items() for shape in case.shapes}
+NAMES = {f"{model} {shape.tree} batch {shape.batch}": (model, shape) for model, case in CASES.items() for shape in case.shapes}
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ class TestCycle:
         """Temporaries are the logits, adjusted ones of some nodes, and the noise of num_steps + 1 positions: one weight of one
         layer, copied, would be 180 MB or more."""
         model, shape = NAMES[name]
-        temporaries, nodes = compiled(name).temporary_bytes, shape.spec.num_draft_tokens
+        temporaries, nodes = compiled(name).temporary_bytes, shape.tree.num_draft_tokens
         vectors = 4 * shape.batch * CASES[model].target["vocab_size"]
-        adjusted, noise = vectors * min(nodes, NODES_AT_ONCE), vectors * (shape.spec.num_steps + 1)
+        adjusted, noise = vectors * min(nodes, NODES_AT_ONCE), vectors * (shape.tree.num_steps + 1)
         if shape.batch == 1:
             assert temporaries - vectors * nodes < 64e6
         if model == "Llama-3.1-8B":
@@ -110,7 +110,7 @@ class TestCycle:
     def test_packs_the_mask_of_a_tree_once_and_that_of_a_chain_never(self, compiled, name):
         """A chain's is constant, so the compiler packs it. (Not looked at: 32 nodes, whose packing has
         another name, and plain decoding, whose mask XLA packs on the device if the batch is larger than 1.)"""
-        spec = NAMES[name][1].spec
+        spec = NAMES[name][1].tree
         scopes = [launch.scope for launch in compiled(name).greedy_launches if launch.stage == "verify"]
         packing = [scope for scope in scopes if "tree_attention" in scope and scope.endswith("reduce_sum")]
         if spec.num_steps and spec.num_draft_tokens <= 8:

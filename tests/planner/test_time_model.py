@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import CompiledCycle, Launch
 from jaxspec.planner.estimate import Pair, pair
 from jaxspec.planner.gpus import GPUS
@@ -11,7 +11,7 @@ from jaxspec.planner.time_model import LaunchCounts, counts_of, time_model
 from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
 from tests.planner.files import config_file
 
-CHAIN = SpecConfig(3, 1, 4)
+CHAIN = TreeShape(3, 1, 4)
 REVIEWED = LaunchCounts(products=4, attention=2, norms=2, rotations=1, sums=4, level=29, extension=27, tree=12, other=39)
 """The program that the review counted."""
 
@@ -29,10 +29,10 @@ def llama(tmp_path_factory) -> Pair:
     [
         ("h200", PLAIN, 4.85),
         ("h200", CHAIN, 5.6),
-        ("h200", SpecConfig(7, 1, 8), 6.6),
+        ("h200", TreeShape(7, 1, 8), 6.6),
         ("h100", PLAIN, 6.5),
         ("h100", CHAIN, 7.5),
-        ("h100", SpecConfig(7, 1, 8), 8.9),
+        ("h100", TreeShape(7, 1, 8), 8.9),
     ],
 )
 def test_the_review_s_table(llama, gpu, spec, milliseconds):
@@ -51,7 +51,7 @@ def test_plain_by_hand(llama):
 
 
 def test_launches_are_parameters(llama):
-    def modelled(spec: SpecConfig, **changes: float) -> float:
+    def modelled(spec: TreeShape, **changes: float) -> float:
         return sum(time_model(llama, spec, 1, 1024, GPUS["h200"], LaunchCounts(**changes)).values())
 
     assert modelled(PLAIN, sums=4) - modelled(PLAIN, sums=2) == pytest.approx(64 * 0.002)
@@ -60,7 +60,7 @@ def test_launches_are_parameters(llama):
 
 
 def test_many_rows_take_the_time_of_their_arithmetic(llama):
-    few, many = (time_model(llama, SpecConfig(5, 8, 32), batch, 1024, GPUS["h200"])["target: weights"] for batch in (1, 64))
+    few, many = (time_model(llama, TreeShape(5, 8, 32), batch, 1024, GPUS["h200"])["target: weights"] for batch in (1, 64))
     assert few == time_model(llama, PLAIN, 1, 1024, GPUS["h200"])["target: weights"] and many > 4 * few
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from jaxspec.chat_template import ChatTemplate
 from jaxspec.config import PLAIN
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.serve import listen, url_of
@@ -20,6 +19,7 @@ from jaxspec.server.http_server import HttpServer
 from jaxspec.server.metrics import RequestCollector, StepTimes
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
+from jaxspec.text.chat_template import ChatTemplate
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 
 

@@ -9,16 +9,16 @@ from time import perf_counter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.config import SpecConfig
-from jaxspec.engine.detokenizer import Detokenizer
+from jaxspec.config import TreeShape
 from jaxspec.engine.request import CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.detokenizer import Detokenizer
 
 VOCABULARY = 256
 CONTEXT = 64
-TREE = SpecConfig(3, 2, 5)
+TREE = TreeShape(3, 2, 5)
 TEXT = "The quick brown föx jumps over the lazy dög. "
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -109,7 +109,7 @@ class FakeEngine:
         *,
         priority: int = 0,
         timeout: float | None = None,
-        tree: SpecConfig | None = None,
+        tree: TreeShape | None = None,
         wants_trees: bool = False,
     ) -> Request:
         assert request_id is not None and params.n == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.server.info_api import without_directory
 from jaxspec.server.metrics import KEPT_STEPS, StepTimes
@@ -100,7 +100,7 @@ def test_the_accept_length_is_that_since_the_flush(client: Client):
 def test_an_adaptive_server_shows_the_trees_it_uses(client: Client):
     state = client.http.get("/server_info").json()["internal_states"][0]
     assert "adaptive_trees" not in state
-    plain = SpecConfig(num_steps=0)
+    plain = TreeShape(num_steps=0)
     client.engine.adaptive = AdaptiveState(TREE, {2: plain, 1: TREE}, {TREE: 2.25, plain: 1.0}, {(TREE, 1): 0.1}, 3, 1)
     client.post("/v1/completions", prompt="x", max_tokens=2)
     state = client.http.get("/server_info").json()["internal_states"][0]
@@ -113,7 +113,7 @@ def test_an_adaptive_server_shows_the_trees_it_uses(client: Client):
 
 
 def test_settings_and_trees():
-    trees = (SpecConfig(5, 4, 8), SpecConfig(3, 1, 4), SpecConfig(num_steps=0))
+    trees = (TreeShape(5, 4, 8), TreeShape(3, 1, 4), TreeShape(num_steps=0))
     shown = {
         "model_path": "/home/someone/models/llama",
         "speculative_draft_model_path": "../heads/eagle",

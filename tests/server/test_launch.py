@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from jaxspec import serve
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.defaults import BUILT_IN_TARGET
 from jaxspec.server.loading import load
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
@@ -54,11 +54,11 @@ ASKED = {
 }
 """The model that the page's request names; not always the one that was launched."""
 EXPECTED = {
-    "EAGLE-2": ("EAGLE", SpecConfig(3, 4, 16), None, "auto", ["--cuda-graph-max-bs"]),
-    "torch.compile": ("EAGLE", SpecConfig(5, 8, 64), 0.6, "auto", ["--enable-torch-compile", "--torch-compile-max-bs"]),
-    "FR-Spec": ("EAGLE", SpecConfig(5, 8, 64), 0.7, "float16", ["--cuda-graph-max-bs"]),
-    "EAGLE-3": ("EAGLE3", SpecConfig(5, 8, 32), 0.6, "float16", ["--cuda-graph-max-bs"]),
-    "MTP": ("EAGLE", SpecConfig(1, 1, 2), 0.5, "auto", ["--trust-remote-code"]),
+    "EAGLE-2": ("EAGLE", TreeShape(3, 4, 16), None, "auto", ["--cuda-graph-max-bs"]),
+    "torch.compile": ("EAGLE", TreeShape(5, 8, 64), 0.6, "auto", ["--enable-torch-compile", "--torch-compile-max-bs"]),
+    "FR-Spec": ("EAGLE", TreeShape(5, 8, 64), 0.7, "float16", ["--cuda-graph-max-bs"]),
+    "EAGLE-3": ("EAGLE3", TreeShape(5, 8, 32), 0.6, "float16", ["--cuda-graph-max-bs"]),
+    "MTP": ("EAGLE", TreeShape(1, 1, 2), 0.5, "auto", ["--trust-remote-code"]),
 }
 """Algorithm, tree, share of the memory, dtype, and the options reported to have no effect."""
 
@@ -71,7 +71,7 @@ def launch(name: str) -> ServerArguments:
 def test_what_the_command_says_arrives(name: str):
     arguments = launch(name)
     algorithm, spec, mem_fraction, dtype, ignored = EXPECTED[name]
-    assert (arguments.algorithm, arguments.spec, arguments.dtype, arguments.port) == (algorithm, spec, dtype, 30000)
+    assert (arguments.algorithm, arguments.tree, arguments.dtype, arguments.port) == (algorithm, spec, dtype, 30000)
     assert arguments.engine.get("mem_fraction") == mem_fraction
     assert [note.partition(" ")[0] for note in arguments.notes] == ignored and not arguments.warnings
     assert (arguments.token_map is not None) == (name == "FR-Spec")
@@ -111,7 +111,7 @@ def test_the_model_and_its_head_are_loaded(name: str, hub: Hub, tmp_path: Path, 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     llm = load(launch(name))
     algorithm, spec, _, dtype, _ = EXPECTED[name]
-    assert llm.head is not None and llm.engine.spec == spec
+    assert llm.head is not None and llm.engine.tree == spec
     assert llm.head.config.algorithm == ("MTP" if name == "MTP" else algorithm)
     assert llm.target.params["embed_tokens"].dtype == ("float32" if dtype == "auto" else dtype)
     assert llm.head.config.draft_vocab_size == {"FR-Spec": 1504, "EAGLE-3": 64}.get(name)

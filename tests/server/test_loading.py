@@ -9,9 +9,8 @@ import jax
 import pytest
 
 from jaxspec import serve
-from jaxspec.chat_formats import CHAT_FORMATS
 from jaxspec.commands.serve_options import parse_arguments
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.programs import Compilation, ProgramError
 from jaxspec.llm import LLM
@@ -30,8 +29,9 @@ from jaxspec.server.loading import (
     sampling_defaults,
 )
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
+from jaxspec.text.chat_formats import CHAT_FORMATS
 
-PLAIN, TREE = SpecConfig(num_steps=0), SpecConfig(2, 1)
+PLAIN, TREE = TreeShape(num_steps=0), TreeShape(2, 1)
 CYCLE = CycleProgram(1, 16, PLAIN)
 MADE = {
     AdmitProgram(): Compilation(0.5, from_cache=False),
@@ -106,7 +106,7 @@ def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message, n
 def test_each_kind_of_head_draws_its_own_tree(places, model, draft, tree):
     """MTP layers are made for one step."""
     with LLM(places[model], places[draft] if draft else None, progress=False) as llm:
-        assert llm.engine.spec == SpecConfig.of(tree)
+        assert llm.engine.tree == TreeShape.of(tree)
 
 
 def test_the_built_in_model_has_an_eagle3_head():
@@ -120,7 +120,7 @@ def test_the_built_in_model_has_an_eagle3_head():
     [
         ("", "eagle3", (PLAIN,)),
         ("--speculative-request-trees none", "eagle3", ()),
-        ("--speculative-request-trees 2/1/3", "eagle3", (SpecConfig(2, 1, 3),)),
+        ("--speculative-request-trees 2/1/3", "eagle3", (TreeShape(2, 1, 3),)),
         ("", None, ()),
         ("--speculative-request-trees none", None, ()),
         ("--speculative-algorithm NONE", None, ()),
@@ -128,7 +128,7 @@ def test_the_built_in_model_has_an_eagle3_head():
 )
 def test_requests_may_turn_speculation_off_unless_told_otherwise(places, more, draft, trees):
     engine = load(arguments(places, "target", draft, more)).engine
-    assert engine.config.request_trees == trees and engine.trees.all == (engine.spec, *trees)
+    assert engine.config.request_trees == trees and engine.trees.all == (engine.tree, *trees)
 
 
 def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_weights):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.request import TokenLogprob
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.logprobs import chat_logprobs, completion_logprobs, prompt_offsets, sglang_logprobs, sglang_top
@@ -19,7 +19,7 @@ THE = [-ord(character) / 100 for character in "The"]
 
 
 def model() -> ServedModel:
-    return ServedModel("fake", CONTEXT, SpecConfig(3, 2, 5), byte_tokenizer())
+    return ServedModel("fake", CONTEXT, TreeShape(3, 2, 5), byte_tokenizer())
 
 
 @pytest.mark.parametrize(("count", "top"), [(0, {}), (1, A), (2, B)])

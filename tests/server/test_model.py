@@ -10,19 +10,19 @@ from pydantic import TypeAdapter, ValidationError
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.chat_template import ChatTemplate
-from jaxspec.config import PLAIN, SpecConfig
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.sampling_params import MAX_STOP_STRINGS
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import TemplateOptions
 from jaxspec.server.model import ServedModel
+from jaxspec.text.chat_template import ChatTemplate
 from tests.server.conftest import serving
 from tests.server.fakes import CONTEXT, TEXT, FakeEngine, byte_tokenizer, sentencepiece_tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
 
 
-def answers(tokenizer: PreTrainedTokenizerFast | None, spec: SpecConfig, *requests: tuple[str, dict]) -> list[httpx.Response]:
+def answers(tokenizer: PreTrainedTokenizerFast | None, spec: TreeShape, *requests: tuple[str, dict]) -> list[httpx.Response]:
     with serving(FakeEngine(), ServedModel("bare", CONTEXT, spec, tokenizer, ChatTemplate.of_model(tokenizer))) as url:
         return [httpx.post(url + path, json=body) for path, body in requests]
 
@@ -30,7 +30,7 @@ def answers(tokenizer: PreTrainedTokenizerFast | None, spec: SpecConfig, *reques
 def test_without_a_tokenizer():
     *refused, taken = answers(
         None,
-        SpecConfig(),
+        TreeShape(),
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/completions", {"prompt": [1]}),
         ("/v1/chat/completions", {"messages": USER}),
@@ -46,7 +46,7 @@ def test_without_a_tokenizer():
 def test_without_a_chat_template():
     chat, completion = answers(
         byte_tokenizer(chat_template=None),
-        SpecConfig(),
+        TreeShape(),
         ("/v1/chat/completions", {"messages": USER}),
         ("/v1/completions", {"prompt": "x", "max_tokens": 3}),
     )
@@ -65,7 +65,7 @@ def test_plain_decoding_has_no_speculation_metrics():
 
 
 def test_a_request_that_can_never_fit_the_queue_is_refused_for_good():
-    model = ServedModel("bare", CONTEXT, SpecConfig(), byte_tokenizer(), max_completions=3)
+    model = ServedModel("bare", CONTEXT, TreeShape(), byte_tokenizer(), max_completions=3)
     with serving(FakeEngine(), model) as url:
         bodies = [{"prompt": ["a"] * 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a"] * 3}]
         answers = [httpx.post(f"{url}/v1/completions", json=body) for body in bodies]
@@ -75,7 +75,7 @@ def test_a_request_that_can_never_fit_the_queue_is_refused_for_good():
 
 def test_an_answer_of_too_many_logprobs_is_refused():
     """All of them are held until the response is sent."""
-    model = ServedModel("long", 2**17, SpecConfig(), byte_tokenizer())
+    model = ServedModel("long", 2**17, TreeShape(), byte_tokenizer())
     engine = FakeEngine()
     with serving(engine, model) as url:
         scoring = {"prompt": [1] * 120_000, "max_tokens": 1, "echo": True}
@@ -94,7 +94,7 @@ def test_an_answer_of_too_many_logprobs_is_refused():
 
 def test_templates_run_in_a_sandbox():
     template = "{{ ''.__class__.__mro__ }}"
-    [chat] = answers(byte_tokenizer(template), SpecConfig(), ("/v1/chat/completions", {"messages": USER}))
+    [chat] = answers(byte_tokenizer(template), TreeShape(), ("/v1/chat/completions", {"messages": USER}))
     assert chat.status_code == 400
     assert "unsafe" in chat.json()["error"]["message"]
 
@@ -102,7 +102,7 @@ def test_templates_run_in_a_sandbox():
 def test_a_slow_template_does_not_delay_other_conversations():
     template = "{% for a in range(99999) if messages[0].role == 'system' %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"
     tokenizer = byte_tokenizer(template)
-    model = ServedModel("slow", CONTEXT, SpecConfig(), tokenizer, ChatTemplate(template, {}, "test", seconds=1))
+    model = ServedModel("slow", CONTEXT, TreeShape(), tokenizer, ChatTemplate(template, {}, "test", seconds=1))
     seconds = {}
 
     def chat(role: str) -> httpx.Response:
@@ -125,7 +125,7 @@ def test_a_slow_template_does_not_delay_other_conversations():
 def test_a_format_by_name_ends_answers_where_its_turns_end():
     engine, tokenizer = FakeEngine(), byte_tokenizer()
     model = ServedModel(
-        "bare", CONTEXT, SpecConfig(), tokenizer, ChatTemplate("{{ messages[0].content }}", {}, "test", stop=("[END]",))
+        "bare", CONTEXT, TreeShape(), tokenizer, ChatTemplate("{{ messages[0].content }}", {}, "test", stop=("[END]",))
     )
     with serving(engine, model) as url:
         for more in ({}, {"stop": "x"}, {"stop": ["x", "y"]}):
@@ -139,7 +139,7 @@ def test_a_format_by_name_ends_answers_where_its_turns_end():
 
 def test_what_users_write_is_no_template():
     [chat] = answers(
-        byte_tokenizer(), SpecConfig(), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "{{ 7 * 7 }}"}]})
+        byte_tokenizer(), TreeShape(), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "{{ 7 * 7 }}"}]})
     )
     assert chat.json()["usage"]["prompt_tokens"] == len("user: {{ 7 * 7 }}\n")
 
@@ -162,9 +162,9 @@ def test_options_of_the_template():
         {"mark": "a" * 201}, {"mark": None}, {"mark": [1]}, {"mark": {}}, [1], 5, "x",
         {"mark": 1} | {f"x{number}": 1 for number in range(16)}, {str(number): [] for number in range(20_000)},
     ]  # fmt: skip
-    good = answers(byte_tokenizer(THINKING), SpecConfig(), *(chat(options) for options, _ in taken))
+    good = answers(byte_tokenizer(THINKING), TreeShape(), *(chat(options) for options, _ in taken))
     assert [answer.json()["usage"]["prompt_tokens"] for answer in good] == [len(text) for _, text in taken]
-    for answer in answers(byte_tokenizer(THINKING), SpecConfig(), *map(chat, wrong)):
+    for answer in answers(byte_tokenizer(THINKING), TreeShape(), *map(chat, wrong)):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
         assert len(answer.json()["error"]["message"]) < 500
 
@@ -186,7 +186,7 @@ def test_half_characters_in_a_chat_are_refused():
         f'{{"messages": {messages}, "chat_template_kwargs": {{"mark": "\\ud800"}}}}': "chat_template_kwargs",
         f'{{"messages": {messages}, "chat_template_kwargs": {{"mark": 1}}}}': "messages",
     }
-    with serving(FakeEngine(), ServedModel("bare", CONTEXT, SpecConfig(), tokenizer, ChatTemplate.of_model(tokenizer))) as url:
+    with serving(FakeEngine(), ServedModel("bare", CONTEXT, TreeShape(), tokenizer, ChatTemplate.of_model(tokenizer))) as url:
         for body, param in bodies.items():
             headers = {"content-type": "application/json"}
             answer = httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers)
@@ -201,7 +201,7 @@ def test_the_template_writes_the_special_tokens():
     bos = tokenizer.convert_tokens_to_ids("a")
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="a $A", pair=None, special_tokens=[("a", bos)])
     with ChatTemplate.of_model(tokenizer) as template:
-        model = ServedModel("bos", CONTEXT, SpecConfig(), tokenizer, template)
+        model = ServedModel("bos", CONTEXT, TreeShape(), tokenizer, template)
         ids = model.chat_token_ids(USER, "messages")
     assert ids == [bos, *b"hi"] == tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
     assert model.token_ids("hi", "prompt") == [bos, *b"hi"]
@@ -211,7 +211,7 @@ def test_a_conversation_counts_as_the_template_leaves_it():
     """Templates drop parts such as old reasoning, so more text than the context holds may be sent."""
     tokenizer = byte_tokenizer("{{ messages[-1].content }}")
     with ChatTemplate.of_model(tokenizer) as template:
-        model = ServedModel("short", CONTEXT, SpecConfig(), tokenizer, template)
+        model = ServedModel("short", CONTEXT, TreeShape(), tokenizer, template)
         messages = [{"role": "user", "content": "long " * 10_000}, *USER]
         assert model.chat_token_ids(messages, "messages") == [*b"hi"]
         with pytest.raises(ApiError, match="has more than"):

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from jaxspec.chat_template import ChatTemplate
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
+from jaxspec.text.chat_template import ChatTemplate
 from tests.server.conftest import Client, serving
 from tests.server.fakes import CONTEXT, TEXT, TREE, FakeEngine, byte_tokenizer
 

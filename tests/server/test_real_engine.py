@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from jaxspec.chat_template import ChatTemplate
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
+from jaxspec.text.chat_template import ChatTemplate
 from tests.server.conftest import serving, wait_until
 from tests.server.fakes import byte_tokenizer
 
@@ -26,7 +26,7 @@ LENGTH = 24
 
 def new_engine() -> Engine:
     target = engine_target(vocab_size=256)
-    return tiny_engine(SpecConfig(2, 2, 4), target=target, head=random_eagle(target.config))
+    return tiny_engine(TreeShape(2, 2, 4), target=target, head=random_eagle(target.config))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def engine() -> Engine:
 @pytest.fixture(scope="module")
 def http(engine: Engine) -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
-    model = ServedModel("tiny", engine.context_length, engine.spec, tokenizer, ChatTemplate.of_model(tokenizer))
+    model = ServedModel("tiny", engine.context_length, engine.tree, tokenizer, ChatTemplate.of_model(tokenizer))
     with serving(engine, model) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 

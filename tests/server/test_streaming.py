@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 import httpx
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from tests.server.conftest import Client, serving, wait_until
@@ -195,7 +195,7 @@ def test_a_broken_engine(caplog: pytest.LogCaptureFixture):
     """What runs gets a 500; what comes later a 503, as does /health."""
     engine = FakeEngine()
     engine.crash = RuntimeError("secret")
-    with serving(engine, ServedModel("broken", CONTEXT, SpecConfig(), byte_tokenizer())) as url:
+    with serving(engine, ServedModel("broken", CONTEXT, TreeShape(), byte_tokenizer())) as url:
         first, second = (httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=20) for _ in range(2))
         health, flush = httpx.get(f"{url}/health"), httpx.post(f"{url}/flush_cache")
     assert [response.status_code for response in (first, second, health, flush)] == [500, 503, 503, 503]
@@ -259,7 +259,7 @@ def test_what_runs_when_the_server_ends_gets_an_error():
                 received.append(line)
                 first.set()
 
-    model, settings = ServedModel("slow", CONTEXT, SpecConfig(), byte_tokenizer()), ServerSettings(shutdown_timeout=0.3)
+    model, settings = ServedModel("slow", CONTEXT, TreeShape(), byte_tokenizer()), ServerSettings(shutdown_timeout=0.3)
     with serving(Slow(), model, settings) as url:
         reader = threading.Thread(target=read, args=[url])
         reader.start()

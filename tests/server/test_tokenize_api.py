@@ -7,10 +7,10 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from jaxspec.chat_template import ChatTemplate
 from jaxspec.server import tokenize_api
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
+from jaxspec.text.chat_template import ChatTemplate
 from tests.server.conftest import Client, serving
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
 from tests.server.test_bad_input import refusal

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from jaxspec import LLM
-from jaxspec.chat_template import RenderError
 from jaxspec.commands.common import CHAT_PROMPTS
 from jaxspec.testing import largest_sizes_only
+from jaxspec.text.chat_template import RenderError
 from jaxspec.train import command, conversations
 from jaxspec.train.conversations import (
     CUT,

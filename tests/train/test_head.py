@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints.loading import load_head
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.testing import random_mtp, tiny_target, write_target
 from jaxspec.train import command
@@ -401,8 +401,8 @@ def test_the_engine_evaluates(tmp_path, target, data):
     run = trainer(SETTINGS, target, data, tmp_path / "work")
     trial = Trial.of(run.parts.heldout, 3, 8, 64)
     assert len(trial.prompts) == 3 and trial.prompts[0] == run.parts.heldout[0].tokens[: run.parts.heldout[0].answers[0][0]]
-    lengths = accept_lengths(target, run.trained(), None, trial, SpecConfig(2, 1), (0.0, 1.0))
-    assert all(1 <= length <= 3 for length in lengths) and texts_agree(target, run.trained(), None, trial, SpecConfig(2, 1)) == 3
+    lengths = accept_lengths(target, run.trained(), None, trial, TreeShape(2, 1), (0.0, 1.0))
+    assert all(1 <= length <= 3 for length in lengths) and texts_agree(target, run.trained(), None, trial, TreeShape(2, 1)) == 3
     lengths = {("5/4/8", 0.0): 1.234, ("5/4/8", 1.0): 2.0, ("3/1/4", 0.0): 1.5, ("3/1/4", 1.0): 1.25}
     text = card("a model", {"data": "little"}, lengths)
     assert "| data | little |" in text and "| temperature | 5/4/8 | 3/1/4 |" in text and "| 0 | 1.23 | 1.50 |" in text
@@ -417,7 +417,7 @@ def test_mtp_needs_a_layer_of_the_model(tmp_path, target, data):
 @pytest.mark.exhaustive
 def test_the_command_writes_a_head_its_card_and_its_curves(tmp_path, data, capsys, monkeypatch):
     monkeypatch.setattr(command, "TREES", ("2/1/3",))
-    monkeypatch.setattr(command, "EVALUATED_TREE", SpecConfig(2, 1))
+    monkeypatch.setattr(command, "EVALUATED_TREE", TreeShape(2, 1))
     directory, out = write_target(tmp_path / "target", tiny_target()), tmp_path / "head"
     sizes = ["--length", "96", "--rows", "2", "--depth", "2", "--steps", "4", "--eval-every", "2", "--eval-prompts", "2"]
     assert command.main(["head", "--model-path", str(directory), "--data", str(data), "--out", str(out), *sizes]) == 0

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from jaxspec.defaults import BUILT_IN_TARGET
-from jaxspec.tokenizer import is_plain, load_tokenizer
+from jaxspec.text.tokenizer import is_plain, load_tokenizer
 
 TEXTS = ["", "def f(x):\n    return x\n", "föx 🦊 \u0000", "<|endoftext|> <|endoftext|>"]
 

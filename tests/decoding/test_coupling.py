@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Coupling, calibrated, couple, coupled_scores, learn
+from jaxspec.decoding.cycle import cycle
+from jaxspec.decoding.state import Models, State, admit, gather
+from jaxspec.decoding.tree import root_only
+from jaxspec.decoding.verify import choose_tokens
 from jaxspec.models.head import DraftHead
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.coupling import LEAST, LIKELY, MOST, Coupling, calibrated, couple, coupled_scores, learn
-from jaxspec.spec.cycle import cycle
-from jaxspec.spec.state import Models, State, admit, gather
-from jaxspec.spec.tree import root_only
-from jaxspec.spec.verify import choose_tokens
 from jaxspec.testing import engine_target, random_eagle, random_head
-from tests.spec.rows import admission_of, poisoned_state
+from tests.decoding.rows import admission_of, poisoned_state
 
 ROWS, DEPTHS, VOCAB, TEXT = 6, 3, 64, [3, 1, 4, 1, 5, 9]
 KINDS = {
@@ -106,10 +106,10 @@ def learning(vocabulary: str):
             known = 1.5 * logits[:, ids]
             chosen = ids[jnp.argmax((known + 0.8 * errors[:, ids]) / temperature + noise[:, ids], -1)]
             now = coupling._replace(noise=jnp.broadcast_to(noise[:, None], coupling.noise.shape))
-            return learn(models, state, batch, now, factor * known, chosen), state.sharpness.weights
+            return learn(models, state, batch, now, factor * known, chosen), state.calibration.weights
 
         state, steps = jax.lax.scan(observe, begin, jax.random.split(jax.random.key(4), 1500))
-        return state.sharpness.weights, steps
+        return state.calibration.weights, steps
 
     return run
 
@@ -192,8 +192,8 @@ def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
         coupling, state = coupled(running(KINDS[name]))
         batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
         done = batch._replace(sequences=batch.sequences._replace(done=jnp.ones(ROWS, bool)))
-        assert (learn(models, state, done, coupling, logits, chosen).sharpness.weights == 1).all()
-        assert (learn(models, state, batch, coupling, logits, chosen).sharpness.weights == 1).all() == (name != "hot")
+        assert (learn(models, state, done, coupling, logits, chosen).calibration.weights == 1).all()
+        assert (learn(models, state, batch, coupling, logits, chosen).calibration.weights == 1).all() == (name != "hot")
 
 
 def test_a_token_that_the_head_does_not_know_teaches_nothing():
@@ -202,7 +202,7 @@ def test_a_token_that_the_head_does_not_know_teaches_nothing():
     batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
     unknown = next(token for token in range(VOCAB) if token not in np.asarray(head.target_vocab()))
     logits = jax.random.normal(jax.random.key(6), (ROWS, 40))
-    assert (learn(models, state, batch, coupling, logits, jnp.full(ROWS, unknown)).sharpness.weights == 1).all()
+    assert (learn(models, state, batch, coupling, logits, jnp.full(ROWS, unknown)).calibration.weights == 1).all()
 
 
 def test_logits_that_are_not_numbers_teach_nothing():
@@ -212,9 +212,9 @@ def test_logits_that_are_not_numbers_teach_nothing():
     batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
     logits, chosen = jax.random.normal(jax.random.key(7), (ROWS, VOCAB)), jnp.arange(ROWS)
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
-        found = learn(models, state, batch, coupling, logits.at[2, 5].set(bad), chosen).sharpness
+        found = learn(models, state, batch, coupling, logits.at[2, 5].set(bad), chosen).calibration
         others = batch._replace(sequences=batch.sequences._replace(done=jnp.arange(ROWS) == 2))
-        expected = learn(models, state, others, coupling, logits, chosen).sharpness
+        expected = learn(models, state, others, coupling, logits, chosen).calibration
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
         assert np.isfinite(found.information).all() and (found.weights != 1).any()
 
@@ -222,9 +222,9 @@ def test_logits_that_are_not_numbers_teach_nothing():
 def test_a_cycle_draws_one_vector_of_noise_per_position():
     """num_steps + 1 per sequence, in the branch of its kind of sampling, however many nodes the tree has."""
     models, _ = heads()["whole"]
-    spec, state = SpecConfig(DEPTHS, 4, 12), running(KINDS["temperature"])
+    spec, state = TreeShape(DEPTHS, 4, 12), running(KINDS["temperature"])
     table = jnp.arange(ROWS)[:, None]
-    program = jax.make_jaxpr(lambda state: cycle(models, state, jnp.arange(ROWS), table, spec=spec))(state)
+    program = jax.make_jaxpr(lambda state: cycle(models, state, jnp.arange(ROWS), table, tree=spec))(state)
     drawn = sum(random_numbers(program.jaxpr))
     assert drawn == ROWS * (DEPTHS + 1) * VOCAB
 

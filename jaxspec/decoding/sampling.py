@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.settings import SamplingKind, Settings, divisor
+from jaxspec.decoding.tree import Tree
 from jaxspec.sampling_params import MAX_LOGPROBS
-from jaxspec.spec.settings import SamplingKind, Settings, divisor
-from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Bool, Float, Int, UInt
 from pallas_kernels.cutoff import cutoff
 
@@ -103,10 +103,10 @@ def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) ->
     In:  logarithms of 0.5, 0.3, 0.15, 0.05; temperature 1, top_k 3, top_p 0.9, min_p 0.4
     Out: the first two are kept (top_k keeps three, top_p three, min_p two)
     """
-    sharpness, most = 1 / divisor(settings), jnp.max(logits, -1, keepdims=True)
-    total = jnp.sum(jnp.exp((logits - most) * sharpness), -1, keepdims=True)
+    inverse_temperature, most = 1 / divisor(settings), jnp.max(logits, -1, keepdims=True)
+    total = jnp.sum(jnp.exp((logits - most) * inverse_temperature), -1, keepdims=True)
     limits = (each[:, None, None] for each in (settings.top_k, settings.top_p, settings.min_p))
-    of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, sharpness, *limits))
+    of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, inverse_temperature, *limits))
     kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.sampling import NODES_AT_ONCE, choose, gumbel_noise, logprobs_if, logprobs_of
+from jaxspec.decoding.settings import MAX_STOP_TOKENS, SamplingKind, Settings, highest_kind, neutral_settings, settings_row
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.sampling import NODES_AT_ONCE, choose, gumbel_noise, logprobs_if, logprobs_of
-from jaxspec.spec.settings import MAX_STOP_TOKENS, SamplingKind, Settings, highest_kind, neutral_settings, settings_row
-from tests.spec.distribution_in_numpy import softmax
-from tests.spec.rows import settings_of
+from tests.decoding.distribution_in_numpy import softmax
+from tests.decoding.rows import settings_of
 
 VOCAB = 50
 
@@ -87,7 +87,7 @@ def test_choice_is_the_same_in_any_batch_and_for_any_number_of_nodes(kind):
 
 @pytest.mark.parametrize(("kind", "above"), [(kind, above) for above in SamplingKind for kind in SamplingKind if kind <= above])
 def test_no_kind_changes_the_tokens_of_the_kinds_before_it(kind, above):
-    """Adjusting is the identity for requests that ask for none, as spec.penalties does it."""
+    """Adjusting is the identity for requests that ask for none, as decoding.penalties does it."""
     logits, positions = random_logits(1, 40, 1), jnp.arange(40)[:, None]
     params = [dataclasses.replace(PARAMS[kind], seed=seed) for seed in range(40)]
     assert (chosen(logits, positions, params, company=[PARAMS[above]]) == chosen(logits, positions, params)).all()

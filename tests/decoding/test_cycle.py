@@ -3,7 +3,7 @@
 import inspect
 import re
 
-from jaxspec.spec.cycle import cycle
+from jaxspec.decoding.cycle import cycle
 
 
 def test_a_cycle_reads_like_the_algorithm():

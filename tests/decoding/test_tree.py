@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.tree import Candidates, ancestor_mask, build_tree, root_only
+from jaxspec.decoding.tree import Candidates, ancestor_mask, build_tree, root_only
 from tests.reference import tree_cases
 
 

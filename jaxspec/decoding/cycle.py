@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import SpecConfig
-from jaxspec.spec.commit import advance, commit
-from jaxspec.spec.coupling import couple, learn
-from jaxspec.spec.draft import SlidingWindow, draft_tree
-from jaxspec.spec.extend import extend
-from jaxspec.spec.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
-from jaxspec.spec.state import Batch, Drafted, Models, State, StepOutput, gather
-from jaxspec.spec.verify import Accepted, Verified, accept, report, verify
+from jaxspec.config import TreeShape
+from jaxspec.decoding.commit import advance, commit
+from jaxspec.decoding.coupling import couple, learn
+from jaxspec.decoding.draft import SlidingWindow, draft_tree
+from jaxspec.decoding.extend import extend
+from jaxspec.decoding.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
+from jaxspec.decoding.state import Batch, Drafted, Models, ProgramOutput, State, gather
+from jaxspec.decoding.verify import Accepted, Verified, accept, report, verify
 from jaxspec.typing import Array, Int
 
 
@@ -29,9 +29,9 @@ class CycleOptions:
     thresholds: Thresholds | None = None
     """Under these, drafts that the target did not choose may be accepted. None, the default: lossless."""
 
-    def couples(self, spec: SpecConfig) -> bool:
+    def couples(self, tree: TreeShape) -> bool:
         """Whether drafts may look at the target's noise. A threshold's drafts must not depend on it."""
-        return spec.num_steps > 0 and self.thresholds is None
+        return tree.num_steps > 0 and self.thresholds is None
 
 
 LOSSLESS = CycleOptions()
@@ -43,24 +43,24 @@ def cycle(
     rows: Int[Array, " b"],
     page_table: Int[Array, "b p"],
     *,
-    spec: SpecConfig,
+    tree: TreeShape,
     options: CycleOptions = LOSSLESS,
-) -> StepOutput:
+) -> ProgramOutput:
     """Advances the sequences in these state rows by 1 .. num_steps + 1 tokens each.
 
     Before a cycle with a tree the head must not lag behind (extend.catch_up).
     """
     batch = gather(state, rows, page_table)
-    coupling = couple(state, batch, spec.num_steps) if options.couples(spec) else None
-    tree, root_logits = draft_tree(models, state, batch, spec, options.sliding_window, coupling)
-    verified = verify(models, state, batch, tree, coupling and coupling.noise, options.thresholds)
-    accepted = accept(tree, verified.target_tokens, batch, spec.num_steps)
+    coupling = couple(state, batch, tree.num_steps) if options.couples(tree) else None
+    draft = draft_tree(models, state, batch, tree, options.sliding_window, coupling)
+    verified = verify(models, state, batch, draft.tree, coupling and coupling.noise, options.thresholds)
+    accepted = accept(draft.tree, verified.target_tokens, batch, tree.num_steps)
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)
     state = extend(models, state, batch, verified, accepted, options.sliding_window)
-    state = learn(models, state, batch, coupling, root_logits, verified.target_tokens[:, 0])
-    drafted = Drafted(tree.tokens, tree.parents, accepted.path)
-    return StepOutput(state, report(accepted), logprobs(verified, accepted, batch), drafted=drafted)
+    state = learn(models, state, batch, coupling, draft.root_logits, verified.target_tokens[:, 0])
+    drafted = Drafted(draft.tree.tokens, draft.tree.parents, accepted.path)
+    return ProgramOutput(state, report(accepted), logprobs(verified, accepted, batch), drafted=drafted)
 
 
 @jax.named_scope("logprobs")

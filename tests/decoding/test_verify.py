@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.spec.settings import MAX_STOP_TOKENS, neutral_settings
-from jaxspec.spec.state import Batch, Sequences, empty_sequences
-from jaxspec.spec.tree import Tree, ancestor_mask
-from jaxspec.spec.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncate
+from jaxspec.decoding.settings import MAX_STOP_TOKENS, neutral_settings
+from jaxspec.decoding.state import Batch, Sequences, empty_sequences
+from jaxspec.decoding.tree import Tree, ancestor_mask
+from jaxspec.decoding.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncate
 
 
 def sequence(*, remaining: int = 100, done: bool = False) -> Sequences:

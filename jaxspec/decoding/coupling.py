@@ -18,11 +18,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.penalties import Context, adjust_logits
+from jaxspec.decoding.sampling import apply_filters, noise_at
+from jaxspec.decoding.settings import SamplingKind, divisor, highest_kind
+from jaxspec.decoding.state import Batch, Calibration, Models, State
 from jaxspec.models.head import DraftHead
-from jaxspec.spec.penalties import Context, adjust_logits
-from jaxspec.spec.sampling import apply_filters, noise_at
-from jaxspec.spec.settings import SamplingKind, divisor, highest_kind
-from jaxspec.spec.state import Batch, Models, Sharpness, State
 from jaxspec.typing import Array, Float, Int
 
 LEAST, MOST = 1 / 8, 8.0
@@ -30,7 +30,7 @@ LEAST, MOST = 1 / 8, 8.0
 LIKELY = -4.0
 """The log probability that separates likely tokens from the rest."""
 PRIOR = 30.0
-"""Information, about that of 30 tokens, which keeps the first steps small."""
+"""Information, about that of 30 tokens, which keeps the first moves small."""
 MEMORY = 0.999
 """The share of its information that a cycle keeps, so that the weights follow other texts within some thousand tokens."""
 LOWEST = -1e30
@@ -84,7 +84,7 @@ def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b 
     def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
         return logits / divisor(settings)
 
-    weights = coupling.state.sharpness.weights
+    weights = coupling.state.calibration.weights
     logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
     logits = jax.lax.cond(coupling.needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
     scaled = jax.lax.cond(coupling.needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
@@ -123,7 +123,7 @@ def learn(
 ) -> State:
     """Moves the weights towards the likeliest ones, given the head's logits at the roots and the tokens that the target chose.
 
-    A Newton step: the gradient of the log likelihood, divided by all information so far. Requests with adjusted logits, and tokens
+    A Newton move: the gradient of the log likelihood, divided by all information so far. Requests with adjusted logits, and tokens
     outside the head's vocabulary, are ignored. Filters are not modelled: with them the target is a little more confident than
     the head's logits suggest.
     """
@@ -133,7 +133,7 @@ def learn(
     known = head.target_vocab()
     ids = jnp.arange(logits.shape[-1]) if known is None else known
 
-    def observe(before: Sharpness) -> Sharpness:
+    def observe(before: Calibration) -> Calibration:
         settings = batch.settings
         noise = divisor(settings)[:, 0] * coupling.noise[:, 0, ids]
         inputs = jnp.stack([*parts(logits), noise], 1)  # [b, 3, v]
@@ -149,11 +149,11 @@ def learn(
         information = jnp.where(jnp.any(counts), MEMORY, 1) * before.information + seen
         a, b, c = information + PRIOR * jnp.eye(3)
         adjugate = jnp.stack([jnp.cross(b, c), jnp.cross(c, a), jnp.cross(a, b)])  # solvers are library calls on a GPU
-        step = jnp.sum(adjugate * surprise, 1) / jnp.sum(a * adjugate[0])
-        of_noise = jnp.clip(before.weights[2] + step[2], LEAST, MOST)
-        of_logits = jnp.clip(before.weights[:2] + step[:2], LEAST * of_noise, MOST * of_noise)
-        return Sharpness(jnp.append(of_logits, of_noise), information)
+        move = jnp.sum(adjugate * surprise, 1) / jnp.sum(a * adjugate[0])
+        of_noise = jnp.clip(before.weights[2] + move[2], LEAST, MOST)
+        of_logits = jnp.clip(before.weights[:2] + move[:2], LEAST * of_noise, MOST * of_noise)
+        return Calibration(jnp.append(of_logits, of_noise), information)
 
     return state._replace(
-        sharpness=jax.lax.cond(coupling.needed > SamplingKind.GREEDY, observe, lambda same: same, state.sharpness)
+        calibration=jax.lax.cond(coupling.needed > SamplingKind.GREEDY, observe, lambda same: same, state.calibration)
     )

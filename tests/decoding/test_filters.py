@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.sampling import apply_filters
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.sampling import apply_filters
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE
-from tests.spec.distribution_in_numpy import kept, softmax
-from tests.spec.rows import settings_of
+from tests.decoding.distribution_in_numpy import kept, softmax
+from tests.decoding.rows import settings_of
 
 VOCAB = 50
 filtered = jax.jit(apply_filters, static_argnames="rough")

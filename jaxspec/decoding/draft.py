@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.coupling import Coupling, coupled_scores
+from jaxspec.decoding.settings import SamplingKind
+from jaxspec.decoding.state import Batch, Models, State
+from jaxspec.decoding.tree import Candidates, Tree, build_tree, chain, root_only
 from jaxspec.models.head import DraftHead
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.spec.coupling import Coupling, coupled_scores
-from jaxspec.spec.settings import SamplingKind
-from jaxspec.spec.state import Batch, Models, State
-from jaxspec.spec.tree import Candidates, Tree, build_tree, chain, root_only
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
@@ -57,19 +57,19 @@ def draft_tree(
     models: Models,
     state: State,
     batch: Batch,
-    spec: SpecConfig,
+    tree: TreeShape,
     sliding_window: SlidingWindow | None = None,
     coupling: Coupling | None = None,
 ) -> Draft:
     """The best tree that the head drafts below each root, or the root alone for plain decoding."""
     root = batch.sequences.root
-    if spec.num_steps == 0:
+    if tree.num_steps == 0:
         return Draft(root_only(root), None)
-    if spec.topk == 1:
-        tokens, logits = draft_chain(models, state.caches.draft, batch, spec, sliding_window, coupling)
+    if tree.topk == 1:
+        tokens, logits = draft_chain(models, state.caches.draft, batch, tree, sliding_window, coupling)
         return Draft(chain(root, tokens), logits)
-    candidates, logits = draft(models, state.caches.draft, batch, spec, sliding_window, coupling)
-    return Draft(build_tree(root, candidates, spec.num_draft_tokens, spec.num_steps), logits)
+    candidates, logits = draft(models, state.caches.draft, batch, tree, sliding_window, coupling)
+    return Draft(build_tree(root, candidates, tree.num_draft_tokens, tree.num_steps), logits)
 
 
 @jax.named_scope("draft")
@@ -77,7 +77,7 @@ def draft(
     models: Models,
     cache: tuple[KeysValues, ...],
     batch: Batch,
-    spec: SpecConfig,
+    tree: TreeShape,
     sliding_window: SlidingWindow | None = None,
     coupling: Coupling | None = None,
 ) -> tuple[Candidates, Float[Array, "b v"]]:
@@ -89,7 +89,7 @@ def draft(
     head, target = models.head, models.target
     assert head is not None, "the engine refuses a tree without a head"
     length, draft_hidden = batch.sequences.length, batch.sequences.draft_hidden
-    batch_size, k = draft_hidden.shape[0], spec.topk
+    batch_size, k = draft_hidden.shape[0], tree.topk
     root_logits = head.logits(draft_hidden[:, None], target)
     tokens, log_probs = best_children(head, root_logits, k, 0, coupling)
     tokens, scores = tokens[:, 0], log_probs[:, 0]
@@ -103,7 +103,7 @@ def draft(
     )
     earlier = None
     seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], sliding_window)
-    for level in range(1, spec.num_steps):
+    for level in range(1, tree.num_steps):
         # A candidate sees the head's cache, its ancestors in the window, and itself.
         mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
         # A pair's position is its slot - 1, and a candidate at depth `level` has slot length + level.
@@ -122,7 +122,7 @@ def draft_chain(
     models: Models,
     cache: tuple[KeysValues, ...],
     batch: Batch,
-    spec: SpecConfig,
+    tree: TreeShape,
     sliding_window: SlidingWindow | None = None,
     coupling: Coupling | None = None,
 ) -> tuple[Int[Array, "b n"], Float[Array, "b v"]]:
@@ -137,7 +137,7 @@ def draft_chain(
     root_logits = head.logits(hidden, target)
     tokens = [best_child(head, root_logits, 0, coupling)]
     earlier = None
-    for level in range(1, spec.num_steps):
+    for level in range(1, tree.num_steps):
         mask = jnp.ones((len(length), 1, level), bool)
         metadata = AttentionMetadata((length + level - 1)[:, None], *seen, mask)
         hidden, earlier = head(head.embed(tokens[-1], target), hidden, metadata, cache, earlier)

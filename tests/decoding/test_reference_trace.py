@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.cycle import cycle
+from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.state import Models, admit
+from jaxspec.decoding.tree import ancestor_mask
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.cycle import cycle
-from jaxspec.spec.prefill import prefill
-from jaxspec.spec.state import Models, admit
-from jaxspec.spec.tree import ancestor_mask
+from tests.decoding.rows import admission_of, chunk_of, poisoned_state
 from tests.reference import head, target, trace
-from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
 PAGES, PAGE_SIZE, CHUNK = 12, 16, 8
 ROWS, PAGE_TABLE = jnp.array([0]), jnp.arange(PAGES)[None]
@@ -26,7 +26,7 @@ class Reference:
     def __init__(self, case: str):
         settings = trace(case)
         self.head = head(settings["head"])
-        self.spec = SpecConfig(settings["depth"] + 1, settings["top_k"], settings["total_token"])
+        self.spec = TreeShape(settings["depth"] + 1, settings["top_k"], settings["total_token"])
         self.params = (target().params, self.head.params)
         self.prefill = jax.jit(self._prefill)
         self.cycle = jax.jit(self._cycle)
@@ -38,7 +38,7 @@ class Reference:
         return prefill(self.models(params), state, chunk)
 
     def _cycle(self, params, state):
-        step = cycle(self.models(params), state, ROWS, PAGE_TABLE, spec=self.spec)
+        step = cycle(self.models(params), state, ROWS, PAGE_TABLE, tree=self.spec)
         depth = jnp.sum(ancestor_mask(step.drafted.parents, self.spec.num_steps), -1) - 1  # as build_tree has it
         return step, depth
 

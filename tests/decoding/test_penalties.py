@@ -4,13 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.penalties import Context, adjust_logits, banned_stops, count_tokens, tree_context
+from jaxspec.decoding.sampling import choose
+from jaxspec.decoding.settings import SamplingKind
+from jaxspec.decoding.tree import Tree, ancestor_mask, root_only
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.penalties import Context, adjust_logits, banned_stops, count_tokens, tree_context
-from jaxspec.spec.sampling import choose
-from jaxspec.spec.settings import SamplingKind
-from jaxspec.spec.tree import Tree, ancestor_mask, root_only
-from tests.spec import distribution_in_numpy
-from tests.spec.rows import admission_of, settings_of
+from tests.decoding import distribution_in_numpy
+from tests.decoding.rows import admission_of, settings_of
 
 VOCAB, LENGTH = 12, 20
 

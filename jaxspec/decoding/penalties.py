@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxspec.spec.settings import Settings
-from jaxspec.spec.tree import Tree
+from jaxspec.decoding.settings import Settings
+from jaxspec.decoding.tree import Tree
 from jaxspec.typing import Array, Bool, Float, Int
 
 MIN_TOKENS_BAN = -1e30

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.commit import write_slots
+from jaxspec.decoding.draft import SlidingWindow, visible_slots
+from jaxspec.decoding.state import Batch, Models, State, gather, last, put
+from jaxspec.decoding.verify import Accepted, Verified
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.spec.commit import write_slots
-from jaxspec.spec.draft import SlidingWindow, visible_slots
-from jaxspec.spec.state import Batch, Models, State, gather, last, put
-from jaxspec.spec.verify import Accepted, Verified
 from jaxspec.typing import Array, Float, Int
 
 
@@ -75,16 +75,16 @@ def read_pairs(models: Models, state: State, batch: Batch, pairs: Pairs, sliding
     head, cache = models.head, state.caches.draft
     assert head is not None, "without a head there is nothing to extend"
     batch_size, width = pairs.tokens.shape
-    steps = jnp.arange(width, dtype=jnp.int32)
-    slots = pairs.first_slot[:, None] + steps
+    columns = jnp.arange(width, dtype=jnp.int32)
+    slots = pairs.first_slot[:, None] + columns
     new = slots >= pairs.cached[:, None]
-    mask = jnp.broadcast_to(steps[:, None] >= steps, (batch_size, width, width))
+    mask = jnp.broadcast_to(columns[:, None] >= columns, (batch_size, width, width))
     mask = mask & (new[:, None, :] | jnp.eye(width, dtype=bool))
     seen = visible_slots(batch.page_table, pairs.cached, cache[0].k.shape[1], sliding_window)
     metadata = AttentionMetadata(slots - 1, *seen, mask)  # a pair's position is its slot - 1
     out = head(head.embed(pairs.tokens, models.target), head.project(pairs.features), metadata, cache)
-    path = jnp.broadcast_to(steps, pairs.tokens.shape)
-    write = (steps < pairs.size[:, None]) & new
+    path = jnp.broadcast_to(columns, pairs.tokens.shape)
+    write = (columns < pairs.size[:, None]) & new
     pages = write_slots(cache, out.window, batch.page_table, path, slots, write)
     hidden = jnp.where((pairs.size > 0)[:, None], last(out.hidden, pairs.size), batch.sequences.draft_hidden)
     sequences = put(state.sequences, batch.rows, draft_hidden=hidden)

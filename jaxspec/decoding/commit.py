@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxspec.spec.state import Batch, State, last, put
-from jaxspec.spec.verify import RUNNING, Accepted, Verified
+from jaxspec.decoding.state import Batch, State, last, put
+from jaxspec.decoding.verify import RUNNING, Accepted, Verified
 from jaxspec.typing import Array, Bool, Int, KeysValues
 from pallas_kernels.cache_write import cache_write
 
@@ -15,8 +15,8 @@ def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -
     In:  length 7, path [0, 2, 5], emitted 2
     Out: slot 7 holds window token 0 (the root), slot 8 token 2
     """
-    steps = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)
-    slots, write = batch.sequences.length[:, None] + steps, steps < accepted.emitted[:, None]
+    columns = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)
+    slots, write = batch.sequences.length[:, None] + columns, columns < accepted.emitted[:, None]
     with jax.named_scope("commit"):  # only the write: benchmarks/gpu counts this scope's launches per layer
         pages = write_slots(state.caches.target, verified.window, batch.page_table, accepted.path, slots, write)
     return state._replace(caches=state.caches._replace(target=pages))
@@ -34,8 +34,8 @@ def advance(state: State, batch: Batch, accepted: Accepted) -> State:
         remaining=before.remaining - emitted,
         done=before.done | (accepted.finish != RUNNING),
     )
-    steps = jnp.arange(accepted.tokens.shape[1])
-    places = jnp.where(steps < emitted[:, None], before.length[:, None] + 1 + steps, state.history.shape[1])
+    columns = jnp.arange(accepted.tokens.shape[1])
+    places = jnp.where(columns < emitted[:, None], before.length[:, None] + 1 + columns, state.history.shape[1])
     history = state.history.at[batch.rows[:, None], places].set(accepted.tokens, mode="drop")
     return state._replace(sequences=sequences, history=history)
 

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
+from jaxspec.decoding.prefill import Chunk
+from jaxspec.decoding.settings import Settings
+from jaxspec.decoding.state import Admission, Caches, Sizes, State, empty_state
 from jaxspec.engine import device_state as engine
-from jaxspec.engine.detokenizer import Detokenizer
 from jaxspec.engine.request import Request
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.prefill import Chunk
-from jaxspec.spec.settings import Settings
-from jaxspec.spec.state import Admission, Caches, Sizes, State, empty_state
 from jaxspec.testing import TinyTokenizer
+from jaxspec.text.detokenizer import Detokenizer
 from jaxspec.typing import KeysValues
 
 

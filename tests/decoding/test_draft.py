@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import SpecConfig
-from jaxspec.spec.draft import SlidingWindow, VisibleSlots, draft, draft_tree, visible_slots
-from jaxspec.spec.state import gather
-from jaxspec.spec.tree import build_tree
+from jaxspec.config import TreeShape
+from jaxspec.decoding.draft import SlidingWindow, VisibleSlots, draft, draft_tree, visible_slots
+from jaxspec.decoding.state import gather
+from jaxspec.decoding.tree import build_tree
+from tests.decoding.test_extend import PROMPT, TABLE, compiled, prefilled
 from tests.sets import exhaustive
-from tests.spec.test_extend import PROMPT, TABLE, compiled, prefilled
 
 
 def slots_seen(seen: VisibleSlots, row: int, pages: np.ndarray, page_size: int) -> list[int]:
@@ -83,7 +83,7 @@ def test_a_window_reads_fewer_pages():
 @pytest.mark.parametrize(("algorithm", "window"), [exhaustive("EAGLE3", SlidingWindow(6)), ("ORACLE", None)])
 def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
     """The oracle's tokens show positions."""
-    spec = SpecConfig(4, 1)
+    spec = TreeShape(4, 1)
 
     def both(models, state, table):
         batch = gather(state, jnp.array([0]), table)

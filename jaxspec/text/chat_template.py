@@ -32,7 +32,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 if TYPE_CHECKING:
-    from jaxspec.tokenizer import Tokenizer
+    from jaxspec.text.tokenizer import Tokenizer
 
 RENDER_SECONDS = 2.0
 """For one conversation; most take a millisecond."""

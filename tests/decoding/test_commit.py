@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.spec.commit import advance, commit
-from jaxspec.spec.settings import neutral_settings
-from jaxspec.spec.state import Batch, Caches, Sizes, State, empty_state, gather, put
-from jaxspec.spec.verify import RUNNING, STOPPED, Accepted, Verified
+from jaxspec.decoding.commit import advance, commit
+from jaxspec.decoding.settings import neutral_settings
+from jaxspec.decoding.state import Batch, Caches, Sizes, State, empty_state, gather, put
+from jaxspec.decoding.verify import RUNNING, STOPPED, Accepted, Verified
 from jaxspec.typing import KeysValues
 
 PAGE, LENGTH = 4, 12

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.engine.detokenizer import Detokenizer, overlap
 from jaxspec.testing import TinyTokenizer
+from jaxspec.text.detokenizer import Detokenizer, overlap
 from tests.server.fakes import byte_tokenizer, sentencepiece_tokenizer
 
 

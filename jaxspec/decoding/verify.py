@@ -5,12 +5,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.penalties import adjust_logits, tree_context
+from jaxspec.decoding.sampling import ALL, Thresholds, choose, choose_by_threshold
+from jaxspec.decoding.settings import SamplingKind, highest_kind
+from jaxspec.decoding.state import Batch, Models, Sequences, State
+from jaxspec.decoding.tree import Tree
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.spec.penalties import adjust_logits, tree_context
-from jaxspec.spec.sampling import ALL, Thresholds, choose, choose_by_threshold
-from jaxspec.spec.settings import SamplingKind, highest_kind
-from jaxspec.spec.state import Batch, Models, Sequences, State
-from jaxspec.spec.tree import Tree
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
@@ -99,8 +99,8 @@ def accept(tree: Tree, target_tokens: Int[Array, "b n"], batch: Batch, num_steps
     matches = (tree.tokens == jnp.take_along_axis(target_tokens, parent, 1)) | (tree.parents < 0)
     on_walk = jnp.all(matches[:, None, :] | ~tree.mask, -1)
     accepted = jnp.max(jnp.where(on_walk, tree.depth, 0), -1)
-    steps = jnp.arange(num_steps + 1)
-    path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == steps[:, None]), -1).astype(jnp.int32)
+    columns = jnp.arange(num_steps + 1)
+    path = jnp.argmax(on_walk[:, None, :] & (tree.depth[:, None, :] == columns[:, None]), -1).astype(jnp.int32)
     tokens = jnp.take_along_axis(target_tokens, path, 1)
     emitted, finish = truncate(tokens, accepted + 1, batch.sequences, batch.settings.stop_tokens)
     return Accepted(path, tokens, accepted, emitted, finish)
@@ -114,8 +114,8 @@ def truncate(
     In:  tokens [[5, 2, 9]], available [3], stop token 2, remaining 10
     Out: emitted [2], finish [STOPPED]
     """
-    steps = jnp.arange(tokens.shape[1])
-    allowed = steps < jnp.minimum(available, sequences.remaining)[:, None]
+    columns = jnp.arange(tokens.shape[1])
+    allowed = columns < jnp.minimum(available, sequences.remaining)[:, None]
     stops = allowed & jnp.any(tokens[:, :, None] == stop_tokens[:, None, :], -1)
     stopped = jnp.any(stops, -1)
     emitted = jnp.where(stopped, jnp.argmax(stops, -1) + 1, jnp.sum(allowed, -1))

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxspec.decoding.sampling import Logprobs
+from jaxspec.decoding.settings import Settings, neutral_settings
 from jaxspec.models.head import DraftHead
 from jaxspec.models.llama import Llama
-from jaxspec.spec.sampling import Logprobs
-from jaxspec.spec.settings import Settings, neutral_settings
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
@@ -62,8 +62,8 @@ class Sizes(NamedTuple):
     """Most slots by which the head may lag behind."""
 
 
-class Sharpness(NamedTuple):
-    """How well the head's logits predict the target's choice, fitted while serving (spec/coupling.py). All requests share it."""
+class Calibration(NamedTuple):
+    """How well the head's logits predict the target's choice, fitted while serving (coupling.py). All requests share it."""
 
     weights: Float[Array, " 3"]
     """For unlikely tokens' logits, likely tokens' logits, and the noise times the temperature. Larger weights make the prediction
@@ -83,9 +83,9 @@ class State(NamedTuple):
     """Tokens by position: prompt and output, including the root."""
     bias: Float[Array, "r v"]
     """Added to the logits: logit_bias, and -inf for banned tokens. Zeros if the request has neither."""
-    lag_features: Float[Array, "r steps f"]
+    lag_features: Float[Array, "r lag f"]
     """The target's features of the newest Sequences.lag positions."""
-    sharpness: Sharpness
+    calibration: Calibration
 
 
 class Batch(NamedTuple):
@@ -110,12 +110,12 @@ class Drafted(NamedTuple):
 
     tokens: Int[Array, "b n"]
     parents: Int[Array, "b n"]
-    """As in spec.tree.Tree."""
+    """As in decoding.tree.Tree."""
     path: Int[Array, "b j"]
     """The accepted nodes, root first; entries after the accepted drafts mean nothing."""
 
 
-class StepOutput(NamedTuple):
+class ProgramOutput(NamedTuple):
     """The result of a program: the new device state, and the small arrays that the host reads."""
 
     state: State
@@ -162,7 +162,7 @@ def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> St
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, sizes.vocab), jnp.float32),
         lag_features=jnp.zeros((rows, sizes.max_lag, sizes.feature), dtype),
-        sharpness=Sharpness(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32)),
+        calibration=Calibration(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32)),
     )
 
 

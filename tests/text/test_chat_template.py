@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec import chat_template
-from jaxspec.chat_formats import CHAT_FORMATS
-from jaxspec.chat_template import PROCESSES, ChatTemplate, RenderError, TemplateProcess
-from jaxspec.tokenizer import load_tokenizer
+from jaxspec.text import chat_template
+from jaxspec.text.chat_formats import CHAT_FORMATS
+from jaxspec.text.chat_template import PROCESSES, ChatTemplate, RenderError, TemplateProcess
+from jaxspec.text.tokenizer import load_tokenizer
 from tests.server.conftest import wait_until
 from tests.server.fakes import byte_tokenizer
 from tests.server.templates import ATTACKS, QWEN_3, WELL_KNOWN
@@ -346,7 +346,7 @@ def test_signals_for_the_server_are_not_for_the_process(alone: set[int]):
 
 KILLED_SERVER = """\
 import os, signal
-from jaxspec.chat_template import TemplateProcess
+from jaxspec.text.chat_template import TemplateProcess
 process = TemplateProcess()
 process.ask({"template": "", "variables": {}, "max_characters": 9}, 20, 999)
 print(process._process.pid, flush=True)
@@ -362,7 +362,7 @@ def test_it_ends_with_the_server():
 
 
 def test_an_alarm_ends_it_while_it_renders():
-    code = "from jaxspec import chat_template; chat_template.ORPHAN_SECONDS = 1; chat_template.main()"
+    code = "from jaxspec.text import chat_template; chat_template.ORPHAN_SECONDS = 1; chat_template.main()"
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs.fileno())

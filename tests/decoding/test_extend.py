@@ -8,28 +8,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.cycle import CycleOptions, cycle
+from jaxspec.decoding.draft import SlidingWindow
+from jaxspec.decoding.extend import catch_up
+from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.state import Models, ProgramOutput, State, admit
+from jaxspec.decoding.verify import REPORT_HEADER
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
-from jaxspec.spec.cycle import CycleOptions, cycle
-from jaxspec.spec.draft import SlidingWindow
-from jaxspec.spec.extend import catch_up
-from jaxspec.spec.prefill import prefill
-from jaxspec.spec.state import Models, State, StepOutput, admit
-from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head
 from jaxspec.typing import KeysValues
+from tests.decoding import distribution_in_numpy
+from tests.decoding.rows import admission_of, chunk_of, poisoned_state
 from tests.sets import exhaustive
-from tests.spec import distribution_in_numpy
-from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
 PAGE, PAGES, LENGTH, MAX_LAG = 4, 12, 48, 16
 TABLE = jnp.array([[5, 2, 9, 0, 7, 11, 3, 1, 10, 4, 8, 6]])
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 18)]
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, presence_penalty=1.5, seed=5, logprobs=3)
-PLAIN, TREE = SpecConfig(num_steps=0), SpecConfig(3, 2, 5)
+PLAIN, TREE = TreeShape(num_steps=0), TreeShape(3, 2, 5)
 HEADS = ("EAGLE3", exhaustive("EAGLE"))
 
 
@@ -63,7 +63,7 @@ def fresh(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY, ro
     return admit(state, admission_of(params, tokens, rows=rows, max_length=LENGTH, vocab_size=target.config.vocab_size))
 
 
-def prefilled(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY) -> StepOutput:
+def prefilled(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY) -> ProgramOutput:
     """The whole text in one chunk."""
     return compiled(prefill, algorithm)(fresh(algorithm, tokens, params), chunk_of(tokens, TABLE, width=40))
 
@@ -148,7 +148,7 @@ def plain_states(algorithm: str, params: SamplingParams = GREEDY) -> list[State]
     """After 0 .. MAX_LAG plain cycles."""
     states = [prefilled(algorithm, PROMPT, params).state]
     for _ in range(MAX_LAG):
-        states.append(compiled(cycle, algorithm, spec=PLAIN)(states[-1], jnp.array([0]), TABLE).state)
+        states.append(compiled(cycle, algorithm, tree=PLAIN)(states[-1], jnp.array([0]), TABLE).state)
     return states
 
 
@@ -169,7 +169,7 @@ def test_trees_leave_what_plain_cycles_and_catching_up_leave(algorithm, cycles):
     budget = SamplingParams(temperature=0, max_tokens=cycles + 1)
     state = prefilled(algorithm, PROMPT, budget).state
     while not state.sequences.done[0]:
-        state = compiled(cycle, algorithm, spec=TREE)(state, jnp.array([0]), TABLE).state
+        state = compiled(cycle, algorithm, tree=TREE)(state, jnp.array([0]), TABLE).state
     assert int(state.sequences.remaining[0]) == 0
     plain = compiled(catch_up, algorithm)(plain_states(algorithm)[cycles], jnp.array([0]), TABLE)
     assert_same(state, plain)
@@ -180,7 +180,7 @@ def test_catching_up_twice_and_going_on():
     state, rows = prefilled("EAGLE3", PROMPT).state, jnp.array([0])
     for spec, count in ((PLAIN, 3), (TREE, 2), (PLAIN, 2), (PLAIN, 1), (TREE, 1), (PLAIN, 5)):
         for _ in range(count):
-            state = compiled(cycle, "EAGLE3", spec=spec)(state, rows, TABLE).state
+            state = compiled(cycle, "EAGLE3", tree=spec)(state, rows, TABLE).state
         state = compiled(catch_up, "EAGLE3")(state, rows, TABLE)
     again = compiled(catch_up, "EAGLE3")(state, rows, TABLE)
     assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(*map(jax.tree.leaves, (state, again)), strict=True))
@@ -193,14 +193,14 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
     state = compiled(prefill, "EAGLE3")(fresh("EAGLE3", PROMPT, rows=2), chunk_of(PROMPT, table, width=24)).state
     state = state._replace(sequences=state.sequences._replace(remaining=jnp.array([3, 100])))
     for _ in range(7):
-        state = compiled(cycle, "EAGLE3", spec=PLAIN)(state, jnp.arange(2), table).state
+        state = compiled(cycle, "EAGLE3", tree=PLAIN)(state, jnp.arange(2), table).state
     assert state.sequences.lag.tolist() == [3, 7] and state.sequences.done.tolist() == [True, False]
     state = compiled(catch_up, "EAGLE3")(state, jnp.arange(2), table)
     for row, cycles in enumerate((3, 7)):
         pages = slice(row * PAGES, (row + 1) * PAGES)
-        of_row = jax.tree.map(lambda array, row=row: array[row : row + 1], state._replace(caches=None, sharpness=None))
+        of_row = jax.tree.map(lambda array, row=row: array[row : row + 1], state._replace(caches=None, calibration=None))
         caches = jax.tree.map(lambda array, pages=pages: array[pages], state.caches)
-        of_row = of_row._replace(caches=caches, sharpness=state.sharpness)
+        of_row = of_row._replace(caches=caches, calibration=state.calibration)
         text = of_row.history[0, : len(PROMPT) + cycles].tolist()
         assert_same(of_row, prefilled("EAGLE3", text).state)
 
@@ -217,11 +217,11 @@ def test_a_sliding_window_hides_what_is_outside_it(size, sink):
     pages = TABLE[0, jnp.array(hidden) // PAGE], jnp.array(hidden) % PAGE
     draft = jax.tree.map(lambda array: array.at[pages].set(jnp.nan), state.caches.draft)
     poisoned = state._replace(caches=state.caches._replace(draft=draft))
-    step = compiled(cycle, "EAGLE3", spec=TREE, options=options)
+    step = compiled(cycle, "EAGLE3", tree=TREE, options=options)
     clean, spoiled = step(state, rows, TABLE), step(poisoned, rows, TABLE)
     assert clean.report.tolist() == spoiled.report.tolist()
     assert np.array_equal(clean.state.sequences.draft_hidden, spoiled.state.sequences.draft_hidden)
-    everything = compiled(cycle, "EAGLE3", spec=TREE)(state, rows, TABLE)
+    everything = compiled(cycle, "EAGLE3", tree=TREE)(state, rows, TABLE)
     assert not np.array_equal(clean.state.sequences.draft_hidden, everything.state.sequences.draft_hidden)
 
 
@@ -286,7 +286,7 @@ def test_logprobs_of_the_output_are_those_of_a_whole_forward(algorithm, spec):
     step = prefilled(algorithm, PROMPT, SAMPLED)
     text, found = [*PROMPT, int(step.report[0, REPORT_HEADER])], [float(step.logprobs.chosen[0, 0])]
     for _ in range(4):
-        step = compiled(cycle, algorithm, spec=spec)(step.state, jnp.array([0]), TABLE)
+        step = compiled(cycle, algorithm, tree=spec)(step.state, jnp.array([0]), TABLE)
         count = int(step.report[0, 0])
         assert algorithm != "ORACLE" or count == TREE.num_steps + 1, "a walk past the root's second child"
         text += step.report[0, REPORT_HEADER : REPORT_HEADER + count].tolist()
@@ -301,5 +301,5 @@ def test_logprobs_of_the_output_are_those_of_a_whole_forward(algorithm, spec):
 def test_logprobs_that_nobody_wants_are_zeros():
     step = prefilled("EAGLE3", PROMPT)
     assert not any(np.any(array) for array in (*step.logprobs, *step.prompt_logprobs))
-    step = compiled(cycle, "EAGLE3", spec=TREE)(step.state, jnp.array([0]), TABLE)
+    step = compiled(cycle, "EAGLE3", tree=TREE)(step.state, jnp.array([0]), TABLE)
     assert not any(np.any(array) for array in step.logprobs) and step.prompt_logprobs is None

@@ -5,16 +5,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.commit import advance, write_slots
+from jaxspec.decoding.cycle import LOSSLESS, CycleOptions, logprobs
+from jaxspec.decoding.draft import SlidingWindow
+from jaxspec.decoding.extend import Pairs, read_pairs
+from jaxspec.decoding.sampling import Logprobs, logprobs_if, logprobs_of
+from jaxspec.decoding.state import Batch, Models, ProgramOutput, State, gather, last, put
+from jaxspec.decoding.tree import root_only
+from jaxspec.decoding.verify import Verified, accept, choose_tokens, report
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
-from jaxspec.spec.commit import advance, write_slots
-from jaxspec.spec.cycle import LOSSLESS, CycleOptions, logprobs
-from jaxspec.spec.draft import SlidingWindow
-from jaxspec.spec.extend import Pairs, read_pairs
-from jaxspec.spec.sampling import Logprobs, logprobs_if, logprobs_of
-from jaxspec.spec.state import Batch, Models, State, StepOutput, gather, last, put
-from jaxspec.spec.tree import root_only
-from jaxspec.spec.verify import Verified, accept, choose_tokens, report
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 LOGPROB_BLOCK = 16
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
 
 
 @jax.named_scope("prefill")
-def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions = LOSSLESS) -> StepOutput:
+def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions = LOSSLESS) -> ProgramOutput:
     """Commits the chunk to both caches. After the last chunk the target holds slots 0 .. L-1 and the head 1 .. L.
 
     The prompt's last token is like the root of a plain cycle: its slot is committed and the token after it is emitted.
@@ -52,7 +52,7 @@ def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions
     state = extend_by_chunk(models, state, batch, chunk, out.features, accepted.tokens, options.sliding_window)
     state = advance(state, batch, accepted)
     prompt = prompt_logprobs(models.target, state, batch, out.hidden, metadata.positions + 1)
-    return StepOutput(state, report(accepted), logprobs(verified, accepted, batch), prompt)
+    return ProgramOutput(state, report(accepted), logprobs(verified, accepted, batch), prompt)
 
 
 def batch_of(state: State, chunk: Chunk) -> Batch:
@@ -65,17 +65,17 @@ def batch_of(state: State, chunk: Chunk) -> Batch:
 def metadata_of(chunk: Chunk) -> AttentionMetadata:
     """A token sees the committed slots, the chunk's tokens before it, and itself."""
     batch, width = chunk.tokens.shape
-    steps = jnp.arange(width, dtype=jnp.int32)
-    positions = chunk.first_slot[:, None] + steps
-    causal = jnp.broadcast_to(steps[:, None] >= steps, (batch, width, width))
+    columns = jnp.arange(width, dtype=jnp.int32)
+    positions = chunk.first_slot[:, None] + columns
+    causal = jnp.broadcast_to(columns[:, None] >= columns, (batch, width, width))
     return AttentionMetadata(positions, chunk.page_table, jnp.zeros_like(chunk.first_slot), chunk.first_slot, causal)
 
 
 def commit_chunk(state: State, chunk: Chunk, slots: Int[Array, "b w"], window: tuple[KeysValues, ...]) -> State:
     """Writes the chunk's new keys and values to the target's pages."""
-    steps = jnp.arange(slots.shape[1], dtype=jnp.int32)
-    path = jnp.broadcast_to(steps, slots.shape)
-    write = (steps < chunk.size[:, None]) & (slots >= chunk.cached[:, None])
+    columns = jnp.arange(slots.shape[1], dtype=jnp.int32)
+    path = jnp.broadcast_to(columns, slots.shape)
+    write = (columns < chunk.size[:, None]) & (slots >= chunk.cached[:, None])
     layers = zip(state.caches.target, window, strict=True)  # one by one: a chunk's keys of all layers at once would be large
     pages = [write_slots((cache,), (rows,), chunk.page_table, path, slots, write)[0] for cache, rows in layers]
     return state._replace(caches=state.caches._replace(target=tuple(pages)))

@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.config import SpecConfig
+from jaxspec.config import TreeShape
+from jaxspec.decoding.cycle import LOSSLESS, CycleOptions, cycle
+from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.sampling import Thresholds
+from jaxspec.decoding.settings import SamplingKind
+from jaxspec.decoding.state import Models, admit
+from jaxspec.decoding.verify import REPORT_HEADER
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.spec.cycle import LOSSLESS, CycleOptions, cycle
-from jaxspec.spec.prefill import prefill
-from jaxspec.spec.sampling import Thresholds
-from jaxspec.spec.settings import SamplingKind
-from jaxspec.spec.state import Models, admit
-from jaxspec.spec.verify import REPORT_HEADER
 from jaxspec.testing import random_eagle, tiny_config
+from tests.decoding.distribution_in_numpy import distribution, threshold_distribution
+from tests.decoding.rows import admission_of, chunk_of, poisoned_state
 from tests.sets import exhaustive
-from tests.spec.distribution_in_numpy import distribution, threshold_distribution
-from tests.spec.rows import admission_of, chunk_of, poisoned_state
 
 VOCAB, PROMPT = 8, [1, 4, 2, 4, 5]
 BATCH, ROUNDS, PAGE = 512, 20, 8
-SPEC, ONE_LEVEL = SpecConfig(3, 3, 8), SpecConfig(1, 3, 4)
+SPEC, ONE_LEVEL = TreeShape(3, 3, 8), TreeShape(1, 3, 4)
 LOSSY = CycleOptions(thresholds=Thresholds(0.35, 0.8))
 
 FILTERS = {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.3}
@@ -77,7 +77,7 @@ def models() -> tuple[LoadedTarget, LoadedHead]:
 
 
 @cache
-def program(spec: SpecConfig, options: CycleOptions):
+def program(spec: TreeShape, options: CycleOptions):
     """Prefill and two cycles, compiled once; what is sampled, and how, is data."""
     target, head = models()
     state = poisoned_state(target, head, rows=BATCH, pages=2 * BATCH, page_size=PAGE, max_length=2 * PAGE)
@@ -92,7 +92,7 @@ def program(spec: SpecConfig, options: CycleOptions):
 
     @jax.jit
     def go_on(params, state):
-        return cycle(merged(params), state, rows, table, spec=spec, options=options)
+        return cycle(merged(params), state, rows, table, tree=spec, options=options)
 
     def continuations(admission):
         params = target.params, head.params
@@ -105,7 +105,7 @@ def program(spec: SpecConfig, options: CycleOptions):
 
 
 @cache
-def draws(params: SamplingParams, spec: SpecConfig = SPEC, options: CycleOptions = LOSSLESS) -> Draws:
+def draws(params: SamplingParams, spec: TreeShape = SPEC, options: CycleOptions = LOSSLESS) -> Draws:
     admission = admission_of(params, PROMPT, rows=BATCH, max_length=2 * PAGE, vocab_size=VOCAB)
     texts, emitted, children = [], [], np.zeros((VOCAB, spec.num_draft_tokens - 1), int)
     for number in range(ROUNDS):
