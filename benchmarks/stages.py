@@ -10,10 +10,10 @@ import jax
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import advance, commit
-from jaxspec.decoding.coupling import couple
-from jaxspec.decoding.draft import draft_tree
+from jaxspec.decoding.cycle import propose
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.extend import extend
-from jaxspec.decoding.state import Models, State, gather
+from jaxspec.decoding.state import State, gather
 from jaxspec.decoding.verify import accept, verify
 
 Timer = Callable[[Callable[[], Any]], list[float]]
@@ -31,7 +31,7 @@ def time_parts(
 
     @jax.jit
     def draft_part(params, state, batch):
-        return draft_tree(merge(params), state, batch, tree, coupling=couple(state, batch, tree.num_steps)).tree
+        return propose(merge(params), state, batch, tree).tree
 
     @jax.jit
     def verify_part(params, state, batch, drafted):

@@ -17,8 +17,8 @@ from flax import nnx
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.program_table import CycleProgram
 from jaxspec.engine.request import Status
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
@@ -78,7 +78,7 @@ class Sweep:
     @property
     def calibration(self) -> tuple[float, ...]:
         """What sampled drafts have learnt about the head so far: the weights of decoding/coupling.py."""
-        return tuple(self._drafting.runner.calibration.tolist())
+        return tuple(self._drafting.runner.state.draft.calibration.weights.tolist())
 
     def accept(self, tree: TreeShape) -> Load:
         """Runs all prompts once at the largest batch size."""

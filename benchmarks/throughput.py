@@ -28,7 +28,6 @@ from jaxspec import SamplingParams
 from jaxspec.commands.options import add_tree_options, chosen_tree, whole
 from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, TreeShape
-from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Status
 
@@ -132,10 +131,8 @@ def time_cycle_parts(
     if any(request.status is not Status.RUNNING for request in requests):
         raise BenchmarkError("--max-tokens is too small: some texts ended before the last prompt was computed")
     runner = engine.runner
-    head = bench.llm.head if engine.tree.num_steps else None
-    merge = merger(bench.llm.target, head, engine.config.attention_kernel)
     rows, page_table = map(jnp.asarray, runner.batch_of(requests, engine.tree))
-    parts, runner.state = time_parts(merge, runner.params, runner.state, rows, page_table, engine.tree, in_milliseconds)
+    parts, runner.state = time_parts(runner.merge, runner.params, runner.state, rows, page_table, engine.tree, in_milliseconds)
     return {part: Spread(values).describe() for part, values in parts.items()}
 
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.program_table import AdmitProgram, CycleProgram
+from jaxspec.decoding.programs import AdmitProgram, CycleProgram
 from jaxspec.testing import engine_target, oracle_head, random_head, tiny_engine
 from tests.conftest import SharedPrograms, remove_oldest
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import EngineConfig
-from jaxspec.decoding.state import Sizes, State, empty_state
-from jaxspec.engine.device_state import new_state, state_sizes
+from jaxspec.decoding.state import Sizes, State
+from jaxspec.engine.device_state import new_state
 from jaxspec.models.rope import inverse_frequencies
 from pallas_kernels.rotate_qkv.api import QkvLayout
 
@@ -36,9 +36,9 @@ class Batch:
             length=jnp.full(batch, self.context, jnp.int32),
             remaining=jnp.full(batch, self._room, jnp.int32),
             done=jnp.zeros(batch, bool),
-            lag=jnp.zeros(batch, jnp.int32),
         )
-        self.state = self.state._replace(sequences=sequences)
+        features = self.state.features._replace(lag=jnp.zeros(batch, jnp.int32))
+        self.state = self.state._replace(sequences=sequences, features=features)
 
     def delete(self) -> None:
         """Frees the memory at once, for the next batch."""
@@ -69,8 +69,12 @@ def make_batch(lab: Lab, batch: int, context: int) -> Batch:
     table = np.random.default_rng(0).permutation(table_shape.size).reshape(table_shape.shape).astype(np.int32)
     # Not zeros: a GPU may be faster on those.
     seeds = itertools.count()
-    caches = jax.tree.map(lambda array: random_array(next(seeds), array.shape, array.dtype, 1.0), state_shapes.caches)
-    state = fill(lab, empty_state(caches, batch, sizes_of(lab, context), lab.dtype))
+    state = new_state(lab.size.target, lab.drafter(), sizes_of(lab, batch, context)._replace(num_pages=0))
+    target, draft = (
+        jax.tree.map(lambda array: random_array(next(seeds), array.shape, array.dtype, 1.0), pages)
+        for pages in (state_shapes.cache, state_shapes.draft.cache)
+    )
+    state = fill(lab, state._replace(cache=target, draft=state.draft._replace(cache=draft)))
     made = Batch(state, jnp.asarray(table), context, room(lab))
     made.put_back()
     return made
@@ -78,24 +82,28 @@ def make_batch(lab: Lab, batch: int, context: int) -> Batch:
 
 def batch_shapes(lab: Lab, batch: int, context: int) -> tuple[Any, Any, Any]:
     """The shapes of a batch's state, rows and page table; nothing is allocated."""
-    width, target, head = pages_per_sequence(lab, context), lab.size.target, lab.size.head
-    pages, sizes = batch * width, sizes_of(lab, context)
-    state = jax.eval_shape(lambda: new_state(target, head, sizes, rows=batch, num_pages=pages, page_size=PAGE, dtype=lab.dtype))
+    width = pages_per_sequence(lab, context)
+    state = jax.eval_shape(lambda: new_state(lab.size.target, lab.drafter(), sizes_of(lab, batch, context)))
     return state, jax.ShapeDtypeStruct((batch,), jnp.int32), jax.ShapeDtypeStruct((batch, width), jnp.int32)
 
 
-def sizes_of(lab: Lab, context: int) -> Sizes:
-    return state_sizes(lab.size.target, lab.size.head, max_length=pages_per_sequence(lab, context) * PAGE, max_lag=1)
+def sizes_of(lab: Lab, batch: int, context: int) -> Sizes:
+    width = pages_per_sequence(lab, context)
+    return Sizes(batch, batch * width, PAGE, max_length=width * PAGE, max_lag=1, dtype=lab.dtype)
 
 
 def fill(lab: Lab, state: State) -> State:
     """Random roots and outputs of the head."""
     sequences = state.sequences
     roots = jax.random.randint(jax.random.key(3), sequences.root.shape, 0, lab.size.target.vocab_size, jnp.int32)
-    hidden, feature = (
-        random_array(seed, field.shape, field.dtype, 1.0) for seed, field in ((1, sequences.draft_hidden), (2, sequences.feature))
+    hidden, last = (
+        random_array(seed, field.shape, field.dtype, 1.0) for seed, field in ((1, state.draft.hidden), (2, state.features.last))
     )
-    return state._replace(sequences=sequences._replace(root=roots, draft_hidden=hidden, feature=feature))
+    return state._replace(
+        sequences=sequences._replace(root=roots),
+        draft=state.draft._replace(hidden=hidden),
+        features=state.features._replace(last=last),
+    )
 
 
 # Arguments of kernels

@@ -143,7 +143,7 @@ def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Reques
     """An engine in which `count` requests decode, behind contexts of the goal's length."""
     target, head = lab.graphs
     loaded = LoadedTarget(target.config, target.graph, lab.params["target"])
-    drafts = LoadedHead(head.config, head.graph, lab.params["head"]) if tree.num_steps else None
+    drafts = LoadedHead(head.config, head.graph, lab.params["draft"]) if tree.num_steps else None
     length = lab.size.goal_context + 9 * lab.size.engine_cycles * (tree.num_steps + 1)
     length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
     config = EngineConfig(max_running_requests=count, context_length=length, num_pages=count * length // 16, prefix_cache=False)

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.decoding.state import Models
-from jaxspec.engine.device_state import merger
-from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.head_drafter import HeadDrafter
+from jaxspec.engine.device_state import Merger
+from jaxspec.models.registry import Build, LoadedHead, LoadedTarget, abstract_model
 from jaxspec.planner.estimate import Pair, pair
 
 from ..record import Spread
@@ -130,7 +131,7 @@ class Lab:
     @property
     def parameter_shapes(self) -> dict:
         target, head = self.graphs
-        return {"target": target.params, "head": head.params}
+        return {"target": target.params, "draft": head.params}
 
     @cached_property
     def params(self) -> dict:
@@ -154,7 +155,11 @@ class Lab:
 
     def merger(self, attention: str | None = None) -> Callable[[dict], Models]:
         """As `merge`, with one of the attention kernels."""
-        return merger(*self.graphs, attention)
+        return Merger.of(Build(self.graphs[0].graph, attention), self.drafter(attention))
+
+    def drafter(self, attention: str | None = None) -> HeadDrafter:
+        """The head as a drafter, with shapes in place of weights."""
+        return HeadDrafter.of(self.graphs[1], attention_kernel=attention)
 
     def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
         """Milliseconds per call: several samples of consecutive calls, waiting for the last, after two untimed calls.

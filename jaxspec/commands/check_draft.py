@@ -132,7 +132,7 @@ def check(options: argparse.Namespace) -> Report:
     _, plain, _, speculative = passes
     lengths, own = speculative.accept_lengths, [output.speculation.accept_length for output in speculative.outputs]
     reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, tree.num_steps + 1)]
-    _, of_likely, of_noise = engine.runner.calibration.tolist()
+    _, of_likely, of_noise = engine.runner.state.draft.calibration.weights.tolist()
     return Report(
         model=bench.llm.model_name,
         head=bench.llm.head.config.algorithm,

@@ -18,8 +18,8 @@ def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -
     columns = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)
     slots, write = batch.sequences.length[:, None] + columns, columns < accepted.emitted[:, None]
     with jax.named_scope("commit"):  # only the write: benchmarks/gpu counts this scope's launches per layer
-        pages = write_slots(state.caches.target, verified.window, batch.page_table, accepted.path, slots, write)
-    return state._replace(caches=state.caches._replace(target=pages))
+        pages = write_slots(state.cache, verified.window, batch.page_table, accepted.path, slots, write)
+    return state._replace(cache=pages)
 
 
 @jax.named_scope("advance")

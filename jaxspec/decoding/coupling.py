@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from jaxspec.decoding.penalties import Context, adjust_logits
 from jaxspec.decoding.sampling import apply_filters, noise_at
 from jaxspec.decoding.settings import SamplingKind, divisor, highest_kind
-from jaxspec.decoding.state import Batch, Calibration, Models, State
-from jaxspec.models.head import DraftHead
+from jaxspec.decoding.state import Batch, State
 from jaxspec.typing import Array, Float, Int
 
 LEAST, MOST = 1 / 8, 8.0
@@ -37,6 +36,21 @@ LOWEST = -1e30
 """Replaces -inf: every token that a head knows may be banned."""
 
 
+class Calibration(NamedTuple):
+    """How well a head's logits predict the target's choice, fitted while serving. All requests share it."""
+
+    weights: Float[Array, " 3"]
+    """For unlikely tokens' logits, likely tokens' logits, and the noise times the temperature. Larger weights make the prediction
+    more confident."""
+    information: Float[Array, "3 3"]
+    """Of the observations so far (Fisher's): the more there is, the smaller is the next move."""
+
+
+def uncalibrated() -> Calibration:
+    """Before the first observation."""
+    return Calibration(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32))
+
+
 class Coupling(NamedTuple):
     """What is known of the target's choices before it runs."""
 
@@ -44,8 +58,6 @@ class Coupling(NamedTuple):
     """Of the choices after nodes at depth 0, 1, ..., num_steps. Meaningless if all requests are greedy."""
     needed: Int[Array, ""]
     """The highest SamplingKind of the batch."""
-    state: State
-    batch: Batch
 
 
 @jax.named_scope("couple")
@@ -60,39 +72,50 @@ def couple(state: State, batch: Batch, num_steps: int) -> Coupling:
     def leave_out() -> Float[Array, "b depths v"]:
         return jax.lax.empty((batch_size, num_steps + 1, vocab_size), jnp.float32)
 
-    return Coupling(jax.lax.cond(needed > SamplingKind.GREEDY, draw, leave_out), needed, state, batch)
+    return Coupling(jax.lax.cond(needed > SamplingKind.GREEDY, draw, leave_out), needed)
 
 
-def coupled_scores(coupling: Coupling, head: DraftHead, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
-    """The head's logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
-    and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
+class Prediction(NamedTuple):
+    """All that turns a head's logits into a prediction of the target's choice."""
 
-    Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be exact.
-    """
-    batch, settings = coupling.batch, coupling.batch.settings
-    is_sampled = settings.temperature[:, None, None] > 0
+    coupling: Coupling
+    state: State
+    batch: Batch
+    vocabulary: Int[Array, " v"] | None
+    """The target id of each of the head's ids; None: they are the same."""
+    calibration: Calibration
 
-    def adjust(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-        length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
-        positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
-        context = Context(coupling.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
-        return adjust_logits(logits, positions, context, settings, coupling.state.bias[batch.rows], head.target_vocab())
+    def scores(self, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
+        """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
+        and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
-    def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-        return apply_filters(logits, settings, rough=True)
+        Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
+        exact.
+        """
+        needed, batch, settings, ids = self.coupling.needed, self.batch, self.batch.settings, self.vocabulary
+        is_sampled = settings.temperature[:, None, None] > 0
 
-    def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-        return logits / divisor(settings)
+        def adjust(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+            length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
+            positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
+            context = Context(self.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
+            return adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
 
-    weights = coupling.state.calibration.weights
-    logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
-    logits = jax.lax.cond(coupling.needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
-    scaled = jax.lax.cond(coupling.needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
-    noise = coupling.noise[:, depth]
-    if (ids := head.target_vocab()) is not None:
-        noise = noise[:, ids]
-    predicted = weights[2] * divisor(settings) * (scaled + noise[:, None])
-    return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
+        def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+            return apply_filters(logits, settings, rough=True)
+
+        def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+            return logits / divisor(settings)
+
+        weights = self.calibration.weights
+        logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
+        logits = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
+        scaled = jax.lax.cond(needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
+        noise = self.coupling.noise[:, depth]
+        if ids is not None:
+            noise = noise[:, ids]
+        predicted = weights[2] * divisor(settings) * (scaled + noise[:, None])
+        return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
 
 
 def calibrated(logits: Float[Array, "*rows v"], weights: Float[Array, " 3"]) -> Float[Array, "*rows v"]:
@@ -113,24 +136,14 @@ def parts(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows v"], Flo
 
 
 @jax.named_scope("learn")
-def learn(
-    models: Models,
-    state: State,
-    batch: Batch,
-    coupling: Coupling | None,
-    logits: Float[Array, "b v"] | None,
-    chosen: Int[Array, " b"],
-) -> State:
+def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[Array, " b"]) -> Calibration:
     """Moves the weights towards the likeliest ones, given the head's logits at the roots and the tokens that the target chose.
 
     A Newton move: the gradient of the log likelihood, divided by all information so far. Requests with adjusted logits, and tokens
     outside the head's vocabulary, are ignored. Filters are not modelled: with them the target is a little more confident than
     the head's logits suggest.
     """
-    head = models.head
-    if coupling is None or logits is None or head is None:
-        return state
-    known = head.target_vocab()
+    coupling, _, batch, known, calibration = prediction
     ids = jnp.arange(logits.shape[-1]) if known is None else known
 
     def observe(before: Calibration) -> Calibration:
@@ -154,6 +167,4 @@ def learn(
         of_logits = jnp.clip(before.weights[:2] + move[:2], LEAST * of_noise, MOST * of_noise)
         return Calibration(jnp.append(of_logits, of_noise), information)
 
-    return state._replace(
-        calibration=jax.lax.cond(coupling.needed > SamplingKind.GREEDY, observe, lambda same: same, state.calibration)
-    )
+    return jax.lax.cond(coupling.needed > SamplingKind.GREEDY, observe, lambda same: same, calibration)

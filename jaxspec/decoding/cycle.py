@@ -1,40 +1,37 @@
-"""One cycle of speculative decoding: draft a tree, verify it, commit the accepted tokens, extend the head.
+"""One cycle of speculative decoding: draft a tree, verify it, commit the accepted tokens, let the drafter absorb them.
 
 This is the whole algorithm; each stage has its own file. Plain decoding is the same cycle with an empty tree (num_steps = 0).
-All sizes are static, so a cycle is one compiled program. docs/structure.md follows one token through it.
+All sizes are static, so a cycle is one compiled program, or two where the host has a word in between: what it knows of the tree's
+tokens (masks of a grammar), or candidates of its own. docs/structure.md follows one token through it.
 """
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import advance, commit
-from jaxspec.decoding.coupling import couple, learn
-from jaxspec.decoding.draft import SlidingWindow, draft_tree
+from jaxspec.decoding.coupling import Coupling, couple
+from jaxspec.decoding.drafter import Models, NoDrafter
 from jaxspec.decoding.extend import extend
 from jaxspec.decoding.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
-from jaxspec.decoding.state import Batch, Drafted, Models, ProgramOutput, State, gather
+from jaxspec.decoding.state import Batch, Drafted, ProgramOutput, State, gather
+from jaxspec.decoding.tree import Candidates, Chain, Tree, rank
 from jaxspec.decoding.verify import Accepted, Verified, accept, report, verify
-from jaxspec.typing import Array, Int
+from jaxspec.typing import Array, Int, UInt
 
 
-@dataclass(frozen=True)
-class CycleOptions:
-    """The options that all cycles of an engine share."""
+class Proposal(NamedTuple):
+    """What is to be verified, and what is known of the target's choices."""
 
-    sliding_window: SlidingWindow | None = None
-    """The part of its cache that the head sees; None: all of it."""
-    thresholds: Thresholds | None = None
-    """Under these, drafts that the target did not choose may be accepted. None, the default: lossless."""
-
-    def couples(self, tree: TreeShape) -> bool:
-        """Whether drafts may look at the target's noise. A threshold's drafts must not depend on it."""
-        return tree.num_steps > 0 and self.thresholds is None
-
-
-LOSSLESS = CycleOptions()
+    tree: Tree
+    memo: Any
+    """The drafter's (Draft.memo)."""
+    coupling: Coupling | None
+    """None: drafts know nothing of the target's noise."""
+    candidates: Candidates | Chain | None = None
+    """All that were ranked, for a host that ranks them again with others."""
 
 
 def cycle(
@@ -44,23 +41,53 @@ def cycle(
     page_table: Int[Array, "b p"],
     *,
     tree: TreeShape,
-    options: CycleOptions = LOSSLESS,
+    thresholds: Thresholds | None = None,
 ) -> ProgramOutput:
     """Advances the sequences in these state rows by 1 .. num_steps + 1 tokens each.
 
-    Before a cycle with a tree the head must not lag behind (extend.catch_up).
+    Before a cycle with a tree the drafter must not lag behind (extend.catch_up). `thresholds`: drafts that the target did not
+    choose may be accepted under these. None, the default: lossless.
     """
     batch = gather(state, rows, page_table)
-    coupling = couple(state, batch, tree.num_steps) if options.couples(tree) else None
-    draft = draft_tree(models, state, batch, tree, options.sliding_window, coupling)
-    verified = verify(models, state, batch, draft.tree, coupling and coupling.noise, options.thresholds)
-    accepted = accept(draft.tree, verified.target_tokens, batch, tree.num_steps)
+    proposal = propose(models, state, batch, tree, thresholds)
+    return settle(models, state, batch, proposal, tree.num_steps, thresholds)
+
+
+def propose(models: Models, state: State, batch: Batch, tree: TreeShape, thresholds: Thresholds | None = None) -> Proposal:
+    """The best tree that the drafter knows below each root. It may look at the target's noise, unless thresholds are set: a
+    threshold's drafts must not depend on it."""
+    drafter = models.drafter if tree.num_steps else NoDrafter()
+    coupling = couple(state, batch, tree.num_steps) if tree.num_steps and thresholds is None else None
+    draft = drafter.propose(models.target, state, batch, tree, coupling)
+    ranked = rank(batch.sequences.root, draft.candidates, tree)
+    return Proposal(ranked, draft.memo, coupling, draft.candidates)
+
+
+def settle(
+    models: Models,
+    state: State,
+    batch: Batch,
+    proposal: Proposal,
+    num_steps: int,
+    thresholds: Thresholds | None = None,
+    masks: UInt[Array, "b n words"] | None = None,
+) -> ProgramOutput:
+    """Verifies the tree and moves the sequences on. `masks`: a bit for each token that may follow a node (verify.unpack)."""
+    tree, coupling = proposal.tree, proposal.coupling
+    verified = verify(models, state, batch, tree, coupling and coupling.noise, thresholds, masks)
+    accepted = accept(tree, verified.target_tokens, batch, num_steps)
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)
-    state = extend(models, state, batch, verified, accepted, options.sliding_window)
-    state = learn(models, state, batch, coupling, draft.root_logits, verified.target_tokens[:, 0])
-    drafted = Drafted(draft.tree.tokens, draft.tree.parents, accepted.path)
+    state = extend(models, state, batch, verified, accepted)
+    state = learn(models, state, batch, proposal, verified)
+    drafted = Drafted(tree.tokens, tree.parents, accepted.path)
     return ProgramOutput(state, report(accepted), logprobs(verified, accepted, batch), drafted=drafted)
+
+
+def learn(models: Models, state: State, batch: Batch, proposal: Proposal, verified: Verified) -> State:
+    """The drafter learns from the target's choices behind the roots."""
+    chosen = verified.target_tokens[:, 0]
+    return state._replace(draft=models.drafter.learn(state, batch, proposal.coupling, proposal.memo, chosen))
 
 
 @jax.named_scope("logprobs")

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.commit import advance, write_slots
-from jaxspec.decoding.cycle import LOSSLESS, CycleOptions, logprobs
-from jaxspec.decoding.draft import SlidingWindow
-from jaxspec.decoding.extend import Pairs, read_pairs
+from jaxspec.decoding.cycle import logprobs
+from jaxspec.decoding.drafter import Models, NewTokens
+from jaxspec.decoding.extend import features_of
 from jaxspec.decoding.sampling import Logprobs, logprobs_if, logprobs_of
-from jaxspec.decoding.state import Batch, Models, ProgramOutput, State, gather, last, put
+from jaxspec.decoding.state import Batch, ProgramOutput, State, gather, last, put
 from jaxspec.decoding.tree import root_only
 from jaxspec.decoding.verify import Verified, accept, choose_tokens, report
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.llama import Llama
-from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 LOGPROB_BLOCK = 16
 """Prompt log probabilities compute the logits of this many tokens at a time."""
@@ -38,18 +38,22 @@ class Chunk(NamedTuple):
 
 
 @jax.named_scope("prefill")
-def prefill(models: Models, state: State, chunk: Chunk, *, options: CycleOptions = LOSSLESS) -> ProgramOutput:
-    """Commits the chunk to both caches. After the last chunk the target holds slots 0 .. L-1 and the head 1 .. L.
+def prefill(
+    models: Models, state: State, chunk: Chunk, *, masks: UInt[Array, "b 1 words"] | None = None
+) -> ProgramOutput:  # fmt: skip
+    """Commits the chunk to the target's cache, and the drafter absorbs it. After the last chunk the target holds slots 0 .. L-1 and
+    a head 1 .. L.
 
-    The prompt's last token is like the root of a plain cycle: its slot is committed and the token after it is emitted.
+    The prompt's last token is like the root of a plain cycle: its slot is committed and the token after it is emitted, one of
+    those that `masks` allow (as in settle).
     """
     batch, metadata = batch_of(state, chunk), metadata_of(chunk)
-    out = models.target(chunk.tokens, metadata, state.caches.target, models.capture)
+    out = models.target(chunk.tokens, metadata, state.cache, models.drafter.capture)
     tree, logits = root_only(last(chunk.tokens, chunk.size)), models.target.logits(last(out.hidden, chunk.size)[:, None])
-    verified = Verified(choose_tokens(state, batch, tree, logits), logits, out.features, out.window)
+    verified = Verified(choose_tokens(state, batch, tree, logits, masks=masks), logits, out.features, out.window)
     accepted = accept(tree, verified.target_tokens, batch, num_steps=0)
     state = commit_chunk(state, chunk, metadata.positions, out.window)
-    state = extend_by_chunk(models, state, batch, chunk, out.features, accepted.tokens, options.sliding_window)
+    state = absorb_chunk(models, state, batch, chunk, features_of(models, out.features), accepted.tokens)
     state = advance(state, batch, accepted)
     prompt = prompt_logprobs(models.target, state, batch, out.hidden, metadata.positions + 1)
     return ProgramOutput(state, report(accepted), logprobs(verified, accepted, batch), prompt)
@@ -76,39 +80,31 @@ def commit_chunk(state: State, chunk: Chunk, slots: Int[Array, "b w"], window: t
     columns = jnp.arange(slots.shape[1], dtype=jnp.int32)
     path = jnp.broadcast_to(columns, slots.shape)
     write = (columns < chunk.size[:, None]) & (slots >= chunk.cached[:, None])
-    layers = zip(state.caches.target, window, strict=True)  # one by one: a chunk's keys of all layers at once would be large
+    layers = zip(state.cache, window, strict=True)  # one by one: a chunk's keys of all layers at once would be large
     pages = [write_slots((cache,), (rows,), chunk.page_table, path, slots, write)[0] for cache, rows in layers]
-    return state._replace(caches=state.caches._replace(target=tuple(pages)))
+    return state._replace(cache=tuple(pages))
 
 
-def extend_by_chunk(
-    models: Models,
-    state: State,
-    batch: Batch,
-    chunk: Chunk,
-    features: Float[Array, "b w f"],
-    root: Int[Array, "b 1"],
-    sliding_window: SlidingWindow | None,
+def absorb_chunk(
+    models: Models, state: State, batch: Batch, chunk: Chunk, features: Float[Array, "b w f"], root: Int[Array, "b 1"]
 ) -> State:
-    """The head reads the chunk's tokens and, after the last chunk, the root.
+    """The drafter absorbs the chunk's tokens and, after the last chunk, the root.
 
-    Pair j is token j with the feature of the previous position: first the one carried over from the previous chunk, then the
+    Token j goes with the feature of the previous position: first the one carried over from the previous chunk, then the
     chunk's own. A first chunk ignores what was carried over, which is from the row's previous request.
     """
-    if models.head is None:
-        return state
     is_first = (chunk.first_slot == 0) | (chunk.cached > chunk.first_slot)
-    carried = jnp.where(is_first[:, None], 0, batch.sequences.feature)
+    carried = jnp.where(is_first[:, None], 0, state.features.last[batch.rows])
     at_root = jnp.arange(chunk.tokens.shape[1] + 1) == chunk.size[:, None]
-    pairs = Pairs(
-        features=jnp.concatenate([carried[:, None], features], 1),
+    new = NewTokens(
         tokens=jnp.where(at_root, root, jnp.pad(chunk.tokens, ((0, 0), (0, 1)))),
+        features=jnp.concatenate([carried[:, None], features], 1),
         first_slot=chunk.first_slot,
-        cached=jnp.maximum(chunk.cached, 1),  # slot 0 has no pair
+        cached=jnp.maximum(chunk.cached, 1),  # slot 0 has no feature before it
         size=chunk.size + chunk.is_last.astype(jnp.int32),
     )
-    state = read_pairs(models, state, batch, pairs, sliding_window)
-    return state._replace(sequences=put(state.sequences, batch.rows, feature=last(features, chunk.size)))
+    draft = models.drafter.absorb(models.target, state, batch, new)
+    return state._replace(draft=draft, features=put(state.features, batch.rows, last=last(features, chunk.size)))
 
 
 def prompt_logprobs(

@@ -1,81 +1,61 @@
 """The device state between programs (the caches, and one row per running request), and the batches gathered from it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.settings import Settings, neutral_settings
-from jaxspec.models.head import DraftHead
-from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
-
-
-class Models(NamedTuple):
-    """The target, its draft head (None: plain decoding only), and the target's layers whose input streams the head reads."""
-
-    target: Llama
-    head: DraftHead | None
-    capture: tuple[int, ...]
-
-
-class Caches(NamedTuple):
-    """Committed keys and values, in pages that target and head share by number: one page table serves both."""
-
-    target: tuple[KeysValues, ...]
-    """Per layer; slot i holds token i."""
-    draft: tuple[KeysValues, ...]
-    """Per head layer; slot i holds the pair (feature of position i - 1, token i), so slot 0 is never used. Empty: no head."""
 
 
 class Sequences(NamedTuple):
     """The part of r rows that every cycle changes. It does not depend on the tree, so the next cycle may use another."""
 
     length: Int[Array, " r"]
-    """Committed target slots: tokens 0 .. length - 1 are in the target's pages, 1 .. length - lag in the head's."""
+    """Committed slots: tokens 0 .. length - 1 are in the target's pages."""
     root: Int[Array, " r"]
     """The newest token, at position `length`; not yet in the target's pages."""
-    draft_hidden: Float[Array, "r h"]
-    """The head's output at its last slot; without a lag, that is slot `length`, where the next draft starts."""
-    feature: Float[Array, "r f"]
-    """The target's feature of the last prefilled position, carried from chunk to chunk."""
-    lag: Int[Array, " r"]
-    """Slots by which the head's cache lags behind the target's, because plain cycles do not extend it (extend.catch_up)."""
     remaining: Int[Array, " r"]
     """Tokens that may still be emitted."""
     done: Bool[Array, " r"]
     """The sequence has ended (or the row is free, or prefilling): cycles emit and write nothing for it."""
 
 
-class Sizes(NamedTuple):
-    """Sizes that the shapes of the state depend on."""
+class Features(NamedTuple):
+    """The target's features of tokens that the drafter has not absorbed yet, by row. Its width is 0 if the drafter reads none."""
 
-    hidden: int
-    """The head's hidden size; without a head, the target's."""
-    feature: int
-    vocab: int
+    last: Float[Array, "r f"]
+    """Of the last prefilled position, carried from chunk to chunk."""
+    lag: Int[Array, " r"]
+    """Slots by which the drafter lags behind the target, because plain cycles leave it out (extend.catch_up)."""
+    postponed: Float[Array, "r lag f"]
+    """Of the newest `lag` positions, oldest first."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of the state, besides those of the models."""
+
+    rows: int
+    num_pages: int
+    page_size: int
+    """Tokens per page."""
     max_length: int
     """Tokens of the longest sequence."""
     max_lag: int
-    """Most slots by which the head may lag behind."""
-
-
-class Calibration(NamedTuple):
-    """How well the head's logits predict the target's choice, fitted while serving (coupling.py). All requests share it."""
-
-    weights: Float[Array, " 3"]
-    """For unlikely tokens' logits, likely tokens' logits, and the noise times the temperature. Larger weights make the prediction
-    more confident."""
-    information: Float[Array, "3 3"]
-    """Of the observations so far (Fisher's): the more there is, the smaller is the next step."""
+    """Most slots by which the drafter may lag behind."""
+    dtype: DTypeLike
+    """Of keys, values and features."""
 
 
 class State(NamedTuple):
     """Everything on the device that programs change: they take it, update it in place and return it."""
 
-    caches: Caches
+    cache: tuple[KeysValues, ...]
+    """The target's committed keys and values, per layer, in pages; slot i holds token i."""
     sequences: Sequences
     settings: Settings
     """The sampling parameters by row, set when a request is admitted."""
@@ -83,9 +63,10 @@ class State(NamedTuple):
     """Tokens by position: prompt and output, including the root."""
     bias: Float[Array, "r v"]
     """Added to the logits: logit_bias, and -inf for banned tokens. Zeros if the request has neither."""
-    lag_features: Float[Array, "r lag f"]
-    """The target's features of the newest Sequences.lag positions."""
-    calibration: Calibration
+    features: Features
+    draft: Any
+    """The drafter's own (Drafter.empty), which nothing else reads. If it has pages, they are numbered as the target's: one page
+    table serves both."""
 
 
 class Batch(NamedTuple):
@@ -140,29 +121,28 @@ class Admission(NamedTuple):
     bias: Float[Array, "b v"]
 
 
-def empty_sequences(rows: int, hidden_size: int, feature_size: int, dtype: DTypeLike) -> Sequences:
-    """Free rows."""
-    return Sequences(
-        length=jnp.zeros(rows, jnp.int32),
-        root=jnp.zeros(rows, jnp.int32),
-        draft_hidden=jnp.zeros((rows, hidden_size), dtype),
-        feature=jnp.zeros((rows, feature_size), dtype),
-        lag=jnp.zeros(rows, jnp.int32),
-        remaining=jnp.zeros(rows, jnp.int32),
-        done=jnp.ones(rows, bool),
-    )
+def empty_cache(config: ModelConfig, sizes: Sizes) -> tuple[KeysValues, ...]:
+    """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays."""
+    shape = (sizes.num_pages, sizes.page_size, config.num_kv_heads, config.head_dim)
+    return tuple(KeysValues(jnp.zeros(shape, sizes.dtype), jnp.zeros(shape, sizes.dtype)) for _ in range(config.num_layers))
 
 
-def empty_state(caches: Caches, rows: int, sizes: Sizes, dtype: DTypeLike) -> State:
-    """Free rows over these caches."""
+def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any) -> State:
+    """Free rows and empty caches; `draft` is the drafter's part."""
+    rows = sizes.rows
+    numbers = {name: jnp.zeros(rows, jnp.int32) for name in ("length", "root", "remaining")}
     return State(
-        caches=caches,
-        sequences=empty_sequences(rows, sizes.hidden, sizes.feature, dtype),
+        cache=empty_cache(target, sizes),
+        sequences=Sequences(**numbers, done=jnp.ones(rows, bool)),
         settings=neutral_settings(rows),
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
-        bias=jnp.zeros((rows, sizes.vocab), jnp.float32),
-        lag_features=jnp.zeros((rows, sizes.max_lag, sizes.feature), dtype),
-        calibration=Calibration(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32)),
+        bias=jnp.zeros((rows, target.vocab_size), jnp.float32),
+        features=Features(
+            last=jnp.zeros((rows, feature_size), sizes.dtype),
+            lag=jnp.zeros(rows, jnp.int32),
+            postponed=jnp.zeros((rows, sizes.max_lag, feature_size), sizes.dtype),
+        ),
+        draft=draft,
     )
 
 
@@ -171,7 +151,7 @@ def gather(state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"]) 
     return Batch(rows, page_table, jax.tree.map(lambda field: field[rows], state.sequences), state.settings)
 
 
-def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], **fields: Array) -> Table:
+def put[Table: (Sequences, Settings, Features)](table: Table, rows: Int[Array, " b"], **fields: Array) -> Table:
     """The table with these fields of the batch's rows replaced."""
     before = table._asdict()
     return table._replace(**{name: before[name].at[rows].set(values) for name, values in fields.items()})
@@ -180,9 +160,10 @@ def put[Table: (Sequences, Settings)](table: Table, rows: Int[Array, " b"], **fi
 def admit(state: State, admission: Admission) -> State:
     """Gives the rows to new requests. They take part in cycles after their last prefill chunk."""
     rows, zeros = admission.row, jnp.zeros_like(admission.row)
-    fresh = {"length": zeros, "lag": zeros, "remaining": admission.remaining, "done": jnp.ones_like(rows, bool)}
+    fresh = {"length": zeros, "remaining": admission.remaining, "done": jnp.ones_like(rows, bool)}
     return state._replace(
         sequences=put(state.sequences, rows, **fresh),
+        features=put(state.features, rows, lag=zeros),
         settings=put(state.settings, rows, **admission.settings._asdict()),
         history=state.history.at[rows].set(admission.tokens),
         bias=state.bias.at[rows].set(admission.bias),

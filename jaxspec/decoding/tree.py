@@ -1,24 +1,36 @@
 """The draft tree: from scored candidates to the nodes that are verified (EAGLE-2, section 4.2: reranking)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int
+
+ABSENT = -1
+"""The token of a candidate that is not there; the target never chooses it."""
 
 
 class Candidates(NamedTuple):
-    """All tokens that a draft proposed, in flat order: level by level, parent by parent, best child first."""
+    """All tokens that a drafter proposed, in flat order: parents come before their children."""
 
     tokens: Int[Array, "b c"]
-    """Target vocabulary ids."""
+    """Target vocabulary ids, or ABSENT."""
     scores: Float[Array, "b c"]
     """Sums of log probabilities along the path from the root: the head's or, for sampled requests, those of acceptance. A child's
     score is never above its parent's."""
     parents: Int[Array, "b c"]
     """Flat index of the parent candidate; -1: a child of the root."""
+
+
+class Chain(NamedTuple):
+    """Candidates of which each is the child of the one before, and all are verified: they need no scores."""
+
+    tokens: Int[Array, "b c"]
+    """Target vocabulary ids, or ABSENT."""
 
 
 class Tree(NamedTuple):
@@ -49,6 +61,14 @@ def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b 
     return mask
 
 
+def rank(root: Int[Array, " b"], candidates: Candidates | Chain, shape: TreeShape) -> Tree:
+    """The tree of the best candidates: the one place where they are ranked, on the device, or on the host's own where one of the
+    sources is there."""
+    if isinstance(candidates, Chain):
+        return chain(root, candidates.tokens)
+    return build_tree(root, candidates, shape.num_draft_tokens, shape.num_steps)
+
+
 @jax.named_scope("build_tree")
 def build_tree(root: Int[Array, " b"], candidates: Candidates, num_draft_tokens: int, max_depth: int) -> Tree:
     """The root and the best num_draft_tokens - 1 candidates, in flat order.
@@ -63,8 +83,44 @@ def build_tree(root: Int[Array, " b"], candidates: Candidates, num_draft_tokens:
     parents = jnp.sum(picked[:, None, :] <= parents[:, :, None], -1)
     parents = jnp.concatenate([jnp.full_like(parents[:, :1], -1), parents], 1).astype(jnp.int32)
     tokens = jnp.concatenate([root[:, None], jnp.take_along_axis(candidates.tokens, picked, 1)], 1)
+    return tree_of(tokens, parents, max_depth)
+
+
+def tree_of(tokens: Int[Array, "b n"], parents: Int[Array, "b n"], max_depth: int) -> Tree:
+    """The tree of these nodes, the root first."""
     mask = ancestor_mask(parents, max_depth)
     return Tree(tokens, parents, jnp.sum(mask, -1, dtype=jnp.int32) - 1, mask)
+
+
+def as_candidates(draft: Candidates | Chain) -> Candidates:
+    """A chain as candidates that are certain, because all of it is to be verified."""
+    if isinstance(draft, Candidates):
+        return draft
+    parents = jnp.broadcast_to(jnp.arange(draft.tokens.shape[1], dtype=jnp.int32) - 1, draft.tokens.shape)
+    return Candidates(draft.tokens, jnp.zeros(draft.tokens.shape, jnp.float32), parents)
+
+
+@jax.named_scope("merge")
+def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
+    """The candidates of several sources. Equal ones, with the same token behind the same text, become one with the best score.
+
+    In:  tokens [5, 6] in a chain; tokens [5, 7], siblings
+    Out: [5, 6, ABSENT, 7] with parents [-1, 0, -1, -1]
+    """
+    tokens = jnp.concatenate([draft.tokens for draft in drafts], 1)
+    scores = jnp.concatenate([draft.scores for draft in drafts], 1)
+    offsets = np.cumsum([0, *(draft.tokens.shape[1] for draft in drafts)])
+    moved = [jnp.where(draft.parents < 0, -1, draft.parents + offset) for draft, offset in zip(drafts, offsets, strict=False)]
+    own_parents = parents = jnp.concatenate(moved, 1)
+    for _ in range(max_depth):  # level d is right after d rounds
+        equal = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
+        first = jnp.argmax(equal, -1)
+        parents = jnp.where(own_parents < 0, -1, jnp.take_along_axis(first, jnp.maximum(own_parents, 0), 1))
+    is_first = (first == jnp.arange(tokens.shape[1])) & (tokens != ABSENT)
+    best = jnp.max(jnp.where(equal, scores[:, None, :], -jnp.inf), -1)
+    return Candidates(
+        jnp.where(is_first, tokens, ABSENT), jnp.where(is_first, best, -jnp.inf), jnp.where(is_first, parents, -1).astype(jnp.int32)
+    )
 
 
 def root_only(root: Int[Array, " b"]) -> Tree:

@@ -5,13 +5,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.penalties import adjust_logits, tree_context
 from jaxspec.decoding.sampling import ALL, Thresholds, choose, choose_by_threshold
 from jaxspec.decoding.settings import SamplingKind, highest_kind
-from jaxspec.decoding.state import Batch, Models, Sequences, State
+from jaxspec.decoding.state import Batch, Sequences, State
 from jaxspec.decoding.tree import Tree
 from jaxspec.models.layers import AttentionMetadata
-from jaxspec.typing import Array, Float, Int, KeysValues
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
 REPORT_HEADER = 3
@@ -52,16 +53,18 @@ def verify(
     tree: Tree,
     noise: Float[Array, "b depths v"] | None = None,
     thresholds: Thresholds | None = None,
+    masks: UInt[Array, "b n words"] | None = None,
 ) -> Verified:
     """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each.
 
-    noise[:, d] is that of the choice after a node at depth d; None: it is drawn here.
+    noise[:, d] is that of the choice after a node at depth d; None: it is drawn here. `masks`: as for `choose_tokens`.
     """
     length = batch.sequences.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
-    out = models.target(tree.tokens, metadata, state.caches.target, models.capture)
+    out = models.target(tree.tokens, metadata, state.cache, models.drafter.capture)
     logits = models.target.logits(out.hidden)
-    return Verified(choose_tokens(state, batch, tree, logits, noise, thresholds), logits, out.features, out.window)
+    chosen = choose_tokens(state, batch, tree, logits, noise, thresholds, masks)
+    return Verified(chosen, logits, out.features, out.window)
 
 
 def choose_tokens(
@@ -71,8 +74,11 @@ def choose_tokens(
     logits: Float[Array, "b n v"],
     noise: Float[Array, "b depths v"] | None = None,
     thresholds: Thresholds | None = None,
+    masks: UInt[Array, "b n words"] | None = None,
 ) -> Int[Array, "b n"]:
-    """The target's own token after every node, as the settings of each sequence ask."""
+    """The target's own token after every node, as the settings of each sequence ask, among those that its mask allows."""
+    if masks is not None:
+        logits = jnp.where(unpack(masks, logits.shape[-1]), logits, -jnp.inf)
     sequences = batch.sequences
     needed = highest_kind(batch.settings, ~sequences.done)
     positions = sequences.length[:, None] + tree.depth + 1
@@ -86,6 +92,16 @@ def choose_tokens(
         return choose(logits, positions, needed, lambda: batch.settings, adjust, drawn)
     adjusted = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
     return choose_by_threshold(adjusted, positions, batch.settings, tree, thresholds)
+
+
+def unpack(masks: UInt[Array, "b n words"], vocab_size: int) -> Bool[Array, "b n v"]:
+    """The bits of 32-bit words, the lowest first.
+
+    In:  [[[5]]], vocabulary of 4
+    Out: [[[1, 0, 1, 0]]]
+    """
+    bits = (masks[..., None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(*masks.shape[:2], -1)[..., :vocab_size] > 0
 
 
 @jax.named_scope("accept")

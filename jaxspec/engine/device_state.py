@@ -7,80 +7,54 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig
-from jaxspec.decoding.cycle import CycleOptions
-from jaxspec.decoding.draft import SlidingWindow
-from jaxspec.decoding.prefill import Chunk
+from jaxspec.decoding.drafter import Drafter, Models, NoDrafter
+from jaxspec.decoding.head_drafter import HeadDrafter, SlidingWindow
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
-from jaxspec.decoding.state import Admission, Caches, Models, Sizes, State, empty_state
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
+from jaxspec.decoding.state import Admission, Sizes, State, empty_state
 from jaxspec.engine.request import Request
-from jaxspec.models.head import HeadConfig
-from jaxspec.models.layers import Attention, Linear
-from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.models.registry import Build, LoadedHead, LoadedModel
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.typing import KeysValues
 
 
 @dataclass(frozen=True)
 class Merger:
-    """Builds the modules from {"target": parameters, "head": parameters}, inside jit. Equal Mergers build equal modules."""
+    """Builds the models from {"target": weights, "draft": weights}, inside jit. Equal Mergers build equal models."""
 
-    target: nnx.GraphDef
-    head: nnx.GraphDef | None
-    capture: tuple[int, ...]
-    attention_kernel: str | None
-    matmul: str
+    target: Build
+    drafter: Drafter
+    """Without arrays."""
+
+    @classmethod
+    def of(cls, target: Build, drafter: Drafter) -> "Merger":
+        return cls(target, drafter.with_weights(jax.tree.map(lambda _: None, drafter.weights)))
 
     def __call__(self, params: dict) -> Models:
-        head = None if self.head is None else nnx.merge(self.head, params["head"])
-        models = Models(nnx.merge(self.target, params["target"]), head, self.capture)
-        for model in models[:2]:
-            use_kernels(model, self.attention_kernel, self.matmul)
-        return models
+        return Models(self.target(params["target"]), self.drafter.with_weights(params["draft"]))
 
 
-def merger(
-    target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None, matmul: str = EngineConfig.matmul
-) -> Merger:
-    """The Merger of these models. `attention_kernel` and `matmul`: see EngineConfig."""
-    captured = head.config.captured_layers if head else ()
-    return Merger(target.graph, head.graph if head else None, captured, attention_kernel, matmul)
+def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Drafter:
+    """The drafter behind what an engine is given: one, a head, or nothing to draft with."""
+    if source is None:
+        return NoDrafter()
+    if not isinstance(source, LoadedModel):
+        return source
+    window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
+    return HeadDrafter.of(source, window, attention_kernel=config.attention_kernel, matmul=config.matmul)
 
 
-def use_kernels(model: nnx.Module | None, attention_kernel: str | None, matmul: str = EngineConfig.matmul) -> None:
-    """Makes every attention layer and every linear layer of the model use these."""
-    for _, module in nnx.iter_modules(model) if model else ():
-        if isinstance(module, Attention):
-            module.kernel = attention_kernel
-        elif isinstance(module, Linear):
-            module.matmul = matmul
+def thresholds_of(config: EngineConfig) -> Thresholds | None:
+    """The thresholds under which drafts are accepted; None: only the target's own choices are."""
+    return Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
 
 
-def state_sizes(target: ModelConfig, head: HeadConfig | None, *, max_length: int, max_lag: int) -> Sizes:
-    """The sizes that the shapes of the state depend on."""
-    return Sizes(
-        hidden=head.layer.hidden_size if head else target.hidden_size,
-        feature=head.feature_size if head else target.hidden_size,
-        vocab=target.vocab_size,
-        max_length=max_length,
-        max_lag=max_lag,
-    )
-
-
-def new_state(
-    target: ModelConfig, head: HeadConfig | None, sizes: Sizes, *, rows: int, num_pages: int, page_size: int, dtype: DTypeLike
-) -> State:
+def new_state(target: ModelConfig, drafter: Drafter, sizes: Sizes) -> State:
     """Empty caches and free rows."""
-    caches = Caches(
-        empty_cache(target, num_pages, page_size, dtype), empty_cache(head.layer, num_pages, page_size, dtype) if head else ()
-    )
-    return empty_state(caches, rows, sizes, dtype)
+    return empty_state(target, sizes, drafter.feature_size, drafter.empty(sizes))
 
 
 def abstract_state(make: Callable[[], State]) -> State:
@@ -89,22 +63,9 @@ def abstract_state(make: Callable[[], State]) -> State:
     return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), jax.eval_shape(make))
 
 
-def empty_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[KeysValues, ...]:
-    """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays."""
-    shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-    return tuple(KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_layers))
-
-
 def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
     """Bytes of keys and values per token."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
-
-
-def cycle_options(config: EngineConfig) -> CycleOptions:
-    """The configuration's options for every cycle."""
-    window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
-    thresholds = Thresholds(config.accept_threshold_single, config.accept_threshold_acc) if config.is_lossy else None
-    return CycleOptions(window, thresholds)
 
 
 def check_kernel(name: str | None, device: jax.Device) -> None:
@@ -136,29 +97,15 @@ def memory_limit(device: jax.Device) -> int | None:
     return limit
 
 
-def admission(request: Request, sizes: Sizes, bias: jax.Array | None) -> Admission:
-    """The input of decoding.state.admit. `bias`: an array of zeros for requests without a bias, which saves a copy."""
+def admission(request: Request, vocab_size: int, max_length: int, no_bias: jax.Array | None) -> Admission:
+    """The input of decoding.state.admit. `no_bias`: an array of zeros for requests without a bias, which saves a copy."""
     return Admission(
         row=row(request.row, np.int32),
-        tokens=padded(request.tokens, sizes.max_length),
+        tokens=padded(request.tokens, max_length),
         remaining=row(request.params.max_tokens - request.generated, np.int32),
-        settings=settings(request, sizes.vocab),
-        bias=bias_row(request.params, sizes.vocab) if bias is None else bias,
+        settings=settings(request, vocab_size),
+        bias=bias_row(request.params, vocab_size) if no_bias is None or request.params.biases else no_bias,
     )
-
-
-def padding_arguments(program: Program, place: int, sizes: Sizes) -> tuple[Any, ...]:
-    """What the program takes beside weights and state, such that it changes nothing but this free row."""
-    zero = row(0, np.int32)
-    match program:
-        case CycleProgram(batch, pages) | CatchUpProgram(batch, pages):
-            return np.full(batch, place, np.int32), np.zeros((batch, pages), np.int32)
-        case PrefillProgram(width, pages):
-            no_tokens, no_pages, is_last = padded((), width), padded((), pages), row(False, np.bool_)
-            return (Chunk(row(place, np.int32), no_pages, no_tokens, first_slot=zero, size=zero, cached=zero, is_last=is_last),)
-        case AdmitProgram():
-            no_bias: Any = np.zeros((1, sizes.vocab), np.float32)
-            return (Admission(row(place, np.int32), padded((), sizes.max_length), zero, settings_row(), no_bias),)
 
 
 def settings(request: Request, vocab_size: int) -> Settings:

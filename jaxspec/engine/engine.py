@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jaxspec.config import EngineConfig, TreeLike, TreeShape
+from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.settings import MAX_STOP_TOKENS
+from jaxspec.engine.device_state import drafter_of
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
@@ -34,14 +36,15 @@ class Engine:
     def __init__(
         self,
         target: LoadedTarget,
-        head: LoadedHead | None,
+        drafter: LoadedHead | Drafter | None,
         tokenizer: Decoder | None,
         tree: TreeShape,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         start: Start = DEFAULT_START,
     ):
-        """`clock`: seconds, for timeouts and Timing.
+        """`drafter`: where drafts come from: a head, any other source, or None for plain decoding. `clock`: seconds, for timeouts
+        and Timing.
 
         On a GPU, unless num_pages is given, this compiles the largest programs, as their memory decides the number of pages.
 
@@ -49,17 +52,16 @@ class Engine:
             ValueError: the head can't draft the trees, or the memory is too small.
             ProgramError: a program can't be compiled.
         """
-        check_trees(tree, config, target, head)
+        drafter = drafter_of(drafter, config)
+        check_trees(tree, config, drafter)
         if config.random_seed is None:
             config = replace(config, random_seed=secrets.randbits(32))
         self.config, self.tree, self.tokenizer, self.clock = config, tree, tokenizer, clock
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
-        has_head = head is not None
-        self.trees = TreeChoice(
-            tree, config.adaptive and has_head, config.request_trees, candidates=config.adaptive_trees, has_head=has_head
-        )
-        self.runner = Runner(target, head, self.trees, config, self.context_length, start)
+        adaptive = config.adaptive and drafter.max_topk > 0
+        self.trees = TreeChoice(tree, adaptive, config.request_trees, candidates=config.adaptive_trees, may_lag=drafter.lags)
+        self.runner = Runner(target, drafter, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
         self.counts = EngineStats(total_pages=self.pages.num_pages, page_size=self.pages.page_size)
@@ -192,7 +194,7 @@ class Engine:
         programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
         programs.seal()
         self.runner.run_once()
-        self.trees.measure(self.runner)
+        self.trees.measure(self.runner, self.runner.programs.ready.batches)
         if not wait_for_all:
             programs.start_compiler()
             for program in table.next_after_start():
@@ -236,7 +238,7 @@ class Engine:
     def _launch(self, plan: StepPlan) -> list[Launched]:
         """Launches cycles, then prefills. Returns the programs that have a result to read."""
         launched: list[Launched] = []
-        for cycle in self.trees.plan(plan.cycle, self.runner.batches, self.runner.ready_trees, prefills=bool(plan.prefills)):
+        for cycle in self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills)):
             with self.recovery.blame_launch(cycle.requests, launched):
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
@@ -272,15 +274,14 @@ class Engine:
                     self.output.add(request, new, program.tree)
 
 
-def check_trees(tree: TreeShape, config: EngineConfig, target: LoadedTarget, head: LoadedHead | None) -> None:
-    """Raises ValueError if the trees need a draft head and there is none, or need a larger draft vocabulary."""
-    if head is None:
+def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None:
+    """Raises ValueError if the trees need a drafter and there is none, or need a wider one."""
+    if not drafter.max_topk:
         if tree.num_steps > 0:
             raise ValueError(f"speculation with the tree {tree} needs a draft head: give one, or TreeShape(num_steps=0)")
         if drafting := [str(tree) for tree in config.request_trees if tree.num_steps]:
             raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
         return
-    vocabulary = head.config.draft_vocab_size or target.config.vocab_size
     widest = max(tree.topk for tree in (tree, *config.request_trees, *config.adaptive_trees))
-    if widest > vocabulary:
-        raise ValueError(f"topk={widest} is more than the {vocabulary} tokens that the head drafts among: lower topk")
+    if widest > drafter.max_topk:
+        raise ValueError(f"topk={widest} is more than the {drafter.max_topk} tokens that the head drafts among: lower topk")

@@ -23,13 +23,21 @@ from typing import Any, Self
 import jax
 from jax import export
 
+from jaxspec.decoding.coupling import Calibration, Coupling
+from jaxspec.decoding.cycle import Proposal
+from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.prefill import Chunk
+from jaxspec.decoding.programs import Proposed, Settlement
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.settings import Settings
-from jaxspec.decoding.state import Admission, Caches, Calibration, Drafted, ProgramOutput, Sequences, State
+from jaxspec.decoding.state import Admission, Drafted, Features, ProgramOutput, Sequences, State
+from jaxspec.decoding.tree import Candidates, Chain, Tree
 from jaxspec.typing import KeysValues
 
-for node in (Admission, Caches, Chunk, Drafted, KeysValues, Logprobs, Sequences, Settings, Calibration, State, ProgramOutput):
+for node in (
+    Admission, Calibration, Candidates, Chain, Chunk, Coupling, Drafted, Features, HeadState, KeysValues, Logprobs, ProgramOutput,
+    Proposal, Proposed, Sequences, Settings, Settlement, State, Tree,
+):  # fmt: skip
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 
 PACKAGES = ("jaxspec", "pallas_kernels")

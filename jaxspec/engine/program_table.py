@@ -1,57 +1,20 @@
-"""The table of an engine's programs, and the choice of those that fit a launch. Plain Python, no JAX."""
+"""The table of an engine's programs, and the choice of those that fit a launch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-
-# Dataclasses, not NamedTuples: programs are dictionary keys, and NamedTuples of different types with equal values are equal.
-
-
-@dataclass(frozen=True)
-class CycleProgram:
-    """One cycle of `batch` sequences whose page tables are `pages` wide."""
-
-    batch: int
-    pages: int
-    tree: TreeShape
-
-    def __str__(self) -> str:
-        return f"cycle {self.tree}, batch {self.batch}"
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 
 
-@dataclass(frozen=True)
-class PrefillProgram:
-    """One chunk of one prompt."""
+class Ready(NamedTuple):
+    """What launches may use."""
 
-    chunk: int
-    pages: int
-
-    def __str__(self) -> str:
-        return f"prefill {self.chunk} tokens"
-
-
-@dataclass(frozen=True)
-class CatchUpProgram:
-    """Extends the head by the slots that it lags behind after plain cycles."""
-
-    batch: int
-    pages: int
-
-    def __str__(self) -> str:
-        return f"catch up, batch {self.batch}"
-
-
-@dataclass(frozen=True)
-class AdmitProgram:
-    """Sets up the state row of one request."""
-
-    def __str__(self) -> str:
-        return "admit"
-
-
-Program = CycleProgram | PrefillProgram | CatchUpProgram | AdmitProgram
+    batches: tuple[int, ...]
+    """The batch sizes at which each tree that the engine chooses from has a program."""
+    trees: tuple[TreeShape, ...]
+    """The trees whose programs are there."""
 
 
 class ProgramCount(NamedTuple):
@@ -74,7 +37,7 @@ class ProgramTable:
     trees: tuple[TreeShape, ...]
     """The trees in `own`, and those used only by requests that ask for them."""
     catches_up: bool
-    """Plain cycles alternate with trees, so the head has to catch up before a tree."""
+    """Plain cycles alternate with trees, so the drafter has to catch up before a tree."""
     own_first: bool = True
     """Trees that only single requests ask for compile after the start. Until then such a request gets the engine's choice of tree,
     which changes no text. (False in lossy engines, where the tree changes the text.)"""
@@ -151,12 +114,13 @@ class ProgramTable:
         """Catch-ups for this many requests."""
         return (CatchUpProgram(batch, self.pages) for batch in self.batches_for(PLAIN) if batch >= requests)
 
+    def ready(self, can_launch: Callable[[Program], bool]) -> Ready:
+        """What may be used if these programs can be launched."""
+        usable = (batch for batch in self.batches if all(can_launch(CycleProgram(batch, self.pages, tree)) for tree in self.own))
+        trees = (tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
+        return Ready(tuple(usable) or self.batches[-1:], tuple(trees))
+
     def _place(self, program: Program) -> int:
         """Programs of the smallest sizes come first, then those of the next."""
-        match program:
-            case CycleProgram(batch) | CatchUpProgram(batch):
-                return self.batches.index(batch)
-            case PrefillProgram(chunk):
-                return self.chunks.index(chunk)
-            case AdmitProgram():
-                return 0
+        sizes = self.chunks if isinstance(program, PrefillProgram) else self.batches
+        return sizes.index(program.size) if program.size in sizes else 0

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.decoding.cycle import CycleOptions, cycle
-from jaxspec.decoding.extend import catch_up
-from jaxspec.decoding.prefill import Chunk, prefill
-from jaxspec.decoding.state import Admission, Models, State, admit, neutral_settings
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.programs import Program
+from jaxspec.decoding.sampling import Thresholds
+from jaxspec.decoding.state import State
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProgramCount
+from jaxspec.engine.program_table import ProgramCount, ProgramTable
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +59,19 @@ class Compilation(NamedTuple):
 class Programs:
     """Compiled programs by name. After `seal` a launch never compiles: it takes a larger program, or fails if there is none."""
 
-    def __init__(self, merge: Callable[[dict], Models], params: dict, state: State, options: CycleOptions):
-        """`params` and `state` may be abstract: programs need only shapes."""
-        self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), options)
+    def __init__(
+        self,
+        merge: Callable[[dict], Models],
+        params: dict,
+        state: State,
+        thresholds: Thresholds | None = None,
+        table: ProgramTable | None = None,
+    ):
+        """`params` and `state` may be abstract: programs need only shapes. `table`: of which `ready` tells."""
+        self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), thresholds)
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
-        self._merge, self._params, self._options = merge, params, options
+        self._merge, self._params, self._thresholds = merge, params, thresholds
         self.state = jax.tree.map(abstract, state)
         """The shapes of the device state."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
@@ -77,6 +83,7 @@ class Programs:
         self._stopping = False
         self._finished = 0
         """The number of them that were compiled or failed."""
+        self.use(table or ProgramTable((), (), 0, (), (), False))
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
         """The compiled program. It takes weights, state and what its kind needs; it returns a ProgramOutput or, where nothing is
@@ -187,6 +194,7 @@ class Programs:
     def seal(self) -> None:
         """From now on no launch compiles."""
         self._sealed = True
+        self.use(self.table)
 
     def _add_named(self, program: Program, hits: CacheHits) -> Compilation:
         try:
@@ -201,7 +209,14 @@ class Programs:
         done = Compilation(time.perf_counter() - started, from_cache)
         logger.debug("%s %s in %.1f s", "found" if from_cache else "compiled", program, done.seconds)
         self._compiled[program], self.compilations[program] = compiled, done
+        self.use(self.table)
         return done
+
+    def use(self, table: ProgramTable) -> None:
+        """Launches choose from this table's programs."""
+        self.table = table
+        self.ready = table.ready(self.can_launch)
+        """What launches may use; published anew when it changes, so that no step has to ask."""
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
         on_gpu = jax.default_backend() == "gpu"
@@ -211,52 +226,29 @@ class Programs:
         """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""
         leaves, structure = jax.tree.flatten((self._params, self.state))
         shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
-        return program, self._merge, self._options, structure, shapes, repr(jax.config.values)
+        return program, self._merge, self._thresholds, structure, shapes, repr(jax.config.values)
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""
-        function, others = self._define(program)
-        arguments = (self._params, self.state, *others)
+        function, arguments = self._function(program), (self._params, self.state, *self.inputs(program))
         if self.traces is not None:
             function = self.traces.get(repr(program), function, arguments)
         traced = jax.jit(function, donate_argnums=1).trace(*arguments)  # donated: the state is updated in place
         return traced.lower(lowering_platforms=(platform,) if platform else None)
 
-    def _define(self, program: Program) -> tuple[Callable[..., Any], tuple]:
-        """The function to compile, and the shapes of what it takes beside weights and state."""
-        match program:
-            case CycleProgram(batch, pages, tree):
+    def inputs(self, program: Program) -> tuple[Any, ...]:
+        """The shapes of what the program takes beside weights and state."""
+        return program.inputs(self.state, self._output_of)
 
-                def cycle_program(params, state, rows, page_table):
-                    return cycle(self._merge(params), state, rows, page_table, tree=tree, options=self._options)
+    def _output_of(self, program: Program) -> Any:
+        return jax.eval_shape(self._function(program), self._params, self.state, *self.inputs(program))
 
-                return cycle_program, (int32(batch), int32(batch, pages))
-            case CatchUpProgram(batch, pages):
+    def _function(self, program: Program) -> Callable[..., Any]:
+        def function(params: dict, state: State, *inputs: Any) -> Any:
+            return program.run(self._merge(params), state, *inputs, thresholds=self._thresholds)
 
-                def catch_up_program(params, state, rows, page_table):
-                    return catch_up(self._merge(params), state, rows, page_table, sliding_window=self._options.sliding_window)
-
-                return catch_up_program, (int32(batch), int32(batch, pages))
-            case PrefillProgram(width, pages):
-
-                def prefill_program(params, state, chunk):
-                    return prefill(self._merge(params), state, chunk, options=self._options)
-
-                one = int32(1)
-                is_last: Any = jax.ShapeDtypeStruct((1,), jnp.bool_)
-                return prefill_program, (Chunk(one, int32(1, pages), int32(1, width), one, one, one, is_last),)
-            case AdmitProgram():
-
-                def admit_program(_params, state, admission):
-                    return admit(state, admission)
-
-                return admit_program, (self._admission(),)
-
-    def _admission(self) -> Admission:
-        """The shapes of one request's Admission."""
-        settings = jax.eval_shape(lambda: neutral_settings(1))
-        bias: Any = jax.ShapeDtypeStruct((1, self.state.bias.shape[1]), jnp.float32)
-        return Admission(int32(1), int32(1, self.state.history.shape[1]), int32(1), settings, bias)
+        function.__name__ = type(program).__name__  # as profiles show it
+        return function
 
 
 def lower_priority() -> None:
@@ -275,11 +267,6 @@ def release_memory() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another libc
             ctypes.CDLL(None).malloc_trim(0)
-
-
-def int32(*shape: int) -> Any:
-    """An abstract int32 array of this shape."""
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def abstract(array: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -11,32 +11,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.prefill import Chunk
-from jaxspec.decoding.state import State
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, Program
+from jaxspec.decoding.state import Sizes, State
 from jaxspec.engine.device_state import (
+    Merger,
     abstract_state,
     admission,
-    cache_bytes_per_token,
     check_kernel,
-    cycle_options,
     memory_limit,
-    merger,
     nbytes,
     new_state,
     padded_table,
-    padding_arguments,
-    state_sizes,
+    thresholds_of,
 )
 from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, Program, ProgramTable
+from jaxspec.engine.program_table import ProgramTable
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
-from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.models.registry import Build, LoadedTarget
 
 CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
@@ -73,7 +72,7 @@ class Runner:
     def __init__(
         self,
         target: LoadedTarget,
-        head: LoadedHead | None,
+        drafter: Drafter,
         trees: TreeChoice,
         config: EngineConfig,
         context_length: int,
@@ -81,35 +80,36 @@ class Runner:
     ):
         """Raises ValueError if the memory is too small, and ProgramError if a program can't be compiled."""
         check_kernel(config.attention_kernel, jax.devices()[0])
-        self.params = {"target": target.params, "head": head.params if head else {}}
-        dtype = target.params["embed_tokens"].dtype
+        self.params = {"target": target.params, "draft": drafter.weights}
         pages_per_sequence = -(-context_length // config.page_size)
-        models = [target.config, *([head.config.layer] if head else [])]
-        page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in models)
-        self.table = ProgramTable.of(
-            config,
-            pages_per_sequence,
-            trees.own,
-            trees.all,
-            catches_up=trees.head_lags,
-        )
-        head_config, max_lag = head.config if head else None, MAX_LAG if trees.head_lags else 1
-        self._sizes = state_sizes(target.config, head_config, max_length=context_length, max_lag=max_lag)
+        table = ProgramTable.of(config, pages_per_sequence, trees.own, trees.all, catches_up=trees.lags)
         # One more row than requests. It is always done, and pads batches.
         self._padding_row, self._page_size = config.max_running_requests, config.page_size
-        self._no_bias = jnp.zeros((1, target.config.vocab_size), jnp.float32)
-        state_of = partial(
-            new_state, target.config, head_config, self._sizes,
-            rows=self._padding_row + 1, page_size=config.page_size, dtype=dtype,
-        )  # fmt: skip
-        merge, options = merger(target, head, config.attention_kernel, config.matmul), cycle_options(config)
+        sizes = Sizes(
+            rows=self._padding_row + 1,
+            num_pages=0,
+            page_size=config.page_size,
+            max_length=context_length,
+            max_lag=MAX_LAG if trees.lags else 1,
+            dtype=target.params["embed_tokens"].dtype,
+        )
+        self._vocab_size, self._max_length = target.config.vocab_size, context_length
+        self._no_bias = jnp.zeros((1, self._vocab_size), jnp.float32)
+        self.merge = merge = Merger.of(Build(target.graph, config.attention_kernel, config.matmul), drafter)
+
+        def state_of(num_pages: int) -> State:
+            return new_state(target.config, drafter, sizes._replace(num_pages=num_pages))
+
+        no_pages, one_page = (nbytes(abstract_state(partial(state_of, pages))) for pages in (0, 1))
+        page_bytes = one_page - no_pages
 
         def programs_for(num_pages: int) -> Programs:
-            return Programs(merge, self.params, abstract_state(partial(state_of, num_pages=num_pages)), options)
+            state = abstract_state(partial(state_of, num_pages))
+            return Programs(merge, self.params, state, thresholds_of(config), table)
 
         def compile_for(num_pages: int) -> Programs:
             programs = programs_for(num_pages)
-            programs.compile_all(self.table.largest_of_all(), progress=start.progress)
+            programs.compile_all(table.largest_of_all(), progress=start.progress)
             return programs
 
         cache = CacheSize(page_bytes, config.page_size, pages_per_sequence, config.max_running_requests)
@@ -124,9 +124,10 @@ class Runner:
                 readable(weights), readable(self.num_pages * page_bytes), self.num_pages,
             )  # fmt: skip
         else:
-            memory = DeviceMemory(limit, weights, rows=nbytes(abstract_state(partial(state_of, num_pages=0))))
+            memory = DeviceMemory(limit, weights, rows=no_pages)
             self.num_pages, self.programs = memory.fit(cache, config.mem_fraction, compile_for)
-        self._new_state = partial(state_of, num_pages=self.num_pages)
+        self._new_state = partial(state_of, self.num_pages)
+        self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
         self._placed: dict[tuple[Program, str], Placed] = {}
         self.launching, self.waiting = Stopwatch(), Stopwatch()
@@ -145,11 +146,13 @@ class Runner:
         self._state = state
 
     @property
-    def calibration(self) -> np.ndarray:
-        """The weights learnt from sampled requests (coupling.py): for unlikely and likely tokens' logits, and for the noise.
+    def table(self) -> ProgramTable:
+        """The programs that launches choose from."""
+        return self.programs.table
 
-        Waits for the device."""
-        return np.asarray(self.state.calibration.weights)
+    @table.setter
+    def table(self, table: ProgramTable) -> None:
+        self.programs.use(table)
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
@@ -177,30 +180,18 @@ class Runner:
             ) from error
         for program in list(self.programs.compilations):
             try:
-                jax.block_until_ready(self._run(program, *padding_arguments(program, self._padding_row, self._sizes)))
+                jax.block_until_ready(self._run(program, *self._idle(program)))
             except Exception as error:
                 self._state = None  # it was donated to the program
                 raise ProgramError(program, "failed on its first run", error) from error
 
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """The batch sizes at which each tree that the engine chooses from has a program."""
-        ready = (
-            batch
-            for batch in self.table.batches
-            if all(self.programs.can_launch(CycleProgram(batch, self.table.pages, tree)) for tree in self.table.own)
-        )
-        return tuple(ready) or self.table.batches[-1:]
-
-    @property
-    def ready_trees(self) -> tuple[TreeShape, ...]:
-        """The trees whose programs are there."""
-        return tuple(tree for tree in self.table.trees if all(map(self.programs.can_launch, self.table.largest(tree))))
+    def _idle(self, program: Program) -> tuple[Any, ...]:
+        """Inputs with which the program changes nothing but the row that pads batches."""
+        return program.idle(self._padding_row, self.programs.inputs(program))
 
     def launch_admission(self, request: Request) -> None:
         """Sets up the request's row."""
-        bias = self._no_bias if not request.params.biases else None
-        self._run(AdmitProgram(), admission(request, self._sizes, bias))
+        self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
 
     def launch_prefill(self, chunk: PrefillChunk) -> Launched:
         """Starts a chunk; its report holds the first token if the chunk is the sequence's last."""
@@ -244,7 +235,7 @@ class Runner:
     def time_cycle(self, batch: int, tree: TreeShape, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
         program, seconds = self.programs.choose(self.table.cycles(batch, tree)), []
-        arguments = jax.device_put(padding_arguments(program, self._padding_row, self._sizes))
+        arguments = jax.device_put(self._idle(program))
         for _ in range(repeats + 1):
             started = time.perf_counter()
             self._run(program, *arguments).report.block_until_ready()

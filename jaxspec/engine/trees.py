@@ -19,7 +19,7 @@ from jaxspec.engine.stats import AdaptiveState
 LONGEST_CHAIN = 3
 """Adaptive engines without adaptive_trees also use a chain of up to this length: it pays at batch sizes where wide trees don't."""
 MAX_LAG = 16
-"""Plain cycles after which the head must catch up: the device keeps features for this many."""
+"""Plain cycles after which the drafter must catch up: the device keeps features for this many."""
 MARGIN = 0.04
 """Another tree must look better by this share, because estimates have errors of this size."""
 PROBE_CYCLES = 8
@@ -46,7 +46,7 @@ class PlannedCycle(NamedTuple):
     tree: TreeShape
     requests: list[Request]
     behind: list[Request]
-    """The requests whose heads must catch up before it."""
+    """The requests whose drafts must catch up before it."""
 
 
 class UnreadCycle(NamedTuple):
@@ -64,14 +64,11 @@ class TimedRunner(Protocol):
 
     def time_cycle(self, batch: int, tree: TreeShape) -> list[float]: ...
 
-    @property
-    def batches(self) -> Sequence[int]: ...
-
 
 class TreeChoice:
     """The trees of an engine. Plans each step's cycles; with several trees to choose from, learns from their results.
 
-    It also decides when draft heads catch up: plain cycles leave the head out, so its cache lags behind by one slot each.
+    It also decides when drafters catch up: plain cycles leave the drafter out, so it lags behind by one slot each.
     """
 
     def __init__(
@@ -81,20 +78,21 @@ class TreeChoice:
         others: Sequence[TreeShape] = (),
         clock: Callable[[], float] = time.perf_counter,
         candidates: Sequence[TreeShape] = (),
-        has_head: bool = True,
+        may_lag: bool = True,
     ):
         """Args:
         tree: the configured tree.
         others: trees that requests may ask for, but which are never chosen otherwise.
         candidates: as for `adaptive_trees`.
+        may_lag: the drafter may be left out of plain cycles (Drafter.lags).
         """
         self.own = adaptive_trees(tree, candidates) if adaptive else (tree,)
         """The trees to choose from."""
         self.all = tuple(dict.fromkeys((*self.own, *others)))
         self.most_emitted = max(tree.num_steps for tree in self.all) + 1
         """Tokens that a cycle emits per request, at most."""
-        self.head_lags = has_head and PLAIN in self.all
-        """Plain cycles alternate with trees, so heads lag and catch up."""
+        self.lags = may_lag and PLAIN in self.all
+        """Plain cycles leave the drafter out, so it lags and catches up."""
         self._adaptive = AdaptiveTrees(self.own) if len(self.own) > 1 else None
         self._clock = clock
         self._last_read: float | None = None
@@ -102,11 +100,11 @@ class TreeChoice:
         self._unread: list[UnreadCycle] = []
         self._prefills_before = False
 
-    def measure(self, runner: TimedRunner) -> None:
+    def measure(self, runner: TimedRunner, batches: Sequence[int]) -> None:
         """Times every program, so that the first choices are not blind."""
         if self._adaptive:
             for tree in self.own:
-                for batch in runner.batches:
+                for batch in batches:
                     for seconds in runner.time_cycle(batch, tree):
                         self._adaptive.observe_time(tree, batch, seconds)
 
@@ -166,7 +164,7 @@ class TreeChoice:
         return groups
 
     def _catch_up(self, requests: list[Request], tree: TreeShape) -> list[Request]:
-        """The requests whose heads must catch up before this cycle. Also updates each request's lag to that after the cycle.
+        """The requests for which the drafter must catch up before this cycle. Updates each request's lag to that after the cycle.
 
         The device counts the lag too, and exactly: a sequence that has ended gets no more slots. The host's count is never lower.
         """
@@ -175,7 +173,7 @@ class TreeChoice:
             behind = []
         for request in behind:
             request.held.lag = 0
-        if tree.num_steps == 0 and self.head_lags:
+        if tree.num_steps == 0 and self.lags:
             for request in requests:
                 request.held.lag += 1
         return behind

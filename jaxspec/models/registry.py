@@ -11,10 +11,11 @@ from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.json_files import checked, require
 from jaxspec.checks import short
-from jaxspec.config import ModelConfig
+from jaxspec.config import EngineConfig, ModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.layers import Attention, Linear
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
 
@@ -53,6 +54,25 @@ def target_config(config: dict) -> ModelConfig:
 
 MODULES: dict[type, Callable[..., nnx.Module]] = {ModelConfig: Llama, EagleConfig: Eagle, Eagle3Config: Eagle3, MTPConfig: MTP}
 """The module that each kind of config describes."""
+
+
+@dataclass(frozen=True)
+class Build[Module]:
+    """Makes a module from its parameters, inside jit. Equal ones make equal modules."""
+
+    graph: nnx.GraphDef
+    attention_kernel: str | None = None
+    matmul: str = EngineConfig.matmul
+    """As EngineConfig has both."""
+
+    def __call__(self, params: dict) -> Module:
+        module = nnx.merge(self.graph, params)
+        for _, layer in nnx.iter_modules(module):
+            if isinstance(layer, Attention):
+                layer.kernel = self.attention_kernel
+            elif isinstance(layer, Linear):
+                layer.matmul = self.matmul
+        return module
 
 
 @dataclass(frozen=True)

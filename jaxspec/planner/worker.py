@@ -19,13 +19,13 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig, TreeShape
-from jaxspec.decoding.cycle import LOSSLESS
-from jaxspec.engine.device_state import merger, new_state, state_sizes
-from jaxspec.engine.program_table import CycleProgram
+from jaxspec.config import EngineConfig, ModelConfig, TreeShape
+from jaxspec.decoding.programs import CycleProgram
+from jaxspec.decoding.state import Sizes
+from jaxspec.engine.device_state import Merger, drafter_of, nbytes, new_state
 from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, Programs
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.models.registry import Build, LoadedModel, abstract_model
 from jaxspec.planner.compile import ANSWERS, read_custom_calls, read_launches, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
@@ -79,12 +79,12 @@ def compile_cycle(
     """Compiles one cycle as the engine does, with `pages` pages per sequence; returns the fields of `CompiledCycle`."""
     configs = (target, head)
     models: list[Any] = [None if config is None else LoadedModel(config, *abstract_model(config, dtype)) for config in configs]
-    params = {"target": models[0].params, "head": models[1].params if models[1] else {}}
-    sizes = state_sizes(target, head, max_length=pages * page_size, max_lag=1)
-    state = jax.eval_shape(
-        lambda: new_state(target, head, sizes, rows=batch + 1, num_pages=batch * pages, page_size=page_size, dtype=dtype)
-    )
-    programs = Programs(merger(*models), placed(params, mesh), placed(state, mesh), LOSSLESS)
+    drafter = drafter_of(models[1], EngineConfig())
+    params = {"target": models[0].params, "draft": drafter.weights}
+    sizes = Sizes(batch + 1, batch * pages, page_size, max_length=pages * page_size, max_lag=1, dtype=dtype)
+    state = jax.eval_shape(lambda: new_state(target, drafter, sizes))
+    merge = Merger.of(Build(models[0].graph), drafter)
+    programs = Programs(merge, placed(params, mesh), placed(state, mesh))
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
         lowered = programs.lower(CycleProgram(batch, pages, TreeShape(*tree)), "cuda")
         started = time.perf_counter()
@@ -102,7 +102,7 @@ def compile_cycle(
         "argument_bytes": memory.argument_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "cache_bytes": sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(state.caches)),
+        "cache_bytes": nbytes(state) - nbytes(jax.eval_shape(lambda: new_state(target, drafter, sizes._replace(num_pages=0)))),
         "touches_host": on_host,
         "launches": launches,
         "kernel_calls": kernels,

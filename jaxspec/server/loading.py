@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from jaxspec.checkpoints.json_files import read_object
 from jaxspec.checkpoints.loading import head_kind
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import PLAIN
+from jaxspec.decoding.programs import Program
 from jaxspec.defaults import model_directory, own_head
 from jaxspec.engine.device_state import nbytes
 from jaxspec.engine.memory import readable
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.programs import Compilation
 from jaxspec.llm import LLM
 from jaxspec.sampling_params import LEAST_TEMPERATURE, SamplingParams
@@ -150,13 +150,12 @@ def memory_table(llm: LLM) -> str:
            total           139.0 MB  of 68.2 GB
     """
     runner, stats = llm.engine.runner, llm.engine.stats()
-    state = runner.programs.state
     temporaries = {program: runner.programs.temporary_bytes(program) for program in largest(runner.programs.compilations)}
     rows = [
         ("target weights", nbytes(runner.params["target"]), ""),
-        ("head weights", nbytes(runner.params["head"]), ""),
-        ("cache", nbytes(state.caches), f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages"),
-        ("requests", nbytes(state) - nbytes(state.caches), f"{llm.engine.config.max_running_requests} at a time"),
+        ("head weights", nbytes(runner.params["draft"]), ""),
+        ("cache", runner.cache_bytes, f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages"),
+        ("requests", nbytes(runner.programs.state) - runner.cache_bytes, f"{llm.engine.config.max_running_requests} at a time"),
     ]
     program = max(temporaries, key=lambda program: temporaries[program])
     rows.append(("temporaries", temporaries[program], f"of the largest program: {program}"))
@@ -173,10 +172,9 @@ def largest(programs: Iterable[Program]) -> list[Program]:
     In:  cycle 5/4/8, batch 1; cycle 5/4/8, batch 8; prefill 64 tokens; admit
     Out: cycle 5/4/8, batch 8; prefill 64 tokens; admit
     """
-    found: dict[tuple[type, TreeShape | None], Program] = {}
+    found: dict[Hashable, Program] = {}
     for program in programs:
-        kind = type(program), program.tree if isinstance(program, CycleProgram) else None
-        found[kind] = max(program, found.get(kind, program), key=_size)
+        found[program.kind] = max(program, found.get(program.kind, program), key=lambda each: each.size)
     return list(found.values())
 
 
@@ -190,13 +188,3 @@ def programs_line(compilations: Mapping[Program, Compilation], seconds: float) -
     named = f"; slowest: {'; '.join(f'{program}: {compiled[program]:.1f} s' for program in slowest)}" if slowest else ""
     cached = len(compilations) - len(compiled)
     return f"compiled {len(compilations)} programs in {seconds:.1f} s ({cached} from the cache{named})"
-
-
-def _size(program: Program) -> int:
-    match program:
-        case CycleProgram(batch) | CatchUpProgram(batch):
-            return batch
-        case PrefillProgram(chunk):
-            return chunk
-        case AdmitProgram():
-            return 0

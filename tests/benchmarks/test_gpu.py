@@ -272,7 +272,7 @@ def test_contexts_are_put_back_and_pages_are_scattered():
     assert made.state.sequences.length.tolist() == [32, 32]
     assert not made.state.sequences.done.any()
     most = (made.state.sequences.length + made.state.sequences.remaining).max() + max(each.num_steps for each in SMALL.trees) + 1
-    assert most <= made.page_table.shape[1] * made.state.caches.target[0].k.shape[1]
+    assert most <= made.page_table.shape[1] * made.state.cache[0].k.shape[1]
 
 
 def test_what_may_end_the_worker_comes_last():

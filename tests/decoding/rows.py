@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.head_drafter import HeadDrafter, HeadState
 from jaxspec.decoding.prefill import Chunk
 from jaxspec.decoding.settings import Settings
-from jaxspec.decoding.state import Admission, Caches, Sizes, State, empty_state
+from jaxspec.decoding.state import Admission, Sizes, State
 from jaxspec.engine import device_state as engine
+from jaxspec.engine.device_state import new_state
 from jaxspec.engine.request import Request
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
@@ -29,11 +32,24 @@ def poisoned_state(
     target: LoadedTarget, head: LoadedHead, *, rows: int, pages: int, page_size: int, max_length: int, max_lag: int = 1
 ) -> State:
     """Free rows whose last users left nothing but NaN."""
-    caches = Caches(poisoned_cache(target.config, pages, page_size), poisoned_cache(head.config.layer, pages, page_size))
-    sizes = Sizes(head.config.layer.hidden_size, head.config.feature_size, target.config.vocab_size, max_length, max_lag)
-    state = empty_state(caches, rows, sizes, jnp.float32)
-    nan = {name: jnp.full_like(getattr(state.sequences, name), jnp.nan) for name in ("draft_hidden", "feature")}
-    return state._replace(sequences=state.sequences._replace(**nan), bias=jnp.full_like(state.bias, jnp.nan))
+    state = new_state(target.config, HeadDrafter.of(head), Sizes(rows, 0, page_size, max_length, max_lag, jnp.float32))
+    draft = HeadState(poisoned_cache(head.config.layer, pages, page_size), nan_like(state.draft.hidden), state.draft.calibration)
+    return state._replace(
+        cache=poisoned_cache(target.config, pages, page_size),
+        features=state.features._replace(last=nan_like(state.features.last)),
+        bias=nan_like(state.bias),
+        draft=draft,
+    )
+
+
+def nan_like(array: jax.Array) -> jax.Array:
+    return jnp.full_like(array, jnp.nan)
+
+
+def models_of(target: LoadedTarget, head: LoadedHead, params: tuple[dict, dict] | None = None, **options) -> Models:
+    """The models with these weights of target and head, or with their own. `options`: as for HeadDrafter.of."""
+    of_target, of_head = params or (target.params, head.params)
+    return Models(target.merge(of_target), HeadDrafter.of(head, **options).with_weights(of_head))
 
 
 def request(params: SamplingParams, prompt: Sequence[int] = (0,)) -> Request:
@@ -50,7 +66,7 @@ def settings_of(params: Sequence[SamplingParams], vocab_size: int, prompt: Seque
 
 def admission_of(params: SamplingParams, prompt: Sequence[int], *, rows: int, max_length: int, vocab_size: int) -> Admission:
     """The same request in rows 0, 1, ..."""
-    one = engine.admission(request(params, prompt), Sizes(1, 1, vocab_size, max_length, 1), None)
+    one = engine.admission(request(params, prompt), vocab_size, max_length, None)
     several = jax.tree.map(lambda field: jnp.repeat(jnp.asarray(field), rows, 0), one)
     return several._replace(row=jnp.arange(rows, dtype=jnp.int32))
 

@@ -5,8 +5,9 @@ import numpy as np
 
 from jaxspec.decoding.commit import advance, commit
 from jaxspec.decoding.settings import neutral_settings
-from jaxspec.decoding.state import Batch, Caches, Sizes, State, empty_state, gather, put
+from jaxspec.decoding.state import Batch, Sizes, State, empty_state, gather, put
 from jaxspec.decoding.verify import RUNNING, STOPPED, Accepted, Verified
+from jaxspec.testing import tiny_config
 from jaxspec.typing import KeysValues
 
 PAGE, LENGTH = 4, 12
@@ -16,7 +17,8 @@ TABLE = jnp.array([[5, 2, 0], [1, 4, 3]])
 def state_of(lengths: list[int]) -> State:
     """Running sequences in rows 1 and 2 over empty pages; row 0 is free."""
     pages = KeysValues(jnp.zeros((6, PAGE, 1, 2)), jnp.zeros((6, PAGE, 1, 2)))
-    state = empty_state(Caches((pages,), ()), 3, Sizes(1, 1, 8, LENGTH, 1), jnp.float32)
+    sizes = Sizes(3, 0, PAGE, LENGTH, 1, jnp.float32)
+    state = empty_state(tiny_config(vocab_size=8), sizes, 0, ())._replace(cache=(pages,))
     fields = {"length": jnp.array(lengths), "root": jnp.array([7, 6]), "remaining": jnp.array([9, 9])}
     return state._replace(sequences=put(state.sequences, jnp.array([1, 2]), **fields, done=jnp.array([False, True])))
 
@@ -36,7 +38,7 @@ def test_the_docstrings_example_of_a_commit():
     state = state_of([7, 2])
     window = KeysValues(*(jnp.arange(2 * 6 * 2, dtype=jnp.float32).reshape(2, 6, 1, 2) + 1 + extra for extra in (0, 100)))
     verified = Verified(jnp.zeros((2, 6), jnp.int32), jnp.zeros((2, 6, 8)), jnp.zeros((2, 6, 1)), (window,))
-    ((keys, values),) = commit(state, batch_of(state), verified, accepted(2)).caches.target
+    ((keys, values),) = commit(state, batch_of(state), verified, accepted(2)).cache
     for found, rows in ((keys, window.k), (values, window.v)):
         slots = np.asarray(found)[np.asarray(TABLE[0])].reshape(3 * PAGE, 2)
         assert (slots[7] == rows[0, 0, 0]).all() and (slots[8] == rows[0, 2, 0]).all()

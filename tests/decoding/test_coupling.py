@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Coupling, calibrated, couple, coupled_scores, learn
+from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Coupling, Prediction, calibrated, couple
 from jaxspec.decoding.cycle import cycle
-from jaxspec.decoding.state import Models, State, admit, gather
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.state import State, admit, gather
 from jaxspec.decoding.tree import root_only
 from jaxspec.decoding.verify import choose_tokens
 from jaxspec.models.head import DraftHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_eagle, random_head
-from tests.decoding.rows import admission_of, poisoned_state
+from tests.decoding.rows import admission_of, models_of, poisoned_state
 
 ROWS, DEPTHS, VOCAB, TEXT = 6, 3, 64, [3, 1, 4, 1, 5, 9]
 KINDS = {
@@ -40,13 +41,12 @@ KINDS = {
 def heads() -> dict[str, tuple[Models, DraftHead]]:
     """One with the target's vocabulary, one with its own."""
     target = engine_target(vocab_size=VOCAB)
-    module, found = target.merge(target.params), {}
+    found = {}
     for name, head in {"whole": random_eagle(target.config), "own": random_head(target.config, draft_vocab_size=40)}.items():
         if name == "own":  # not the first tokens in order
             ids = np.random.default_rng(0).permutation(VOCAB)[: len(head.params["draft_to_target"])]
             head = dataclasses.replace(head, params=head.params | {"draft_to_target": jnp.asarray(ids, jnp.int32)})
-        merged = head.merge(head.params)
-        found[name] = Models(module, merged, head.config.captured_layers), merged
+        found[name] = models_of(target, head), head.merge(head.params)
     return found
 
 
@@ -60,6 +60,11 @@ def running(params: SamplingParams) -> State:
     history = state.history.at[:, : len(TEXT)].set(jnp.array(TEXT))
     length = jnp.full(ROWS, len(TEXT) - 1)
     return state._replace(history=history, sequences=state.sequences._replace(length=length, done=jnp.zeros(ROWS, bool)))
+
+
+def predicted(head: DraftHead, coupling: Coupling, state: State) -> Prediction:
+    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    return Prediction(coupling, state, batch, head.target_vocab(), state.draft.calibration)
 
 
 @jax.jit
@@ -82,7 +87,7 @@ def drafted_and_chosen(vocabulary: str):
         batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
 
         def both(logits):
-            scores = coupled_scores(coupling, head, logits if ids is None else logits[..., ids], 0)
+            scores = predicted(head, coupling, state).scores(logits if ids is None else logits[..., ids], 0)
             drafted = head.target_ids(jnp.argmax(scores, -1))
             return drafted, choose_tokens(state, batch, root_only(batch.sequences.root), logits)
 
@@ -106,10 +111,11 @@ def learning(vocabulary: str):
             known = 1.5 * logits[:, ids]
             chosen = ids[jnp.argmax((known + 0.8 * errors[:, ids]) / temperature + noise[:, ids], -1)]
             now = coupling._replace(noise=jnp.broadcast_to(noise[:, None], coupling.noise.shape))
-            return learn(models, state, batch, now, factor * known, chosen), state.calibration.weights
+            draft = models.drafter.learn(state, batch, now, factor * known, chosen)
+            return state._replace(draft=draft), draft.calibration.weights
 
         state, steps = jax.lax.scan(observe, begin, jax.random.split(jax.random.key(4), 1500))
-        return state.calibration.weights, steps
+        return state.draft.calibration.weights, steps
 
     return run
 
@@ -147,17 +153,17 @@ def test_greedy_requests_are_drafted_alike_in_any_company():
     _, head = heads()["whole"]
     state = running(KINDS["hot"])
     temperature = jnp.where(jnp.arange(ROWS) < 3, 0, state.settings.temperature)
-    coupling, _ = coupled(state._replace(settings=state.settings._replace(temperature=temperature)))
+    coupling, state = coupled(state._replace(settings=state.settings._replace(temperature=temperature)))
     logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
     for needed in (1, 2, 3):
-        scores = coupled_scores(coupling._replace(needed=jnp.array(needed)), head, logits, 1)
+        scores = predicted(head, coupling._replace(needed=jnp.array(needed)), state).scores(logits, 1)
         assert (scores[:3] == logits[:3]).all() and (scores[3:] != logits[3:]).any()
 
 
 def test_a_head_whose_whole_vocabulary_is_banned_still_has_finite_scores():
     _, head = heads()["own"]
-    coupling, _ = coupled(running(SamplingParams(allowed_token_ids=[VOCAB - 1])))
-    assert jnp.isfinite(coupled_scores(coupling, head, jnp.zeros((ROWS, 1, 40)), 0)).all()
+    scores = predicted(head, *coupled(running(SamplingParams(allowed_token_ids=[VOCAB - 1])))).scores(jnp.zeros((ROWS, 1, 40)), 0)
+    assert jnp.isfinite(scores).all()
 
 
 @pytest.mark.parametrize("vocabulary", ["whole", "own"])
@@ -192,8 +198,8 @@ def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
         coupling, state = coupled(running(KINDS[name]))
         batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
         done = batch._replace(sequences=batch.sequences._replace(done=jnp.ones(ROWS, bool)))
-        assert (learn(models, state, done, coupling, logits, chosen).calibration.weights == 1).all()
-        assert (learn(models, state, batch, coupling, logits, chosen).calibration.weights == 1).all() == (name != "hot")
+        assert (models.drafter.learn(state, done, coupling, logits, chosen).calibration.weights == 1).all()
+        assert (models.drafter.learn(state, batch, coupling, logits, chosen).calibration.weights == 1).all() == (name != "hot")
 
 
 def test_a_token_that_the_head_does_not_know_teaches_nothing():
@@ -202,7 +208,7 @@ def test_a_token_that_the_head_does_not_know_teaches_nothing():
     batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
     unknown = next(token for token in range(VOCAB) if token not in np.asarray(head.target_vocab()))
     logits = jax.random.normal(jax.random.key(6), (ROWS, 40))
-    assert (learn(models, state, batch, coupling, logits, jnp.full(ROWS, unknown)).calibration.weights == 1).all()
+    assert (models.drafter.learn(state, batch, coupling, logits, jnp.full(ROWS, unknown)).calibration.weights == 1).all()
 
 
 def test_logits_that_are_not_numbers_teach_nothing():
@@ -212,9 +218,9 @@ def test_logits_that_are_not_numbers_teach_nothing():
     batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
     logits, chosen = jax.random.normal(jax.random.key(7), (ROWS, VOCAB)), jnp.arange(ROWS)
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
-        found = learn(models, state, batch, coupling, logits.at[2, 5].set(bad), chosen).calibration
+        found = models.drafter.learn(state, batch, coupling, logits.at[2, 5].set(bad), chosen).calibration
         others = batch._replace(sequences=batch.sequences._replace(done=jnp.arange(ROWS) == 2))
-        expected = learn(models, state, others, coupling, logits, chosen).calibration
+        expected = models.drafter.learn(state, others, coupling, logits, chosen).calibration
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
         assert np.isfinite(found.information).all() and (found.weights != 1).any()
 

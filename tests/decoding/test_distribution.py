@@ -11,11 +11,12 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.cycle import LOSSLESS, CycleOptions, cycle
+from jaxspec.decoding.cycle import cycle
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import SamplingKind
-from jaxspec.decoding.state import Models, admit
+from jaxspec.decoding.state import admit
 from jaxspec.decoding.verify import REPORT_HEADER
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
@@ -23,13 +24,13 @@ from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_config
 from tests.decoding.distribution_in_numpy import distribution, threshold_distribution
-from tests.decoding.rows import admission_of, chunk_of, poisoned_state
+from tests.decoding.rows import admission_of, chunk_of, models_of, poisoned_state
 from tests.sets import exhaustive
 
 VOCAB, PROMPT = 8, [1, 4, 2, 4, 5]
 BATCH, ROUNDS, PAGE = 512, 20, 8
 SPEC, ONE_LEVEL = TreeShape(3, 3, 8), TreeShape(1, 3, 4)
-LOSSY = CycleOptions(thresholds=Thresholds(0.35, 0.8))
+LOSSY = Thresholds(0.35, 0.8)
 
 FILTERS = {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.3}
 NARROWER = {"temperature": 0.7, "top_k": 5, "top_p": 0.7, "min_p": 0.3}  # here top_p takes what the others leave
@@ -77,22 +78,22 @@ def models() -> tuple[LoadedTarget, LoadedHead]:
 
 
 @cache
-def program(spec: TreeShape, options: CycleOptions):
+def program(spec: TreeShape, thresholds: Thresholds | None):
     """Prefill and two cycles, compiled once; what is sampled, and how, is data."""
     target, head = models()
     state = poisoned_state(target, head, rows=BATCH, pages=2 * BATCH, page_size=PAGE, max_length=2 * PAGE)
     rows, table = jnp.arange(BATCH), jnp.arange(2 * BATCH).reshape(BATCH, 2)
 
     def merged(params) -> Models:
-        return Models(target.merge(params[0]), head.merge(params[1]), ())
+        return models_of(target, head, params)
 
     @jax.jit
     def begin(params, state, admission):
-        return prefill(merged(params), admit(state, admission), chunk_of(PROMPT, table), options=options)
+        return prefill(merged(params), admit(state, admission), chunk_of(PROMPT, table))
 
     @jax.jit
     def go_on(params, state):
-        return cycle(merged(params), state, rows, table, tree=spec, options=options)
+        return cycle(merged(params), state, rows, table, tree=spec, thresholds=thresholds)
 
     def continuations(admission):
         params = target.params, head.params
@@ -105,13 +106,13 @@ def program(spec: TreeShape, options: CycleOptions):
 
 
 @cache
-def draws(params: SamplingParams, spec: TreeShape = SPEC, options: CycleOptions = LOSSLESS) -> Draws:
+def draws(params: SamplingParams, spec: TreeShape = SPEC, thresholds: Thresholds | None = None) -> Draws:
     admission = admission_of(params, PROMPT, rows=BATCH, max_length=2 * PAGE, vocab_size=VOCAB)
     texts, emitted, children = [], [], np.zeros((VOCAB, spec.num_draft_tokens - 1), int)
     for number in range(ROUNDS):
         seeds = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.uint32)
         seeded = admission.settings._replace(seed=jnp.asarray(np.stack([seeds * 0, seeds], 1)))
-        first, second, third, trees = map(np.asarray, program(spec, options)(admission._replace(settings=seeded)))
+        first, second, third, trees = map(np.asarray, program(spec, thresholds)(admission._replace(settings=seeded)))
         for a, b, c in zip(first, second, third, strict=True):
             tokens = [a[REPORT_HEADER], *b[REPORT_HEADER : REPORT_HEADER + b[0]], *c[REPORT_HEADER : REPORT_HEADER + c[0]]]
             texts.append(tokens[:3])
@@ -201,7 +202,7 @@ def test_the_test_can_fail():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
 def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_distribution(name):
-    got = draws(SETTINGS[name], options=CycleOptions(thresholds=Thresholds(1.0, 1.0)))
+    got = draws(SETTINGS[name], thresholds=Thresholds(1.0, 1.0))
     assert got.mean_emitted > 1.2
     assert_distribution(got.tokens, SETTINGS[name])
 
@@ -209,7 +210,7 @@ def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_distribution(na
 @pytest.mark.exhaustive
 def test_lossy_acceptance_accepts_more_and_changes_the_distribution():
     params = SETTINGS["temperature"]
-    lossless, lossy = (draws(params, options=CycleOptions(thresholds=Thresholds(single))) for single in (1.0, 0.12))
+    lossless, lossy = (draws(params, thresholds=Thresholds(single)) for single in (1.0, 0.12))
     assert lossy.mean_emitted > lossless.mean_emitted + 0.2
     with pytest.raises(AssertionError, match="2 tokens"):  # the first comes from the prefill, which knows no drafts
         assert_distribution(lossy.tokens, params)
@@ -218,7 +219,7 @@ def test_lossy_acceptance_accepts_more_and_changes_the_distribution():
 @pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
 def test_lossy_acceptance_has_the_documented_distribution(name):
     """Of a tree of one level the second token's distribution is known exactly."""
-    single, acc = LOSSY.thresholds.single, LOSSY.thresholds.acc
+    single, acc = LOSSY.single, LOSSY.acc
     got = draws(SETTINGS[name], ONE_LEVEL, LOSSY)
     first, second, _ = distributions(SETTINGS[name])
     lossy_second = np.array([threshold_distribution(second[a], got.children[a].tolist(), single, acc) for a in range(VOCAB)])

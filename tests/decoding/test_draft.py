@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.draft import SlidingWindow, VisibleSlots, draft, draft_tree, visible_slots
+from jaxspec.decoding.cycle import propose
+from jaxspec.decoding.head_drafter import SlidingWindow, VisibleSlots, visible_slots
 from jaxspec.decoding.state import gather
 from jaxspec.decoding.tree import build_tree
 from tests.decoding.test_extend import PROMPT, TABLE, compiled, prefilled
@@ -87,11 +88,11 @@ def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
 
     def both(models, state, table):
         batch = gather(state, jnp.array([0]), table)
-        candidates, _ = draft(models, state.caches.draft, batch, spec, window)
+        candidates = models.drafter.propose(models.target, state, batch, spec, None, scored=True).candidates
         expected = build_tree(batch.sequences.root, candidates, spec.num_draft_tokens, spec.num_steps)
-        return draft_tree(models, state, batch, spec, window).tree, expected
+        return propose(models, state, batch, spec).tree, expected
 
-    found, expected = compiled(both, algorithm)(prefilled(algorithm, PROMPT).state, TABLE)
+    found, expected = compiled(both, algorithm, window)(prefilled(algorithm, PROMPT).state, TABLE)
     for name in found._fields:
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
     assert len(set(found.tokens[0].tolist())) > 1

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.cycle import CycleOptions, cycle
-from jaxspec.decoding.draft import SlidingWindow
+from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.extend import catch_up
+from jaxspec.decoding.head_drafter import SlidingWindow
 from jaxspec.decoding.prefill import prefill
-from jaxspec.decoding.state import Models, ProgramOutput, State, admit
+from jaxspec.decoding.state import ProgramOutput, State, admit
 from jaxspec.decoding.verify import REPORT_HEADER
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -21,7 +21,7 @@ from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head
 from jaxspec.typing import KeysValues
 from tests.decoding import distribution_in_numpy
-from tests.decoding.rows import admission_of, chunk_of, poisoned_state
+from tests.decoding.rows import admission_of, chunk_of, models_of, poisoned_state
 from tests.sets import exhaustive
 
 PAGE, PAGES, LENGTH, MAX_LAG = 4, 12, 48, 16
@@ -43,13 +43,13 @@ def models(algorithm: str) -> tuple[LoadedTarget, LoadedHead]:
 
 
 @cache
-def compiled(program: Any, algorithm: str, **static):
+def compiled(program: Any, algorithm: str, window: SlidingWindow | None = None, **static):
     """The program as a function of its arrays only."""
     target, head = models(algorithm)
 
     @jax.jit
     def run(params, *arguments):
-        return program(Models(target.merge(params[0]), head.merge(params[1]), head.config.captured_layers), *arguments, **static)
+        return program(models_of(target, head, params, window=window), *arguments, **static)
 
     return lambda *arguments: run((target.params, head.params), *arguments)
 
@@ -59,7 +59,8 @@ def fresh(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY, ro
     target, head = models(algorithm)
     size = {"pages": rows * PAGES, "page_size": PAGE, "max_length": LENGTH, "max_lag": MAX_LAG}
     state = poisoned_state(target, head, rows=rows, **size)
-    state = state._replace(lag_features=jnp.full_like(state.lag_features, 1e6))
+    features = state.features._replace(postponed=jnp.full_like(state.features.postponed, 1e6))
+    state = state._replace(features=features)
     return admit(state, admission_of(params, tokens, rows=rows, max_length=LENGTH, vocab_size=target.config.vocab_size))
 
 
@@ -80,11 +81,25 @@ def assert_close(found: Any, expected: Any, name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max(), err_msg=name)
 
 
+def target_cache(state: State) -> tuple[KeysValues, ...]:
+    return state.cache
+
+
+def draft_cache(state: State) -> tuple[KeysValues, ...]:
+    return state.draft.cache
+
+
+def with_caches(state: State, change) -> State:
+    """With both caches changed."""
+    cache, draft = (jax.tree.map(change, each) for each in (state.cache, state.draft.cache))
+    return state._replace(cache=cache, draft=state.draft._replace(cache=draft))
+
+
 def assert_same_caches(found: State, expected: State, length: int) -> None:
     """Target slots 0 .. length - 1 and head slots 1 .. length; all others were never written."""
-    for name, slots in (("target", range(length)), ("draft", range(1, length + 1))):
-        left, right = flat(getattr(found.caches, name)), flat(getattr(expected.caches, name))
-        assert_close(left[slots], right[slots], name)
+    for of, slots in ((target_cache, range(length)), (draft_cache, range(1, length + 1))):
+        left, right = flat(of(found)), flat(of(expected))
+        assert_close(left[slots], right[slots], of.__name__)
         assert np.isnan(np.delete(left, slots, 0)).all() and np.isnan(np.delete(right, slots, 0)).all()
 
 
@@ -93,19 +108,20 @@ def assert_same(found: State, expected: State) -> None:
     length = int(expected.sequences.length[0])
     assert (int(found.sequences.length[0]), int(found.sequences.root[0])) == (length, int(expected.sequences.root[0]))
     assert found.history[0, : length + 1].tolist() == expected.history[0, : length + 1].tolist()
-    assert found.sequences.lag.tolist() == expected.sequences.lag.tolist() == [0]
-    assert_close(found.sequences.draft_hidden, expected.sequences.draft_hidden, "draft_hidden")
+    assert found.features.lag.tolist() == expected.features.lag.tolist() == [0]
+    assert_close(found.draft.hidden, expected.draft.hidden, "hidden")
     assert_same_caches(found, expected, length)
 
 
-def with_only_prefix(state: State, cached: int) -> tuple[KeysValues, ...]:
-    """The caches of another request with the same first pages: NaN from slot `cached` on."""
+def with_only_prefix(fresh: State, of: State, cached: int) -> State:
+    """With the caches `of` another request with the same first pages: NaN from slot `cached` on."""
     shared = TABLE[0, : cached // PAGE]
 
     def keep(pages):
         return jnp.full_like(pages, jnp.nan).at[shared].set(pages[shared])
 
-    return jax.tree.map(keep, state.caches)
+    kept = with_caches(of, keep)
+    return fresh._replace(cache=kept.cache, draft=fresh.draft._replace(cache=kept.draft.cache))
 
 
 @pytest.mark.parametrize("algorithm", HEADS)
@@ -113,13 +129,13 @@ def with_only_prefix(state: State, cached: int) -> tuple[KeysValues, ...]:
 def test_a_prefix_hit_leaves_what_prefilling_the_whole_prompt_leaves(algorithm, cached):
     """The row's last user left a feature of NaN, which must not be carried over."""
     whole = prefilled(algorithm, PROMPT)
-    state = fresh(algorithm, PROMPT)._replace(caches=with_only_prefix(whole.state, cached))
+    state = with_only_prefix(fresh(algorithm, PROMPT), whole.state, cached)
     chunk = chunk_of(PROMPT[cached - 1 :], TABLE, width=24, first_slot=cached - 1, cached=cached)
     hit = compiled(prefill, algorithm)(state, chunk)
     assert hit.report.tolist() == whole.report.tolist()
     assert_same(hit.state, whole.state)
-    for name in ("target", "draft"):  # shared pages belong to others too
-        before, after = flat(getattr(state.caches, name))[:cached], flat(getattr(hit.state.caches, name))[:cached]
+    for of in (target_cache, draft_cache):  # shared pages belong to others too
+        before, after = flat(of(state))[:cached], flat(of(hit.state))[:cached]
         assert np.array_equal(before, after, equal_nan=True)
 
 
@@ -129,7 +145,7 @@ def test_chunks_of_any_size_leave_the_same(size, cached):
     whole = prefilled("EAGLE3", PROMPT)
     state = fresh("EAGLE3", PROMPT)
     if cached:
-        state = state._replace(caches=with_only_prefix(whole.state, cached))
+        state = with_only_prefix(state, whole.state, cached)
     begin = max(cached - 1, 0)
     for first in range(begin, len(PROMPT), size):
         part = PROMPT[first : first + size]
@@ -157,7 +173,7 @@ def plain_states(algorithm: str, params: SamplingParams = GREEDY) -> list[State]
 def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves(algorithm, cycles):
     state = plain_states(algorithm)[cycles]
     text = state.history[0, : len(PROMPT) + cycles].tolist()
-    assert state.sequences.lag.tolist() == [cycles]
+    assert state.features.lag.tolist() == [cycles]
     caught_up = compiled(catch_up, algorithm)(state, jnp.array([0]), TABLE)
     assert_same(caught_up, prefilled(algorithm, text).state)
 
@@ -194,13 +210,14 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
     state = state._replace(sequences=state.sequences._replace(remaining=jnp.array([3, 100])))
     for _ in range(7):
         state = compiled(cycle, "EAGLE3", tree=PLAIN)(state, jnp.arange(2), table).state
-    assert state.sequences.lag.tolist() == [3, 7] and state.sequences.done.tolist() == [True, False]
+    assert state.features.lag.tolist() == [3, 7] and state.sequences.done.tolist() == [True, False]
     state = compiled(catch_up, "EAGLE3")(state, jnp.arange(2), table)
     for row, cycles in enumerate((3, 7)):
         pages = slice(row * PAGES, (row + 1) * PAGES)
-        of_row = jax.tree.map(lambda array, row=row: array[row : row + 1], state._replace(caches=None, calibration=None))
-        caches = jax.tree.map(lambda array, pages=pages: array[pages], state.caches)
-        of_row = of_row._replace(caches=caches, calibration=state.calibration)
+        of_pages = with_caches(state, lambda array, pages=pages: array[pages])
+        rows = state._replace(cache=None, draft=state.draft._replace(cache=None, calibration=None))
+        of_row = jax.tree.map(lambda array, row=row: array[row : row + 1], rows)
+        of_row = of_row._replace(cache=of_pages.cache, draft=of_pages.draft._replace(hidden=of_row.draft.hidden))
         text = of_row.history[0, : len(PROMPT) + cycles].tolist()
         assert_same(of_row, prefilled("EAGLE3", text).state)
 
@@ -208,21 +225,21 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
 @pytest.mark.parametrize(("size", "sink"), [exhaustive(6, 0), (6, 2), exhaustive(3, 4)])
 def test_a_sliding_window_hides_what_is_outside_it(size, sink):
     """With NaN in all hidden slots of the head's cache, trees still are what they are without."""
-    options, rows = CycleOptions(sliding_window=SlidingWindow(size, sink)), jnp.array([0])
+    window, rows = SlidingWindow(size, sink), jnp.array([0])
     state = compiled(catch_up, "EAGLE3")(plain_states("EAGLE3")[10], rows, TABLE)
     length = int(state.sequences.length[0]) + 1
     first = (length - size) // PAGE * PAGE if sink else length - size
     hidden = range(-(-sink // PAGE) * PAGE, first)
     assert len(hidden) > 10
     pages = TABLE[0, jnp.array(hidden) // PAGE], jnp.array(hidden) % PAGE
-    draft = jax.tree.map(lambda array: array.at[pages].set(jnp.nan), state.caches.draft)
-    poisoned = state._replace(caches=state.caches._replace(draft=draft))
-    step = compiled(cycle, "EAGLE3", tree=TREE, options=options)
+    draft = jax.tree.map(lambda array: array.at[pages].set(jnp.nan), state.draft.cache)
+    poisoned = state._replace(draft=state.draft._replace(cache=draft))
+    step = compiled(cycle, "EAGLE3", window, tree=TREE)
     clean, spoiled = step(state, rows, TABLE), step(poisoned, rows, TABLE)
     assert clean.report.tolist() == spoiled.report.tolist()
-    assert np.array_equal(clean.state.sequences.draft_hidden, spoiled.state.sequences.draft_hidden)
+    assert np.array_equal(clean.state.draft.hidden, spoiled.state.draft.hidden)
     everything = compiled(cycle, "EAGLE3", tree=TREE)(state, rows, TABLE)
-    assert not np.array_equal(clean.state.sequences.draft_hidden, everything.state.sequences.draft_hidden)
+    assert not np.array_equal(clean.state.draft.hidden, everything.state.draft.hidden)
 
 
 @cache

@@ -7,11 +7,12 @@ import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import cycle
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
-from jaxspec.decoding.state import Models, admit
+from jaxspec.decoding.state import admit
 from jaxspec.decoding.tree import ancestor_mask
 from jaxspec.sampling_params import SamplingParams
-from tests.decoding.rows import admission_of, chunk_of, poisoned_state
+from tests.decoding.rows import admission_of, chunk_of, models_of, poisoned_state
 from tests.reference import head, target, trace
 
 PAGES, PAGE_SIZE, CHUNK = 12, 16, 8
@@ -32,7 +33,7 @@ class Reference:
         self.cycle = jax.jit(self._cycle)
 
     def models(self, params: tuple[dict, dict]) -> Models:
-        return Models(target().merge(params[0]), self.head.merge(params[1]), self.head.config.captured_layers)
+        return models_of(target(), self.head, params)
 
     def _prefill(self, params, state, chunk):
         return prefill(self.models(params), state, chunk)
@@ -74,4 +75,4 @@ def test_trace(references, case, number):
         out += step.report[0, 3 : 3 + count].tolist()
     assert out[: len(run["out"])] == run["out"]
     assert state.history[0, : len(prompt) + len(out)].tolist() == prompt + out
-    assert np.isfinite(state.sequences.draft_hidden).all()
+    assert np.isfinite(state.draft.hidden).all()

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.settings import MAX_STOP_TOKENS, neutral_settings
-from jaxspec.decoding.state import Batch, Sequences, empty_sequences
+from jaxspec.decoding.state import Batch, Sequences
 from jaxspec.decoding.tree import Tree, ancestor_mask
 from jaxspec.decoding.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncate
 
 
 def sequence(*, remaining: int = 100, done: bool = False) -> Sequences:
     """One row that may emit `remaining` tokens."""
-    return empty_sequences(1, 1, 1, jnp.float32)._replace(remaining=jnp.array([remaining]), done=jnp.array([done]))
+    return Sequences(jnp.array([0]), jnp.array([0]), jnp.array([remaining]), jnp.array([done]))
 
 
 def batch_of(now: Sequences, *stop_tokens: int) -> Batch:

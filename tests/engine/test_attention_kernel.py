@@ -7,8 +7,10 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
-from jaxspec.engine.device_state import check_kernel, merger, use_kernels
+from jaxspec.decoding.head_drafter import HeadDrafter
+from jaxspec.engine.device_state import check_kernel
 from jaxspec.models.layers import Attention, Linear, causal_metadata
+from jaxspec.models.registry import Build
 from jaxspec.testing import engine_target, random_head, tiny_engine
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
 
@@ -29,16 +31,16 @@ def test_names_are_those_of_the_implementations():
 def test_every_attention_of_target_and_head_has_it(name):
     target = engine_target()
     head = random_head(target.config)
-    models = merger(target, head, name)({"target": target.params, "head": head.params})
-    assert kernels(models.target) == [name] * target.config.num_layers
-    assert kernels(models.head) == [name] * head.config.layer.num_layers
+    models = Build(target.graph, name)(target.params), HeadDrafter.of(head, attention_kernel=name).head
+    assert kernels(models[0]) == [name] * target.config.num_layers
+    assert kernels(models[1]) == [name] * head.config.layer.num_layers
 
 
 def test_every_linear_layer_of_target_and_head_has_the_matmul():
     target = engine_target()
     head = random_head(target.config)
-    models = merger(target, head, matmul="skinny")({"target": target.params, "head": head.params})
-    for model, projections in ((models.target, 4 * target.config.num_layers + 1), (models.head, 4 + 2)):  # lm_head, and fc
+    models = Build(target.graph, matmul="skinny")(target.params), HeadDrafter.of(head, matmul="skinny").head
+    for model, projections in zip(models, (4 * target.config.num_layers + 1, 4 + 2), strict=True):  # lm_head, and fc
         layers = [module.matmul for _, module in nnx.iter_modules(model) if isinstance(module, Linear)]
         assert layers == ["skinny"] * projections
 
@@ -55,11 +57,8 @@ def test_a_kernel_for_gpus_is_refused_without_one():
 def test_attention_runs_what_was_chosen():
     """On a CPU, JAX refuses a kernel that is meant for GPUs, as soon as it is asked for."""
     target = engine_target()
-    model = target.merge(target.params)
     tokens, rows = jax.numpy.zeros((1, 2), int), causal_metadata(1, 2)
-    expected = model(tokens, rows).hidden
-    use_kernels(model, "reference")
-    assert (model(tokens, rows).hidden == expected).all()
-    use_kernels(model, "pallas_triton")
+    expected = target.merge(target.params)(tokens, rows).hidden
+    assert (Build(target.graph, "reference")(target.params)(tokens, rows).hidden == expected).all()
     with pytest.raises(ValueError, match="interpret mode"):
-        model(tokens, rows)
+        Build(target.graph, "pallas_triton")(target.params)(tokens, rows)

@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from jaxspec.config import TreeShape
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
@@ -249,8 +249,8 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     monkeypatch.setattr(programs, "choose", noted)
     engine.warm_up(wait_for_all=False)
     assert run(engine) == expected and used <= set(engine.runner.table.first())
-    assert programs.count.ready == len(engine.runner.table.first()) == 3 and engine.runner.batches == (2,)
-    assert programs.count.total > 5 and programs.is_compiling and engine.runner.ready_trees == (TreeShape(2, 2, 4),)
+    assert programs.count.ready == len(engine.runner.table.first()) == 3 and programs.ready.batches == (2,)
+    assert programs.count.total > 5 and programs.is_compiling and programs.ready.trees == (TreeShape(2, 2, 4),)
 
     def switch() -> None:
         gate.open()
@@ -261,21 +261,20 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     assert programs.count.ready == programs.count.total > 5
     used.clear()
     assert run(engine) == expected and not used <= set(engine.runner.table.first())
-    assert engine.runner.ready_trees == engine.trees.all
+    assert engine.runner.programs.ready.trees == engine.trees.all
 
 
 def test_programs_update_the_caches_in_place():
     """Donated caches alias the results, and no program holds a copy of one among its temporaries."""
     plain = TreeShape(num_steps=0)
     runner = tiny_engine(TreeShape(2, 2, 4), target=engine_target(num_layers=1), request_trees=(plain,), num_pages=4096).runner
-    cache_bytes = sum(array.nbytes for array in jax.tree.leaves(runner.state.caches))
-    one_array = jax.tree.leaves(runner.state.caches)[0].nbytes
+    one_array = jax.tree.leaves(runner.state.cache)[0].nbytes
     programs = runner.table.largest_of_all()
     assert {type(program) for program in programs} == {AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram}
     assert {program.tree for program in programs if isinstance(program, CycleProgram)} == {plain, TreeShape(2, 2, 4)}
     for program in programs:
         memory = runner.programs._compile(program).memory_analysis()
-        assert memory.alias_size_in_bytes >= cache_bytes, str(program)
+        assert memory.alias_size_in_bytes >= runner.cache_bytes, str(program)
         assert memory.temp_size_in_bytes < one_array, str(program)
 
 

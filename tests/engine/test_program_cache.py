@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.state import Caches
+from jaxspec.decoding.head_drafter import HeadState
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram
 from jaxspec.engine import program_cache
 from jaxspec.engine.program_cache import APART, KEEP_DAYS, StoredTraces, source_digest
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
 from jaxspec.typing import KeysValues
@@ -24,7 +24,7 @@ from jaxspec.typing import KeysValues
 pytestmark = pytest.mark.compiles
 
 WEIGHTS = {"layers": {0: jnp.arange(3.0), 1: jnp.ones(3)}}
-STATE = Caches((KeysValues(jnp.zeros(3), jnp.ones(3)),), ())
+STATE = HeadState((KeysValues(jnp.zeros(3), jnp.ones(3)),), (), ())
 
 
 def program(weights, state, factor):
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_replaced(tmp_path, damage, caplog):
     content = file.read_bytes()
     file.write_bytes(damage(content))
     result = jax.jit(StoredTraces(tmp_path, "me").get("name", program, arguments))(*arguments)
-    assert jnp.array_equal(result.target[0].k, program(*arguments).target[0].k)
+    assert jnp.array_equal(result.cache[0].k, program(*arguments).cache[0].k)
     assert len(file.read_bytes()) == len(content) and not caplog.records
     StoredTraces(tmp_path, "me").get("name", never, arguments)
 
@@ -159,9 +159,13 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
         results.append((request.output, request.logprobs))
         assert {type(program) for program in programs.compilations} == {AdmitProgram, PrefillProgram, CycleProgram}
     assert results[0] == results[1] == results[2]
-    function, others = programs._define(CatchUpProgram(1, 64))
-    assert programs.traces.get("catch up", function, (programs._params, programs.state, *others)) is not function
-    assert len(files(tmp_path)) == len(programs.compilations) + 1 and not caplog.records
+    pages, tree = engine.runner.table.pages, TreeShape(2, 2, 4)
+    others = [CatchUpProgram(1, pages), ProposeProgram(1, pages, tree), SettleProgram(1, pages, tree, masked=True)]
+    for program in others:
+        function = programs._function(program)
+        arguments = (programs._params, programs.state, *programs.inputs(program))
+        assert programs.traces.get(str(program), function, arguments) is not function
+    assert len(files(tmp_path)) == len(programs.compilations) + len(others) and not caplog.records
 
 
 DAMAGED = """

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProgramTable
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.engine.program_table import ProgramTable
 
 TREE, CHAIN = TreeShape(5, 4, 8), TreeShape(3, 1)
 

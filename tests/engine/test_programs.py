@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.decoding.cycle import CycleOptions
-from jaxspec.engine.program_table import AdmitProgram, PrefillProgram
+from jaxspec.decoding.programs import AdmitProgram, PrefillProgram
 from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, INTERVAL, Compilation, CompilingProgress, Programs
 
 pytestmark = pytest.mark.compiles
@@ -23,12 +22,15 @@ class TwoPrograms(Programs):
     """Two small functions in place of the model's."""
 
     def __init__(self, factor: float):
-        super().__init__(lambda params: params, {"w": jnp.ones(8)}, jnp.zeros((8, 8)), CycleOptions(None, None))
+        super().__init__(lambda params: params, {"w": jnp.ones(8)}, jnp.zeros((8, 8)))
         self._factor = factor
 
-    def _define(self, program):
+    def _function(self, program):
         power = 1 if program == ADMIT else 2
-        return lambda params, state, x: jnp.tanh(state * self._factor) + params["w"] * x**power, (jnp.ones(8),)
+        return lambda params, state, x: jnp.tanh(state * self._factor) + params["w"] * x**power
+
+    def inputs(self, program):
+        return (jnp.ones(8),)
 
 
 @pytest.fixture(autouse=True)
@@ -126,11 +128,11 @@ class Slow(TwoPrograms):
         super().__init__(factor)
         self.started, self.may_go_on = threading.Event(), threading.Event()
 
-    def _define(self, program):
+    def _function(self, program):
         if threading.current_thread().name == "compiler":
             self.started.set()
             assert self.may_go_on.wait(60)
-        return super()._define(program)
+        return super()._function(program)
 
 
 def test_no_launch_waits_for_the_compiler_and_nothing_is_asked_for_twice():
@@ -152,10 +154,10 @@ def test_no_launch_waits_for_the_compiler_and_nothing_is_asked_for_twice():
 
 def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes_on(caplog):
     class Broken(TwoPrograms):
-        def _define(self, program):
+        def _function(self, program):
             if program == ADMIT:
                 raise ValueError("no such kernel")
-            return super()._define(program)
+            return super()._function(program)
 
     programs, other = Broken(17.0), PrefillProgram(2, 1)
     programs.compile_all([CHUNK])
@@ -179,12 +181,12 @@ def test_after_a_failure_the_rest_is_not_compiled():
     class Broken(TwoPrograms):
         started = 0
 
-        def _define(self, program):
+        def _function(self, program):
             self.started += 1
             if program == ADMIT:
                 raise SystemExit(0)
             time.sleep(0.05)
-            return super()._define(program)
+            return super()._function(program)
 
     programs = Broken(1.0)
     with pytest.raises(SystemExit):

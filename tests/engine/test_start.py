@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.decoding.state import State
 from jaxspec.engine.device_state import memory_limit, nbytes
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.runner import Runner, Start
 from jaxspec.sampling_params import SamplingParams
@@ -87,7 +87,7 @@ def test_an_engine_compiles_first_and_then_allocates_what_fits():
     shapes, pages, first = usual.runner.programs.state, usual.runner.num_pages, usual.runner.table.first()
     usual.runner.programs.compile_all(first)
     temporaries, largest = usual.runner.programs.most_temporaries()
-    page_bytes = nbytes(shapes.caches) // pages
+    page_bytes = nbytes(shapes.cache) // pages
     limit = nbytes(usual.runner.params) + nbytes(shapes) + temporaries - 20 * page_bytes  # 20 pages too little
 
     engine = tiny_engine(PLAIN, **small, start=Start(memory_limit=limit), mem_fraction=1.0)
@@ -97,7 +97,7 @@ def test_an_engine_compiles_first_and_then_allocates_what_fits():
     missing = (pages - 20 - fitting) * page_bytes - limit * MARGIN
     assert 0 <= missing < page_bytes, "as many pages as fit beside the temporaries and the margin"
 
-    cache = programs.state.caches.target[0].k.shape
+    cache = programs.state.cache[0].k.shape
     assert not any(array.shape == cache for array in jax.live_arrays()), "allocated before it is needed"
     texts = []
     for each in (usual, engine):
@@ -105,7 +105,7 @@ def test_an_engine_compiles_first_and_then_allocates_what_fits():
         while each.has_work:
             each.step()
         texts.append(tuple(request.output))
-    assert texts[0] == texts[1] and engine.runner.state.caches.target[0].k.shape == cache
+    assert texts[0] == texts[1] and engine.runner.state.cache[0].k.shape == cache
 
 
 def test_memory_that_is_too_small_for_the_engine():
@@ -150,11 +150,11 @@ def test_first_runs_change_nothing_but_the_padding_row(every_kind):
     runner.run_once()
     assert ran == list(runner.programs.compilations)
     found: State = jax.tree.map(np.array, runner.state)
-    for before, after in zip(jax.tree.leaves(expected.caches), jax.tree.leaves(found.caches), strict=True):
+    for before, after in zip(*(jax.tree.leaves((state.cache, state.draft.cache)) for state in (expected, found)), strict=True):
         np.testing.assert_array_equal(after, before)
-    assert (found.calibration.weights == expected.calibration.weights).all()
-    by_row = (jax.tree.leaves(state._replace(caches=None, calibration=None)) for state in (expected, found))
-    for before, after in zip(*by_row, strict=True):
+    assert (found.draft.calibration.weights == expected.draft.calibration.weights).all()
+    by_row = (state._replace(cache=None, draft=state.draft.hidden) for state in (expected, found))
+    for before, after in zip(*map(jax.tree.leaves, by_row), strict=True):
         np.testing.assert_array_equal(after[:-1], before[:-1])  # the last row is the padding row
     assert found.sequences.done.all()
 

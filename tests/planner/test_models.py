@@ -60,7 +60,7 @@ def test_counts_are_those_of_loaded_models(kind):
     engine = tiny_engine(target=target, head=head, num_pages=3)
     together = pair(target.config, head.config, "float32")
     assert together.weights == sum(array.nbytes for array in jax.tree.leaves(engine.runner.params))
-    pools = sum(array.nbytes for array in jax.tree.leaves(engine.runner.state.caches))
+    pools = sum(array.nbytes for array in jax.tree.leaves((engine.runner.state.cache, engine.runner.state.draft.cache)))
     assert together.cache * engine.config.page_size * 3 == pools
 
 

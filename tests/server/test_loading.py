@@ -11,7 +11,7 @@ import pytest
 from jaxspec import serve
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import TreeShape
-from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.programs import Compilation, ProgramError
 from jaxspec.llm import LLM
 from jaxspec.serve import known_settings

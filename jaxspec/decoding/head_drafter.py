@@ -1,0 +1,312 @@
+"""The drafter with a trained head: it grows candidates level by level, keeping the best as the next beam (EAGLE-2, section 4.1)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import TreeShape
+from jaxspec.decoding.commit import write_slots
+from jaxspec.decoding.coupling import Calibration, Coupling, Prediction, calibrate, uncalibrated
+from jaxspec.decoding.drafter import Draft, NewTokens
+from jaxspec.decoding.settings import SamplingKind
+from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
+from jaxspec.decoding.tree import Candidates, Chain
+from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.layers import AttentionMetadata
+from jaxspec.models.llama import Llama
+from jaxspec.models.registry import Build, LoadedHead
+from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """The part of its cache that a head sees: the last slots, and the first.
+
+    SGLang's --speculative-draft-window-size and --speculative-draft-sink-size. Heads are trained on short texts and make
+    little use of old tokens; this keeps them within that range (but for the sink, whose distance grows) and reads less. Keys are
+    stored rotated, so all it takes is a shorter page table.
+    """
+
+    size: int
+    """The last slots."""
+    sink: int = 0
+    """The first slots."""
+
+
+class VisibleSlots(NamedTuple):
+    """A range of cache slots, as AttentionMetadata takes it."""
+
+    page_table: Int[Array, "b p"]
+    start: Int[Array, " b"]
+    length: Int[Array, " b"]
+
+
+def visible_slots(
+    page_table: Int[Array, "b p"], length: Int[Array, " b"], page_size: int, sliding_window: SlidingWindow | None
+) -> VisibleSlots:
+    """The slots 1 <= i < length of a head's cache, or the part of them inside the sliding window.
+
+    Without a sink exactly the last `size` slots; with one, the pages that hold the sink and the last `size` slots.
+
+    In:  pages [3, 8, 5, 9, 4], length 18, page_size 4, size 5, sink 2
+    Out: pages [3, 9, 4, ...], start 1, length 10: slots 1-3, 12-15 and 16-17
+    """
+    start = jnp.ones_like(length)
+    if sliding_window is None:
+        return VisibleSlots(page_table, start, length)
+    sink = -(-sliding_window.sink // page_size)
+    tail = -(-sliding_window.size // page_size) + 1  # it may begin and end inside a page
+    first = jnp.maximum(length - sliding_window.size, 0)
+    if sink + tail >= page_table.shape[1]:  # the table has no pages to leave out
+        return VisibleSlots(page_table, jnp.maximum(start, first) if sink == 0 else start, length)
+    first_page = jnp.maximum(first // page_size, sink)
+    pages = first_page[:, None] + jnp.arange(tail)
+    tail_pages = jnp.take_along_axis(page_table, jnp.minimum(pages, page_table.shape[1] - 1), 1)
+    skipped = (first_page - sink) * page_size
+    start = jnp.maximum(start, first) - skipped if sink == 0 else start
+    return VisibleSlots(jnp.concatenate([page_table[:, :sink], tail_pages], 1), start, length - skipped)
+
+
+class Beam(NamedTuple):
+    """The k candidates that the next level grows from."""
+
+    tokens: Int[Array, "b k"]
+    scores: Float[Array, "b k"]
+    flat: Int[Array, "b k"]
+    """Index of each among all candidates."""
+    hidden: Float[Array, "b k h"]
+    """The head's output at each candidate's *parent*, which the head reads with the candidate's token."""
+    ancestors: Bool[Array, "b k s"]
+    """Which earlier window keys are ancestors."""
+
+
+class HeadState(NamedTuple):
+    """What a head keeps between programs."""
+
+    cache: tuple[KeysValues, ...]
+    """Per layer of the head; slot i holds the pair (feature of position i - 1, token i), so slot 0 is never used."""
+    hidden: Float[Array, "r h"]
+    """The head's output at its last slot; without a lag, that is slot Sequences.length, where the next draft starts."""
+    calibration: Calibration
+
+
+@dataclass(frozen=True)
+class HeadDrafter:
+    """Drafts with a trained head: EAGLE, EAGLE-3 or MTP."""
+
+    config: HeadConfig
+    build: Callable[[dict], DraftHead]
+    """Makes the head from its weights; hashable."""
+    window: SlidingWindow | None = None
+    """The part of its cache that it sees; None: all of it."""
+    weights: dict = field(default_factory=dict, compare=False, repr=False)
+    lags: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, head: LoadedHead, window: SlidingWindow | None = None, **kernels: Any) -> "HeadDrafter":
+        """The drafter with this head. `kernels`: as for Build."""
+        return cls(head.config, Build(head.graph, **kernels), window, head.params)
+
+    def with_weights(self, weights: dict) -> "HeadDrafter":
+        return replace(self, weights=weights)
+
+    @property
+    def head(self) -> DraftHead:
+        return self.build(self.weights)
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        return self.config.captured_layers
+
+    @property
+    def feature_size(self) -> int:
+        return self.config.feature_size
+
+    @property
+    def max_topk(self) -> int:
+        return self.config.draft_vocab_size or self.config.layer.vocab_size
+
+    def empty(self, sizes: Sizes) -> HeadState:
+        hidden = jnp.zeros((sizes.rows, self.config.layer.hidden_size), sizes.dtype)
+        return HeadState(empty_cache(self.config.layer, sizes), hidden, uncalibrated())
+
+    def propose(
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
+    ) -> Draft:
+        """The memo is the logits behind the roots [b, v], in the head's vocabulary."""
+        head = self.head
+        own = state.draft._replace(hidden=state.draft.hidden[batch.rows])
+        prediction = self._prediction(head, state, batch, coupling)
+        seen = visible_slots(batch.page_table, batch.sequences.length + 1, own.cache[0].k.shape[1], self.window)
+        drafting = draft_chain if tree.topk == 1 and not scored else draft
+        return Draft(*drafting(head, target, own, batch.sequences.length, seen, tree, prediction))
+
+    def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> HeadState:
+        """Runs the head over the pairs, writes their keys and values, and keeps its last output for the next draft."""
+        head, own = self.head, state.draft
+        batch_size, width = new.tokens.shape
+        columns = jnp.arange(width, dtype=jnp.int32)
+        slots = new.first_slot[:, None] + columns
+        is_new = slots >= new.cached[:, None]
+        mask = jnp.broadcast_to(columns[:, None] >= columns, (batch_size, width, width))
+        mask = mask & (is_new[:, None, :] | jnp.eye(width, dtype=bool))
+        seen = visible_slots(batch.page_table, new.cached, own.cache[0].k.shape[1], self.window)
+        metadata = AttentionMetadata(slots - 1, *seen, mask)  # a pair's position is its slot - 1
+        out = head(head.embed(new.tokens, target), head.project(new.features), metadata, own.cache)
+        path = jnp.broadcast_to(columns, new.tokens.shape)
+        write = (columns < new.size[:, None]) & is_new
+        pages = write_slots(own.cache, out.window, batch.page_table, path, slots, write)
+        hidden = jnp.where((new.size > 0)[:, None], last(out.hidden, new.size), own.hidden[batch.rows])
+        return own._replace(cache=pages, hidden=own.hidden.at[batch.rows].set(hidden))
+
+    def learn(
+        self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Int[Array, " b"]
+    ) -> HeadState:  # fmt: skip
+        prediction = self._prediction(self.head, state, batch, coupling)
+        if prediction is None:
+            return state.draft
+        return state.draft._replace(calibration=calibrate(prediction, memo, chosen))
+
+    def _prediction(self, head: DraftHead, state: State, batch: Batch, coupling: Coupling | None) -> Prediction | None:
+        if coupling is None:
+            return None
+        return Prediction(coupling, state, batch, head.target_vocab(), state.draft.calibration)
+
+
+@jax.named_scope("draft")
+def draft(
+    head: DraftHead,
+    target: Llama,
+    own: HeadState,
+    length: Int[Array, " b"],
+    seen: VisibleSlots,
+    tree: TreeShape,
+    prediction: Prediction | None,
+) -> tuple[Candidates, Float[Array, "b v"]]:
+    """num_steps levels of candidates below the root, and the first level's logits.
+
+    The head runs num_steps - 1 times, on topk tokens. Slots 1 .. length of its cache are written, and the last of them holds the
+    root's pair; `own.hidden` is that of the batch [b, h].
+    """
+    draft_hidden, cache = own.hidden, own.cache
+    batch_size, k = draft_hidden.shape[0], tree.topk
+    root_logits = head.logits(draft_hidden[:, None], target)
+    tokens, log_probs = best_children(head, root_logits, k, 0, prediction)
+    tokens, scores = tokens[:, 0], log_probs[:, 0]
+    levels = [Candidates(tokens, scores, jnp.full((batch_size, k), -1))]
+    beam = Beam(
+        tokens,
+        scores,
+        jnp.broadcast_to(jnp.arange(k), (batch_size, k)),
+        jnp.broadcast_to(draft_hidden[:, None], (batch_size, k, draft_hidden.shape[-1])),
+        jnp.zeros((batch_size, k, 0), bool),
+    )
+    earlier = None
+    for level in range(1, tree.num_steps):
+        # A candidate sees the head's cache, its ancestors in the window, and itself.
+        mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
+        # A pair's position is its slot - 1, and a candidate at depth `level` has slot length + level.
+        positions = jnp.broadcast_to((length + level - 1)[:, None], (batch_size, k))
+        metadata = AttentionMetadata(positions, *seen, mask)
+        out = head(head.embed(beam.tokens, target), beam.hidden, metadata, cache, earlier)
+        earlier = out.window
+        tokens, log_probs = best_children(head, head.logits(out.hidden, target), k, level, prediction)
+        children, beam = grow(beam, tokens, log_probs, out.hidden, mask, first_flat=k + (level - 1) * k * k)
+        levels.append(children)
+    return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True))), root_logits[:, 0]
+
+
+@jax.named_scope("draft")
+def draft_chain(
+    head: DraftHead,
+    target: Llama,
+    own: HeadState,
+    length: Int[Array, " b"],
+    seen: VisibleSlots,
+    tree: TreeShape,
+    prediction: Prediction | None,
+) -> tuple[Chain, Float[Array, "b v"]]:
+    """The num_steps tokens that `draft` proposes with topk = 1, and the logits of the first.
+
+    A chain needs no scores, its mask is constant, and a parent is always the candidate before: fewer launches on a GPU.
+    """
+    hidden, cache = own.hidden[:, None], own.cache
+    root_logits = head.logits(hidden, target)
+    tokens = [best_child(head, root_logits, 0, prediction)]
+    earlier = None
+    for level in range(1, tree.num_steps):
+        mask = jnp.ones((len(length), 1, level), bool)
+        metadata = AttentionMetadata((length + level - 1)[:, None], *seen, mask)
+        hidden, earlier = head(head.embed(tokens[-1], target), hidden, metadata, cache, earlier)
+        tokens.append(best_child(head, head.logits(hidden, target), level, prediction))
+    return Chain(jnp.concatenate(tokens, 1)), root_logits[:, 0]
+
+
+def best_child(head: DraftHead, logits: Float[Array, "b w v"], depth: int, prediction: Prediction | None) -> Int[Array, "b w"]:
+    """The likeliest child (target id) of each node, the first of its `best_children`; ties go to the lowest draft id."""
+
+    def likeliest(logits: Float[Array, "b w v"]) -> Int[Array, "b w"]:
+        return jax.lax.top_k(logits, 1)[1][..., 0]  # on a GPU one launch; argmax takes two
+
+    return head.target_ids(for_sampling(likeliest, logits, depth, prediction))
+
+
+def best_children(
+    head: DraftHead, logits: Float[Array, "b w v"], k: int, depth: int, prediction: Prediction | None
+) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
+    """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: the head's at
+    temperature 1 or, for sampled requests, estimates of how likely the target is to choose them, given its noise."""
+
+    def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:
+        best, ids = jax.lax.top_k(logits, k)
+        return best, ids, jnp.sum(jnp.exp(logits - best[..., :1]), -1, keepdims=True)
+
+    best, ids, total = for_sampling(likeliest, logits, depth, prediction)
+    log_probs = best - best[..., :1] - jnp.log(total)
+    return head.target_ids(ids), jnp.minimum(log_probs, 0.0)  # rounding must not put a child above its parent
+
+
+def for_sampling[Result](
+    likeliest: Callable[[Float[Array, "b w v"]], Result],
+    logits: Float[Array, "b w v"],
+    depth: int,
+    prediction: Prediction | None,
+) -> Result:
+    """`likeliest` of the head's logits or, unless all requests are greedy, of its coupled scores."""
+    if prediction is None:
+        return likeliest(logits)
+    return jax.lax.cond(
+        prediction.coupling.needed > SamplingKind.GREEDY,
+        lambda logits: likeliest(prediction.scores(logits, depth)),
+        likeliest,
+        logits,
+    )
+
+
+def grow(
+    beam: Beam,
+    tokens: Int[Array, "b k children"],
+    log_probs: Float[Array, "b k children"],
+    hidden: Float[Array, "b k h"],
+    mask: Bool[Array, "b k s"],
+    first_flat: int,
+) -> tuple[Candidates, Beam]:
+    """All k * k children of the beam become candidates; the best k of them are the next beam.
+
+    The order changes, so everything that belongs to a parent (hidden, ancestors, flat index) is gathered by parent.
+    """
+    batch, k = beam.tokens.shape
+    tokens, scores = tokens.reshape(batch, k * k), (log_probs + beam.scores[:, :, None]).reshape(batch, k * k)
+    children = Candidates(tokens, scores, jnp.repeat(beam.flat, k, 1, total_repeat_length=k * k))
+    best, chosen = jax.lax.top_k(scores, k)
+    parent = chosen // k
+    return children, Beam(
+        jnp.take_along_axis(tokens, chosen, 1),
+        best,
+        first_flat + chosen,
+        jnp.take_along_axis(hidden, parent[:, :, None], 1),
+        jnp.take_along_axis(mask, parent[:, :, None], 1),
+    )

@@ -1,0 +1,265 @@
+"""The kinds of programs. A program is one compiled function of weights, state and its own inputs, with static shapes.
+
+A kind of program says what it runs, which shapes it takes, and inputs with which it changes nothing; engine/programs.py compiles
+anything that does. They are dataclasses, not NamedTuples, because they are dictionary keys, and NamedTuples of different types with
+equal values are equal.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import TreeShape
+from jaxspec.decoding.coupling import Coupling
+from jaxspec.decoding.cycle import Proposal, cycle, propose, settle
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.extend import catch_up
+from jaxspec.decoding.prefill import Chunk, prefill
+from jaxspec.decoding.sampling import Thresholds
+from jaxspec.decoding.settings import neutral_settings, settings_row
+from jaxspec.decoding.state import Admission, ProgramOutput, State, admit, gather
+from jaxspec.decoding.tree import tree_of
+
+type Inputs = tuple[Any, ...]
+"""What a program takes beside weights and state."""
+
+
+class Program(Protocol):
+    """A kind of program in one size. `str` is its name for people."""
+
+    @property
+    def size(self) -> int:
+        """Sequences or tokens; larger programs of the same kind serve smaller launches, which are padded."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What it does, apart from its size."""
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        """The function to compile: run(models, state, *inputs, thresholds=...). Returns the new State, or a NamedTuple with
+        it as `state`."""
+
+    def inputs(self, state: State, output_of: Callable[["Program"], Any]) -> Inputs:
+        """The shapes of its inputs. `state` is abstract; `output_of`: the shapes that another program returns."""
+
+    def idle(self, row: int, inputs: Inputs) -> Inputs:
+        """NumPy arrays of these shapes with which it changes nothing but this free row."""
+
+
+@dataclass(frozen=True)
+class BatchProgram:
+    """The base of programs for `batch` sequences whose page tables are `pages` wide."""
+
+    batch: int
+    pages: int
+
+    @property
+    def size(self) -> int:
+        return self.batch
+
+    @property
+    def kind(self) -> Hashable:
+        return (type(self),)
+
+    def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
+        """Rows of the state, and a page table for each."""
+        return int32(self.batch), int32(self.batch, self.pages)
+
+    def idle(self, row: int, inputs: Inputs) -> Inputs:
+        _, *others = inputs
+        return np.full(self.batch, row, np.int32), *zeros(others)
+
+
+@dataclass(frozen=True)
+class TreeProgram(BatchProgram):
+    """The base of programs with draft trees of one shape."""
+
+    tree: TreeShape
+
+    @property
+    def kind(self) -> Hashable:
+        return type(self), self.tree
+
+
+@dataclass(frozen=True)
+class CycleProgram(TreeProgram):
+    """One cycle."""
+
+    def run(
+        self, models: Models, state: State, rows: Any, page_table: Any, *, thresholds: Thresholds | None = None
+    ) -> ProgramOutput:  # fmt: skip
+        return cycle(models, state, rows, page_table, tree=self.tree, thresholds=thresholds)
+
+    def __str__(self) -> str:
+        return f"cycle {self.tree}, batch {self.batch}"
+
+
+class Proposed(NamedTuple):
+    """The output of a ProposeProgram."""
+
+    state: State
+    """Unchanged."""
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class ProposeProgram(TreeProgram):
+    """The first half of a cycle: the host reads what it proposes."""
+
+    def run(
+        self, models: Models, state: State, rows: Any, page_table: Any, *, thresholds: Thresholds | None = None
+    ) -> Proposed:  # fmt: skip
+        return Proposed(state, propose(models, state, gather(state, rows, page_table), self.tree, thresholds))
+
+    def __str__(self) -> str:
+        return f"propose {self.tree}, batch {self.batch}"
+
+
+class Settlement(NamedTuple):
+    """What a SettleProgram verifies: the tree, which the host may have changed, and what it does not look at."""
+
+    tokens: Any
+    parents: Any
+    """[b, n] int32 each, as in Tree."""
+    memo: Any
+    coupling: Coupling | None
+    """As they were proposed."""
+    masks: Any = None
+    """[b, n, words] uint32: as for settle; for programs that are `masked`."""
+
+    @classmethod
+    def of(cls, proposal: Proposal, masks: Any = None) -> "Settlement":
+        """The proposal as it is."""
+        return cls(proposal.tree.tokens, proposal.tree.parents, proposal.memo, proposal.coupling, masks)
+
+
+@dataclass(frozen=True)
+class SettleProgram(TreeProgram):
+    """The second half of a cycle."""
+
+    masked: bool = False
+    """It takes masks."""
+
+    @property
+    def kind(self) -> Hashable:
+        return type(self), self.tree, self.masked
+
+    def run(
+        self,
+        models: Models,
+        state: State,
+        rows: Any,
+        page_table: Any,
+        settlement: Settlement,
+        *,
+        thresholds: Thresholds | None = None,
+    ) -> ProgramOutput:
+        tokens, parents, memo, coupling, masks = settlement
+        nodes, batch = tree_of(tokens, parents, self.tree.num_steps), gather(state, rows, page_table)
+        return settle(models, state, batch, Proposal(nodes, memo, coupling), self.tree.num_steps, thresholds, masks)
+
+    def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
+        proposed: Proposed = output_of(ProposeProgram(self.batch, self.pages, self.tree))
+        masks = uint32(self.batch, self.tree.num_draft_tokens, words(state)) if self.masked else None
+        return *super().inputs(state, output_of), Settlement.of(proposed.proposal, masks)
+
+    def __str__(self) -> str:
+        return f"settle {self.tree}{' under masks' if self.masked else ''}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class CatchUpProgram(BatchProgram):
+    """The drafter absorbs the tokens that it lags behind after plain cycles."""
+
+    def run(self, models: Models, state: State, rows: Any, page_table: Any, *, thresholds: Thresholds | None = None) -> State:
+        return catch_up(models, state, rows, page_table)
+
+    def __str__(self) -> str:
+        return f"catch up, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class PrefillProgram:
+    """One chunk of one prompt."""
+
+    chunk: int
+    pages: int
+    masked: bool = False
+    """It takes a mask of the first token [1, 1, words], which is known before the launch."""
+
+    @property
+    def size(self) -> int:
+        return self.chunk
+
+    @property
+    def kind(self) -> Hashable:
+        return type(self), self.masked
+
+    def run(
+        self, models: Models, state: State, chunk: Chunk, masks: Any = None, *, thresholds: Thresholds | None = None
+    ) -> ProgramOutput:  # fmt: skip
+        return prefill(models, state, chunk, masks=masks)
+
+    def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
+        one, is_last = int32(1), jax.ShapeDtypeStruct((1,), jnp.bool_)
+        chunk = Chunk(one, int32(1, self.pages), int32(1, self.chunk), one, one, one, is_last)  # type: ignore[arg-type]
+        return (chunk, uint32(1, 1, words(state))) if self.masked else (chunk,)
+
+    def idle(self, row: int, inputs: Inputs) -> Inputs:
+        chunk, *others = zeros(inputs)
+        return chunk._replace(row=np.full(1, row, np.int32)), *others
+
+    def __str__(self) -> str:
+        return f"prefill {self.chunk} tokens{' under a mask' if self.masked else ''}"
+
+
+@dataclass(frozen=True)
+class AdmitProgram:
+    """Sets up the state row of one request."""
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def kind(self) -> Hashable:
+        return (type(self),)
+
+    def run(self, models: Models, state: State, admission: Admission, *, thresholds: Thresholds | None = None) -> State:
+        return admit(state, admission)
+
+    def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
+        settings: Any = jax.eval_shape(lambda: neutral_settings(1))
+        bias: Any = jax.ShapeDtypeStruct((1, state.bias.shape[1]), jnp.float32)
+        return (Admission(int32(1), int32(1, state.history.shape[1]), int32(1), settings, bias),)
+
+    def idle(self, row: int, inputs: Inputs) -> Inputs:
+        (admission,) = zeros(inputs)
+        return (admission._replace(row=np.full(1, row, np.int32), settings=settings_row()),)
+
+    def __str__(self) -> str:
+        return "admit"
+
+
+def int32(*shape: int) -> Any:
+    """An abstract array."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def uint32(*shape: int) -> Any:
+    """An abstract array."""
+    return jax.ShapeDtypeStruct(shape, jnp.uint32)
+
+
+def words(state: State) -> int:
+    """32-bit words of a mask over the vocabulary."""
+    return -(-state.bias.shape[1] // 32)
+
+
+def zeros(inputs: Any) -> Any:
+    """NumPy arrays of these shapes."""
+    return jax.tree.map(lambda each: np.zeros(each.shape, each.dtype), inputs)
