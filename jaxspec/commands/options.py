@@ -4,18 +4,14 @@ Names are SGLang's, with vLLM's and short ones beside them. Importing this loads
 """
 
 import argparse
-import ast
 import difflib
-import inspect
-import itertools
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from jaxspec.checks import docstrings
 from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, TreeShape
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
@@ -365,17 +361,6 @@ def help_of(config: Any, field: str, default: Any = None) -> str:
     default = config.__dataclass_fields__[field].default if default is None else default
     shown = unset.rstrip(".") if default is None else "" if default is False or default == () else default
     return text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")
-
-
-@cache
-def docstrings(config: Any) -> Mapping[str, str]:
-    """The docstrings below the fields of a dataclass, each on one line."""
-    (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(config))).body if isinstance(node, ast.ClassDef))
-    found = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
 
 
 def as_markdown() -> Iterator[str]:
