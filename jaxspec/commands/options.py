@@ -7,7 +7,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -342,13 +342,13 @@ def chosen_tree(options: argparse.Namespace) -> TreeShape | None:
     return TreeShape(*parts)
 
 
-def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
+def in_flags(message: str) -> str:
     """An engine's message with flags in place of field names; TreeShape's names stay, as they end their flags' names.
 
     In:  "prefill_chunk must be at least 1, got 0"
     Out: "--chunked-prefill-size must be at least 1, got 0"
     """
-    return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF[word[0]] if word[0] in only else word[0], message)
+    return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF.get(word[0], word[0]), message)
 
 
 def help_of(config: Any, field: str, default: Any = None) -> str:
