@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         print(inspect.describe(options.inspect, options.target))
         return 0
     if options.verify:
-        wrong = check.verify(options.verify, progress=not options.quiet)
+        wrong = check.check_hashes(options.verify, progress=not options.quiet)
         print("\n".join(wrong) or f"{options.verify} is intact: every file and parameter matches its hash")
         return 1 if wrong else 0
     if options.export:

@@ -71,7 +71,7 @@ def _difference(a: np.ndarray, b: np.ndarray) -> Difference:
     return Difference(float(np.abs(a - b).max()), float(np.abs(a).max()))
 
 
-def verify(directory: Path, *, progress: bool = False) -> list[str]:
+def check_hashes(directory: Path, *, progress: bool = False) -> list[str]:
     """Compares every file, every parameter and the draft head with the manifest; returns what differs, nothing if all is well.
 
     Raises ValueError if the directory is not a converted checkpoint or can't be read.
@@ -97,5 +97,5 @@ def verify(directory: Path, *, progress: bool = False) -> list[str]:
         elif manifest_digest(directory / DRAFT) != manifest.draft:
             wrong.append(f"the draft head, {DRAFT}/, is not the one it was converted with")
         else:
-            wrong += [f"{DRAFT}: {line}" for line in verify(directory / DRAFT, progress=progress)]
+            wrong += [f"{DRAFT}: {line}" for line in check_hashes(directory / DRAFT, progress=progress)]
     return wrong

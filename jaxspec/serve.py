@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
         return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
+    from jaxspec.commands.serve_loading import compile_programs, load, load_chat_template, sampling_defaults
     from jaxspec.engine.programs import ProgramError  # loads JAX
-    from jaxspec.server.loading import compile_programs, load, load_chat_template, sampling_defaults
 
     with listener:
         if not is_loopback(listener) and arguments.settings.api_key is None:

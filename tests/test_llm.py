@@ -9,9 +9,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from jaxspec import LLM, SamplingParams, TreeShape
+from jaxspec.demo.corpus import heldout_prompts
 from jaxspec.llm import _as_list, ending_with
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, random_head, tiny_target, write_head, write_target
-from jaxspec.train.data import heldout_prompts
 
 ROOT = Path(__file__).parents[1]
 

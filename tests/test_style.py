@@ -1,5 +1,8 @@
-"""The limits on file length. Format, lint and types are checked by .ci/run."""
+"""The limits on file length, and who imports whom. Format, lint and types are checked by .ci/run."""
 
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -21,3 +24,56 @@ def test_kernels_do_not_import_the_engine():
         for path in (ROOT / "pallas_kernels").rglob("*.py")
         if "import jaxspec" in (text := path.read_text()) or "from jaxspec" in text
     ]
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """What a module imports, functions included, but for TYPE_CHECKING: dotted names of modules, or of what is in them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from imported(ast.Module(child.orelse, []))
+        else:
+            yield from imported(child)
+
+
+def knot(root: Path) -> list[str]:
+    """The rooms of a package, which are its subpackages and top-level modules, that import one another in a circle; [] if none do.
+
+    Two rooms that import each other can't be understood, tested or replaced one at a time.
+    """
+    rooms = {path.stem for path in root.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    graph: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        room = path.relative_to(root).with_suffix("").parts[0]
+        names = [name.split(".") for name in imported(ast.parse(path.read_text())) if name.split(".")[0] == root.name]
+        # what no room is called is in __init__.py
+        graph.setdefault(room, set()).update({name[1] if name[1:2] and name[1] in rooms else "__init__" for name in names} - {room})
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(each) for each in reversed(error.args[1])]
+    return []
+
+
+def test_no_room_imports_one_that_imports_it():
+    assert knot(ROOT / "jaxspec") == []
+
+
+def test_a_knot_is_seen_through_functions_and_not_through_types(tmp_path):
+    (root := tmp_path / "house").mkdir()
+    for name in ("cellar", "attic"):
+        (root / name).mkdir()
+        (root / name / "__init__.py").touch()
+    (root / "__init__.py").write_text("from house.attic import floor\n")
+    (root / "attic" / "floor.py").write_text("from house.cellar import wall\n")
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.attic import floor\n"
+    (root / "cellar" / "wall.py").write_text(types)
+    assert knot(root) == []
+    (root / "cellar" / "wall.py").write_text("def build():\n    import house.attic.floor\n")
+    assert sorted(set(knot(root))) == ["attic", "cellar"]
+    (root / "cellar" / "wall.py").write_text("from house import anything\n")
+    assert sorted(set(knot(root))) == ["__init__", "attic", "cellar"]

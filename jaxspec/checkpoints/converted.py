@@ -21,16 +21,15 @@ from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from jaxspec.checkpoints.json_files import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, read_object
+from jaxspec.checkpoints.json_files import read_object
 from jaxspec.checkpoints.parameter_store import check_stored, load_parameters, parameter_name
-from jaxspec.checks import Fields, Flag, ListOf, ObjectOf, Text, Whole, short
-from jaxspec.config import ModelConfig
+from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, Text, Whole, short
+from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
-from jaxspec.models.rope import RopeConfig
 
 FILE = "jaxspec.json"
 MAX_IDS = 2**24

@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 
 from jaxspec.checkpoints.layout import Layout
 from jaxspec.checkpoints.layouts import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout, eagle_layout, mtp_layout
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
-from jaxspec.models.rope import RopeConfig
 
 DIALECTS = ("safeailab", "sglang", "speculators", "mimo")
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxspec.checkpoints.writing import write_checkpoint
-from jaxspec.models.rope import RopeConfig, inverse_frequencies
+from jaxspec.config import RopeConfig
+from jaxspec.models.rope import inverse_frequencies
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from jaxspec.checkpoints.json_files import refuse
 from jaxspec.checkpoints.layout import DraftVocabulary, Layout, TensorPlan, decoder_layer, linear, nested, norm, table
+from jaxspec.checks import refuse
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers

@@ -47,7 +47,7 @@ def collect() -> dict[str, Any]:
     """Everything, by section."""
     installed = {each.metadata["Name"].lower().replace("_", "-"): each.version for each in distributions()}
     return {
-        "jaxspec": {"version": own_version(), **commit(ROOT)},
+        "jaxspec": {"version": own_version(), **checkout(ROOT)},
         "system": {
             "python": f"{platform.python_version()} ({platform.python_implementation()})",
             "os": platform.platform(),
@@ -88,7 +88,7 @@ def plain_name(name: str) -> str:
     return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ").replace("bytes", "size")
 
 
-def commit(root: Path) -> dict[str, Any]:
+def checkout(root: Path) -> dict[str, Any]:
     """The clone's commit, and how many files differ from it; nothing if this is not a clone."""
     if not (root / ".git").exists():
         return {}

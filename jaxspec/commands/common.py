@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxspec.demo.corpus import heldout_prompts
+
 if TYPE_CHECKING:
     from jaxspec.llm import Prompt  # loads JAX
 
@@ -93,8 +95,6 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
         ValueError: the file can't be read, has too few prompts, or a line of it has no prompt.
     """
     if path is None:
-        from jaxspec.train.data import heldout_prompts  # loads the tokenizers library
-
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))
     path = CHAT_PROMPTS if str(path) == CHAT else path
     try:

@@ -4,18 +4,14 @@ Names are SGLang's, with vLLM's and short ones beside them. Importing this loads
 """
 
 import argparse
-import ast
 import difflib
-import inspect
-import itertools
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from jaxspec.checks import docstrings
 from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, TreeShape
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
@@ -346,13 +342,13 @@ def chosen_tree(options: argparse.Namespace) -> TreeShape | None:
     return TreeShape(*parts)
 
 
-def in_flags(message: str, only: Collection[str] = tuple(FLAG_OF)) -> str:
+def in_flags(message: str) -> str:
     """An engine's message with flags in place of field names; TreeShape's names stay, as they end their flags' names.
 
     In:  "prefill_chunk must be at least 1, got 0"
     Out: "--chunked-prefill-size must be at least 1, got 0"
     """
-    return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF[word[0]] if word[0] in only else word[0], message)
+    return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF.get(word[0], word[0]), message)
 
 
 def help_of(config: Any, field: str, default: Any = None) -> str:
@@ -365,17 +361,6 @@ def help_of(config: Any, field: str, default: Any = None) -> str:
     default = config.__dataclass_fields__[field].default if default is None else default
     shown = unset.rstrip(".") if default is None else "" if default is False or default == () else default
     return text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")
-
-
-@cache
-def docstrings(config: Any) -> Mapping[str, str]:
-    """The docstrings below the fields of a dataclass, each on one line."""
-    (body,) = (node.body for node in ast.parse(textwrap.dedent(inspect.getsource(config))).body if isinstance(node, ast.ClassDef))
-    found = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
 
 
 def as_markdown() -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""The built-in model and its EAGLE-3 head: data only; README.md says how they were made."""
+"""The built-in model and its EAGLE-3 head, as data, and what they were made from; README.md says how."""

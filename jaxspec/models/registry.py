@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.json_files import checked, require
-from jaxspec.checks import short
+from jaxspec.checks import checked, require, short
 from jaxspec.config import EngineConfig, ModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from jaxspec.checkpoints.hub import is_hub_name, local_path
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import Parser, tree, whole
-from jaxspec.config import DTYPES, PLAIN, EngineConfig, TreeShape
+from jaxspec.commands.options import OPTIONS, Parser, whole
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
 from jaxspec.planner.gpus import GPUS, Gpu
@@ -33,46 +33,26 @@ The exit status is 0 if it fits, 1 if not."""
 
 def make_parser() -> Parser:
     """Builds the parser; it loads no JAX, so --help is instant."""
-    defaults = EngineConfig()
-    parser = Parser(
-        "jaxspec plan", "Whether a model fits on a GPU, and how fast it can be there; needs its configs only, no GPU.", EXAMPLES
-    )
-    group = parser.add_argument_group("model")
-    add = group.add_argument
-    model = "name on the Hub, directory, config.json, GGUF file, or smollm2 (default: the built-in model)"
-    add("--model-path", "--model", type=Path, metavar="MODEL", help=model)
-    draft = "its draft head's name on the Hub, directory or config.json"
-    add("--speculative-draft-model-path", "--draft", type=Path, metavar="HEAD", help=draft)
-    add("--speculative-token-map", type=Path, metavar="FILE", help="FR-Spec's list of the tokens worth drafting")
-    add("--dtype", choices=("auto", *DTYPES), default="auto", help="auto: float16 if the checkpoint is, else bfloat16")
+    about = "Whether a model fits on a GPU, and how fast it can be there; needs no GPU, and of a model only its config.json."
+    parser = Parser("jaxspec plan", about, EXAMPLES)
+    parser.add_options("model", "model_path", "speculative_draft_model_path", "speculative_token_map", "dtype")
     group = parser.add_argument_group("GPU")
     add = group.add_argument
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
     add("--tp", type=whole(1), default=1, metavar="N", help="GPUs that share the model evenly (default: %(default)s)")
     add("--gpu-memory", type=float, metavar="GB", help="instead of the data sheet's")
     add("--gpu-bandwidth", type=float, metavar="GB/S", help="instead of the data sheet's, such as a measured one")
-    add("--mem-fraction-static", type=float, default=defaults.mem_fraction, metavar="X", help="the same as in `jaxspec serve`")
-    add(
-        "--jax-memory-share",
-        type=float,
-        default=JAX_SHARE,
-        metavar="X",
-        help="XLA_PYTHON_CLIENT_MEM_FRACTION (default: %(default)s)",
-    )
+    OPTIONS["mem_fraction_static"].add_to(group, default=EngineConfig.mem_fraction)
+    share_help = "XLA_PYTHON_CLIENT_MEM_FRACTION (default: %(default)s)"
+    add("--jax-memory-share", type=float, default=JAX_SHARE, metavar="X", help=share_help)
     group = parser.add_argument_group("load")
     add = group.add_argument
-    add("--tree", type=tree, metavar="S/K/D", help="draft tree, or plain (default: 5/4/8; with an MTP layer 1/1/2)")
+    OPTIONS["tree"].add_to(group, help=f"{OPTIONS['tree'].text} (default: 5/4/8; MTP: 1/1/2; SmolLM2: 2/1/3)")
     add("--batch", type=whole(1), default=1, metavar="N", help="requests in a batch (default: %(default)s)")
     add("--context", type=whole(1), default=2048, metavar="N", help="tokens per request, prompt and output (default: %(default)s)")
-    add("--page-size", type=whole(1), default=defaults.page_size, metavar="N", help="tokens per cache page (default: %(default)s)")
-    add(
-        "--accept-length",
-        type=float,
-        nargs="+",
-        default=[],
-        metavar="X",
-        help="tokens per cycle: `jaxspec check-draft` measures it",
-    )
+    OPTIONS["page_size"].add_to(group, type=whole(1), default=EngineConfig.page_size)
+    length_help = "tokens per cycle: `jaxspec check-draft` measures it"
+    add("--accept-length", type=float, nargs="+", default=[], metavar="X", help=length_help)
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,

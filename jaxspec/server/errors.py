@@ -15,7 +15,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from jaxspec.commands.options import in_flags
 from jaxspec.engine.async_engine import EngineClosed, EngineError
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.fields import EACH, ONE
@@ -33,8 +32,8 @@ REQUEST_ID = "x-request-id"
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 """Headers of all responses with this status. After a 503 openai-python tries again twice by itself."""
 
-_SERVER_SETTINGS = ("num_pages", "max_waiting_requests")
-"""Settings in the engine's messages to clients. Messages name their flags, as only the owner can change them."""
+FLAGS = {"num_pages": "--max-total-tokens", "max_waiting_requests": "--max-queued-requests"}
+"""Settings in the engine's messages to clients, and their flags: only the owner can change them."""
 
 logger = logging.getLogger(__name__)
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
@@ -90,8 +89,7 @@ def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
     """
     field, _, rest = str(error).partition(" ")
     param = client_names.get(field, field)
-    rest = re.sub(r"[a-z]+_[a-z_]+", lambda word: client_names.get(word[0], word[0]), rest)
-    return ApiError(400, in_flags(f"{param} {rest}", only=_SERVER_SETTINGS), param=param)
+    return ApiError(400, f"{param} {_renamed(rest, {**client_names, **FLAGS})}", param=param)
 
 
 def from_engine(error: Exception) -> ApiError:
@@ -99,7 +97,7 @@ def from_engine(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
-        return ApiError(503, in_flags(str(error), only=_SERVER_SETTINGS))
+        return ApiError(503, _renamed(str(error), FLAGS))
     if isinstance(error, EngineClosed):
         return ApiError(503, str(error))
     return ApiError(500, str(error) if isinstance(error, EngineError) else "internal server error")
@@ -177,6 +175,10 @@ def _report(param: str, error: dict[str, Any], most: int) -> tuple[str, int]:
         return f"{param} is not a field of this endpoint", 0
     shown = echo(error["input"], most)
     return f"{param or 'the request body:'} {error['msg'].replace('Input should be', 'must be', 1)}, got {shown}", len(shown)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"[a-z]+_[a-z_]+", lambda word: names.get(word[0], word[0]), text)
 
 
 def _encodable(text: str) -> str:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model
 
-from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList, Whole
-from jaxspec.commands.options import docstrings
+from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList, Whole, docstrings
 from jaxspec.sampling_params import SamplingParams, declaration
 from jaxspec.server.errors import refused
 from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, RequestModel, StringOrStrings, TokenIds, only

@@ -8,7 +8,8 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.checkpoints.json_files import MAX_REASON, check_regular, read_object
+from jaxspec.checkpoints.json_files import check_regular, read_object
+from jaxspec.checks import MAX_REASON
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 

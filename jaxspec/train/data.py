@@ -1,45 +1,21 @@
-"""Training data: the Python source of the running interpreter's standard library (tests included), its tokenizer, and batches.
-
-Every file belongs to exactly one split, chosen by a hash of its path, so anyone with the same CPython gets the same
-documents, and held-out prompts come from files that neither the tokenizer, the target nor the head has seen.
+"""The built-in model's training data: its tokenizer, and batches of the corpus (demo/corpus.py).
 
 `python -m jaxspec.train.data --out DIR` trains the tokenizer alone; `--prompts N --out FILE` writes prompts to train a head with.
 """
 
 import argparse
-import hashlib
 import json
 import random
-import re
-import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from jaxspec.demo.corpus import documents, heldout_prompts
+
 END_OF_TEXT = "<|endoftext|>"
-HELDOUT_FRACTION = 0.04
-MAX_BYTES = 300_000
-
-# Tables and deliberately odd files: nothing in them is worth predicting.
-SKIPPED_PREFIXES = (
-    "site-packages/",
-    "config-",
-    "_sysconfigdata",
-    "encodings/",
-    "pydoc_data/",
-    "lib2to3/tests/data/",
-    "idlelib/idle_test/example_",
-    "test/encoded_modules/",
-    "test/test_lib2to3/data/",
-    "test/tokenizedata/",
-    "test/cjkencodings/",
-)
-DEFINITION = re.compile(r"^(?:async def|def|class) ", re.MULTILINE)
-
 VOCAB_SIZE = 4096
 MAX_LENGTH = 1024
 
@@ -59,50 +35,6 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}"""
 
 
-class Document(NamedTuple):
-    """One source file: its path below the library's folder, with forward slashes, and its text."""
-
-    path: str
-    text: str
-
-
-def is_heldout(path: str) -> bool:
-    """True for the 4% of all paths that are held out, independently of the other files."""
-    first_bytes = hashlib.sha256(path.encode()).digest()[:4]
-    return int.from_bytes(first_bytes, "big") < HELDOUT_FRACTION * 2**32
-
-
-def is_worth_learning(text: str) -> bool:
-    """Rejects near-empty files and tables: mostly non-ASCII text, or many digits and escapes and few words."""
-    if len(text) < 200 or len(text) > MAX_BYTES:
-        return False
-    ascii_share = sum(character.isascii() for character in text) / len(text)
-    table_share = sum(character.isdigit() or character == "\\" for character in text) / len(text)
-    return ascii_share > 0.9 and table_share < 0.15
-
-
-def documents(heldout: bool, root: Path | None = None) -> Iterator[Document]:
-    """Yields the split's documents in the order of their paths, each text once.
-
-    Args:
-        heldout: the held-out split instead of the training split.
-        root: the library's folder; the running interpreter's by default.
-    """
-    root = root or Path(sysconfig.get_paths()["stdlib"])
-    seen = set()
-    for file in sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix()):
-        path = file.relative_to(root).as_posix()
-        if path.startswith(SKIPPED_PREFIXES) or is_heldout(path) != heldout:
-            continue
-        try:
-            text = file.read_text(encoding="utf-8").replace("\r\n", "\n").expandtabs(4)
-        except UnicodeDecodeError:
-            continue
-        if is_worth_learning(text) and text not in seen:
-            seen.add(text)
-            yield Document(path, text)
-
-
 def token_stream(tokenizer: Tokenizer, texts: Iterable[str], seed: int = 0) -> NDArray[np.int32]:
     """Encodes the documents in a shuffled order, joined by end-of-text: int32 [tokens]."""
     shuffled = list(texts)
@@ -112,37 +44,6 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str], seed: int = 0) -> N
     for encoding in tokenizer.encode_batch(shuffled):
         pieces.append(np.array([*encoding.ids, end], np.int32))
     return np.concatenate(pieces)
-
-
-def heldout_prompts(count: int, min_chars: int = 130, max_chars: int = 320, seed: int = 0, *, heldout: bool = True) -> list[str]:
-    """Picks `count` code prompts from held-out files (or from the others), about 40-100 tokens each.
-
-    A prompt starts at a top-level `def` or `class` and stops at the end of a line: the last nested `def` in range, if there is
-    one, so that the completion has a body to write. The line break is left to the completion, because it forms one token with
-    the indentation after it. Each definition gives at most one prompt; files are taken in turn.
-    """
-    by_file = []
-    for document in documents(heldout=heldout):
-        prompts = [_prompt_at(document.text, match.start(), min_chars, max_chars) for match in DEFINITION.finditer(document.text)]
-        found = sorted({prompt for prompt in prompts if prompt})
-        random.Random(f"{seed} {document.path}").shuffle(found)
-        by_file.append(found)
-    random.Random(seed).shuffle(by_file)
-    turns = [found[turn] for turn in range(max(map(len, by_file))) for found in by_file if turn < len(found)]
-    if count > len(turns):
-        raise ValueError(f"the files contain {len(turns)} prompts; {count} were requested")
-    return turns[:count]
-
-
-def _prompt_at(text: str, start: int, min_chars: int, max_chars: int) -> str | None:
-    """The prompt that starts at `start`, or None where no line ends within the limits."""
-    ends = [match.start() for match in re.finditer(r"(?<=\S)\n", text[start : start + max_chars])]
-    ends = [end for end in ends if end >= min_chars]
-    if not ends:
-        return None
-    piece = text[start : start + ends[-1]]
-    definitions = [match.end() for match in re.finditer(r"^ +def .*:$", piece, re.MULTILINE) if match.end() >= min_chars]
-    return piece[: definitions[-1]] if definitions else piece[: ends[0]]
 
 
 def batches(stream: NDArray[np.int32], length: int, tokens: int, seed: int = 0) -> Iterator[NDArray[np.int32]]:

@@ -23,11 +23,11 @@ def muon(matrix_rate: float, other_rate: float) -> optax.GradientTransformation:
     """
 
     def kernels(params):
-        def choose(path, array):
+        def dimensions(path, array):
             inside = path[-1].key == "kernel" and path[0].key != "lm_head"
             return contrib.MuonDimensionNumbers() if inside else None
 
-        return jax.tree_util.tree_map_with_path(choose, params)
+        return jax.tree_util.tree_map_with_path(dimensions, params)
 
     return optax.chain(
         optax.clip_by_global_norm(1.0),

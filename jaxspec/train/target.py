@@ -18,10 +18,11 @@ from tqdm import tqdm
 from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
+from jaxspec.demo.corpus import documents
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model, target_config
-from jaxspec.train.data import batches, documents, load_tokenizer, save_tokenizer, token_stream, train_tokenizer
+from jaxspec.train.data import batches, load_tokenizer, save_tokenizer, token_stream, train_tokenizer
 from jaxspec.train.optimizer import Schedule, muon
 
 HF_CONFIG = {

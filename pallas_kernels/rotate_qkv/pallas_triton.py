@@ -58,7 +58,7 @@ def _rotate_head(parts_ref, positions_ref, frequencies_ref, *refs, layout: QkvLa
             turned[part] = normed.astype(jnp.float32)
     frequencies = pltriton.load(frequencies_ref.at[columns], mask=inside, other=0)
     angle = positions_ref[row].astype(jnp.float32) * frequencies
-    cos, sin = layout.rope_length * jnp.cos(angle), layout.rope_length * jnp.sin(angle)
+    cos, sin = layout.attention_factor * jnp.cos(angle), layout.attention_factor * jnp.sin(angle)
     turned = [turned[0] * cos - turned[1] * sin, turned[1] * cos + turned[0] * sin]
     # Each program writes to one of the three; masks instead of branches, so that no thread waits.
     outputs = (

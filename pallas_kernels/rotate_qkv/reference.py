@@ -18,7 +18,7 @@ class QkvLayout:
     head_dim: int
     norm_eps: float | None = None
     """Queries and keys are normed head by head (Qwen3) with this epsilon; None: they are not."""
-    rope_length: float = 1.0
+    attention_factor: float = 1.0
     """YaRN: rotated queries and keys are multiplied by it."""
 
 
@@ -34,7 +34,7 @@ def reference_rotate(
     q, k, v = jnp.split(heads, [layout.heads, layout.heads + layout.kv_heads], 2)
     if norms is not None and layout.norm_eps is not None:
         q, k = (reference_norm(part, weight, layout.norm_eps) for part, weight in zip((q, k), norms, strict=True))
-    q, k = (rotate(part, positions, frequencies, layout.rope_length) for part in (q, k))
+    q, k = (rotate(part, positions, frequencies, layout.attention_factor) for part in (q, k))
     return q, k, v
 
 

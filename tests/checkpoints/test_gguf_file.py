@@ -19,8 +19,9 @@ from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
 from jaxspec.checkpoints.gguf_file import LAYER, OUTSIDE, halves_rotated, write_directory
 from jaxspec.checkpoints.loading import load_target
+from jaxspec.config import RopeConfig
 from jaxspec.models.registry import LoadedTarget
-from jaxspec.models.rope import RopeConfig, inverse_frequencies
+from jaxspec.models.rope import inverse_frequencies
 from jaxspec.testing import tiny_target, write_target
 from jaxspec.text.tokenizer import load_tokenizer
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from convert.check import verify
+from convert.check import check_hashes
 from convert.converting import Options, convert_head, convert_target
 from jaxspec.checkpoints.converted import FILE, digest
 from jaxspec.checkpoints.loading import check_head, head_kind, load_target, target_model_config
@@ -200,7 +200,7 @@ def test_a_manifest_names_no_files_elsewhere(originals: Path, tmp_path: Path):
     contents["files"]["../secret"] = "0" * 64
     (directory / FILE).write_text(json.dumps(contents | {"digest": digest(contents)}))
     with pytest.raises(ValueError, match=r"names the file '\.\./secret', which is not one of its directory"):
-        verify(directory)
+        check_hashes(directory)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "vocab.json"])
@@ -253,7 +253,7 @@ def load_all(directory: Path) -> None:
 
 def check_converted(directory: Path) -> None:
     load_all(directory)
-    verify(directory)
+    check_hashes(directory)
 
 
 CASES: dict[str, tuple[str, str, Callable[[Path, random.Random], None], Callable[[Path], object]]] = {

@@ -11,9 +11,8 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.loading import head_kind, load_target
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.registry import target_config
-from jaxspec.models.rope import RopeConfig
 from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, write_target
 from tests.reference import FIXTURES, TARGET
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxspec.commands import collect_env
-from jaxspec.commands.collect_env import as_text, commit, main, output, plain_name, variables
+from jaxspec.commands.collect_env import as_text, checkout, main, output, plain_name, variables
 
 
 def test_the_report_has_every_section_in_both_forms(capsys, monkeypatch):
@@ -43,14 +43,14 @@ def test_devices_that_fail_are_part_of_the_report(monkeypatch):
 
 
 def test_a_clone_has_a_commit(tmp_path):
-    assert commit(tmp_path) == {}
+    assert checkout(tmp_path) == {}
     if output("git", "--version") is None:
         pytest.skip("git is not installed")
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     (tmp_path / "new").touch()
-    found = commit(tmp_path)
+    found = checkout(tmp_path)
     assert len(found["commit"]) == 40 and found["changed_files"] == 1
 
 

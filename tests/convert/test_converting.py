@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from convert.check import verify
+from convert.check import check_hashes
 from convert.converting import Options, convert_head, convert_target
 from convert.export import export_head, export_target
 from jaxspec import LLM, SamplingParams, TreeShape
@@ -157,7 +157,7 @@ def test_float64_is_kept(tmp_path):
     tensors = {name: np.asarray(tensor, np.float64) for name, tensor in load_file(directory / "model.safetensors").items()}
     save_file(tensors, directory / "model.safetensors")
     convert_target(directory, tmp_path / "converted", Options())
-    assert verify(tmp_path / "converted") == []
+    assert check_hashes(tmp_path / "converted") == []
     export_target(tmp_path / "converted", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(directory)
     assert same(load_target(tmp_path / "converted", jnp.float32).params, tiny_target().params)
@@ -255,20 +255,20 @@ def test_a_converted_head_is_checked_without_its_target(target, tmp_path):
 
 def test_hashes_find_what_has_changed(target, tmp_path):
     convert_target(target, tmp_path / "converted", Options(), draft=eagle_llama2().write(tmp_path / "head"))
-    assert verify(tmp_path / "converted") == []
+    assert check_hashes(tmp_path / "converted") == []
     values = tmp_path / "converted/parameters/state/layers.3.mlp.down_proj.kernel/c/0/0"
     flipped = bytearray(values.read_bytes())
     flipped[100] ^= 1
     values.write_bytes(flipped)
     (tmp_path / "converted/chat_template.jinja").write_text("another")
     (tmp_path / "converted/draft/config.json").unlink()
-    assert verify(tmp_path / "converted") == [
+    assert check_hashes(tmp_path / "converted") == [
         "file chat_template.jinja has changed",
         "parameter layers.3.mlp.down_proj.kernel has changed",
         "draft: file config.json is missing",
     ]
     with pytest.raises(ValueError, match=r"is not a converted checkpoint: it has no jaxspec\.json"):
-        verify(target)
+        check_hashes(target)
 
 
 def test_a_draft_head_that_is_gone_or_another_is_noticed(target, tmp_path):
@@ -278,9 +278,9 @@ def test_a_draft_head_that_is_gone_or_another_is_noticed(target, tmp_path):
     convert_head(tmp_path / "head", tmp_path / "other", target, Options(), token_map=tmp_path / "map.json")
     shutil.rmtree(draft)
     shutil.copytree(tmp_path / "other", draft)
-    assert verify(tmp_path / "converted") == ["the draft head, draft/, is not the one it was converted with"]
+    assert check_hashes(tmp_path / "converted") == ["the draft head, draft/, is not the one it was converted with"]
     shutil.rmtree(draft)
-    assert verify(tmp_path / "converted") == ["the draft head, draft/, is missing"]
+    assert check_hashes(tmp_path / "converted") == ["the draft head, draft/, is missing"]
     with pytest.raises(ValueError, match="was converted with a draft head, but draft/ is missing or another head: convert"):
         LLM(tmp_path / "converted")
 
@@ -402,7 +402,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(target, tmp_path):
         load_target(tmp_path / "converted.incomplete", jnp.float32)
     convert_target(target, output, Options())
     assert [path.name for path in tmp_path.iterdir()] == ["converted"]
-    assert verify(output) == []
+    assert check_hashes(output) == []
 
 
 def test_an_existing_place_is_left_alone(target, tmp_path):
@@ -419,7 +419,7 @@ def test_groups_change_nothing(target, tmp_path, monkeypatch):
     monkeypatch.setattr("convert.converting.GROUP_BYTES", 3000)
     convert_target(target, tmp_path / "many", Options())
     assert read_manifest(tmp_path / "one") == read_manifest(tmp_path / "many")
-    assert verify(tmp_path / "many") == []
+    assert check_hashes(tmp_path / "many") == []
 
 
 def test_exports_are_cut_into_shards(tmp_path, monkeypatch):

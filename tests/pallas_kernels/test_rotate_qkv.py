@@ -16,7 +16,7 @@ LAYOUTS = [
     QkvLayout(3, 1, 10),
     QkvLayout(2, 2, 96),
     QkvLayout(6, 3, 16, norm_eps=1e-3),
-    QkvLayout(2, 1, 8, rope_length=1.5),
+    QkvLayout(2, 1, 8, attention_factor=1.5),
 ]
 
 
@@ -53,7 +53,7 @@ def test_equals_complex_multiplication(implementation, layout, dtype, tolerance)
     for mine, part, weight in zip(got[:2], split[:2], wide, strict=True):
         assert mine.dtype == qkv.dtype
         np.testing.assert_allclose(
-            np.asarray(mine, np.float64), layout.rope_length * by_hand(part, angle, weight, layout.norm_eps), atol=tolerance
+            np.asarray(mine, np.float64), layout.attention_factor * by_hand(part, angle, weight, layout.norm_eps), atol=tolerance
         )
     np.testing.assert_array_equal(np.asarray(got[2], np.float64), split[2])  # values pass unchanged
 

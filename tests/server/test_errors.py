@@ -5,7 +5,8 @@ import time
 import httpx
 import pytest
 
-from jaxspec.server.errors import MAX_ECHO, echo
+from jaxspec.commands.options import FLAG_OF
+from jaxspec.server.errors import FLAGS, MAX_ECHO, echo
 from tests.server.conftest import Client, wait_until
 from tests.server.test_bad_input import refusal
 
@@ -99,3 +100,7 @@ def test_an_error_of_ours_tells_nothing(client: Client, monkeypatch: pytest.Monk
     assert response.headers["connection"] == "close"
     assert response.json()["error"] == {"message": "internal server error", "type": "server_error", "param": None, "code": 500}
     wait_until(lambda: "secret" in caplog.text)  # it is written when the answer is out
+
+
+def test_settings_have_the_flags_of_the_command():
+    assert {name: FLAG_OF[name] for name in FLAGS} == FLAGS

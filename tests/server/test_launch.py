@@ -13,10 +13,10 @@ import pytest
 from huggingface_hub import constants
 
 from jaxspec import serve
+from jaxspec.commands.serve_loading import load
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments
 from jaxspec.config import TreeShape
 from jaxspec.defaults import BUILT_IN_TARGET
-from jaxspec.server.loading import load
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
 from tests.hub import Hub, running_hub
 from tests.live_server import running_server
@@ -143,7 +143,7 @@ def test_a_server_without_a_key_listens_on_loopback_or_warns(monkeypatch, caplog
     def no_model(_: ServerArguments) -> None:
         raise ValueError("enough")
 
-    monkeypatch.setattr("jaxspec.server.loading.load", no_model)
+    monkeypatch.setattr("jaxspec.commands.serve_loading.load", no_model)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr("jaxspec.serve.configure_logging", lambda _: None)
     assert serve.main(["--port", "0", *flags]) == 2

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxspec.train import data as corpus
+from jaxspec.demo import corpus
+from jaxspec.train import data
 from jaxspec.train.data import load_tokenizer, save_tokenizer, train_tokenizer
 
 
@@ -66,13 +67,13 @@ def test_tokenizer_is_lossless_and_loads_in_transformers(root, tmp_path):
         ids = load_tokenizer(tmp_path).encode(text).ids
         assert loaded.encode(text) == ids
         assert loaded.decode(ids) == text
-    assert loaded.eos_token_id == loaded.pad_token_id == tokenizer.token_to_id(corpus.END_OF_TEXT) == 0
+    assert loaded.eos_token_id == loaded.pad_token_id == tokenizer.token_to_id(data.END_OF_TEXT) == 0
 
 
 def test_stream_separates_documents_by_end_of_text(root):
     tokenizer = train_tokenizer([document.text for document in corpus.documents(False, root)], vocab_size=300)
-    stream = corpus.token_stream(tokenizer, ["a = 1\n", "b = 2\n", "c = 3\n"])
+    stream = data.token_stream(tokenizer, ["a = 1\n", "b = 2\n", "c = 3\n"])
     assert (stream == 0).sum() == 3 and stream[-1] == 0
-    assert sorted(tokenizer.decode(stream.tolist(), skip_special_tokens=False).split(corpus.END_OF_TEXT)) == [
+    assert sorted(tokenizer.decode(stream.tolist(), skip_special_tokens=False).split(data.END_OF_TEXT)) == [
         "", "a = 1\n", "b = 2\n", "c = 3\n",
     ]  # fmt: skip

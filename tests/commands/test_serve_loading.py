@@ -9,14 +9,8 @@ import jax
 import pytest
 
 from jaxspec import serve
-from jaxspec.commands.serve_options import parse_arguments
-from jaxspec.config import TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
-from jaxspec.engine.programs import Compilation, ProgramError
-from jaxspec.llm import LLM
-from jaxspec.serve import known_settings
-from jaxspec.server import loading
-from jaxspec.server.loading import (
+from jaxspec.commands import serve_loading as loading
+from jaxspec.commands.serve_loading import (
     MAX_TEMPLATE_BYTES,
     compile_programs,
     find_head,
@@ -28,6 +22,12 @@ from jaxspec.server.loading import (
     readable,
     sampling_defaults,
 )
+from jaxspec.commands.serve_options import parse_arguments
+from jaxspec.config import TreeShape
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.engine.programs import Compilation, ProgramError
+from jaxspec.llm import LLM
+from jaxspec.serve import known_settings
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.chat_formats import CHAT_FORMATS
 
