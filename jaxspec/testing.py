@@ -16,6 +16,7 @@ from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
+from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.runner import DEFAULT_START, Start
 from jaxspec.models.eagle import Eagle, EagleConfig
@@ -148,7 +149,7 @@ def tiny_engine(
     spec: TreeShape | None = None,
     *,
     target: LoadedTarget | None = None,
-    head: LoadedHead | None = None,
+    head: LoadedHead | Drafter | None = None,
     tokenizer: TinyTokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
     every_size: bool = False,

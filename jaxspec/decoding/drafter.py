@@ -45,7 +45,7 @@ class Drafter(Protocol):
 
     @property
     def weights(self) -> Any:
-        """A pytree of arrays; inside a program they are traced."""
+        """A pytree of arrays; inside a program they are traced. Nothing below depends on them."""
 
     def with_weights(self, weights: Any) -> "Drafter":
         """The same drafter with these weights."""
@@ -155,7 +155,7 @@ class Merged:
 
     @property
     def max_topk(self) -> int:
-        return min(each.max_topk for each in self.sources)
+        return max(each.max_topk for each in self.sources)
 
     def empty(self, sizes: Sizes) -> tuple[Any, ...]:
         return tuple(each.empty(sizes) for each in self.sources)

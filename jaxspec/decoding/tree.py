@@ -10,18 +10,15 @@ import numpy as np
 from jaxspec.config import TreeShape
 from jaxspec.typing import Array, Bool, Float, Int
 
-ABSENT = -1
-"""The token of a candidate that is not there; the target never chooses it."""
-
 
 class Candidates(NamedTuple):
     """All tokens that a drafter proposed, in flat order: parents come before their children."""
 
     tokens: Int[Array, "b c"]
-    """Target vocabulary ids, or ABSENT."""
+    """Target vocabulary ids."""
     scores: Float[Array, "b c"]
     """Sums of log probabilities along the path from the root: the head's or, for sampled requests, those of acceptance. A child's
-    score is never above its parent's."""
+    score is never above its parent's; -inf: there is no such candidate, whatever its token."""
     parents: Int[Array, "b c"]
     """Flat index of the parent candidate; -1: a child of the root."""
 
@@ -30,7 +27,7 @@ class Chain(NamedTuple):
     """Candidates of which each is the child of the one before, and all are verified: they need no scores."""
 
     tokens: Int[Array, "b c"]
-    """Target vocabulary ids, or ABSENT."""
+    """Target vocabulary ids."""
 
 
 class Tree(NamedTuple):
@@ -63,9 +60,14 @@ def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b 
 
 def rank(root: Int[Array, " b"], candidates: Candidates | Chain, shape: TreeShape) -> Tree:
     """The tree of the best candidates: the one place where they are ranked, on the device, or on the host's own where one of the
-    sources is there."""
+    sources is there. Nodes without a candidate repeat the root's token below it."""
     if isinstance(candidates, Chain):
         return chain(root, candidates.tokens)
+    missing = shape.num_draft_tokens - 1 - candidates.tokens.shape[1]
+    if missing > 0:
+        nothing = jnp.broadcast_to(root[:, None], (len(root), missing))
+        filler = Candidates(nothing, jnp.full(nothing.shape, -jnp.inf), jnp.full_like(nothing, -1))
+        candidates = Candidates(*(jnp.concatenate(both, 1) for both in zip(candidates, filler, strict=True)))
     return build_tree(root, candidates, shape.num_draft_tokens, shape.num_steps)
 
 
@@ -102,25 +104,23 @@ def as_candidates(draft: Candidates | Chain) -> Candidates:
 
 @jax.named_scope("merge")
 def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
-    """The candidates of several sources. Equal ones, with the same token behind the same text, become one with the best score.
+    """The candidates of several sources. Of equal ones, with the same token behind the same text, the first gets the best score and
+    all children, the others -inf.
 
     In:  tokens [5, 6] in a chain; tokens [5, 7], siblings
-    Out: [5, 6, ABSENT, 7] with parents [-1, 0, -1, -1]
+    Out: tokens [5, 6, 5, 7], parents [-1, 0, -1, -1], the third one's score -inf
     """
     tokens = jnp.concatenate([draft.tokens for draft in drafts], 1)
     scores = jnp.concatenate([draft.scores for draft in drafts], 1)
     offsets = np.cumsum([0, *(draft.tokens.shape[1] for draft in drafts)])
     moved = [jnp.where(draft.parents < 0, -1, draft.parents + offset) for draft, offset in zip(drafts, offsets, strict=False)]
-    own_parents = parents = jnp.concatenate(moved, 1)
-    for _ in range(max_depth):  # level d is right after d rounds
+    own = parents = jnp.concatenate(moved, 1)
+    for _ in range(max_depth):  # candidates of depth d know their first equal after d rounds
         equal = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
         first = jnp.argmax(equal, -1)
-        parents = jnp.where(own_parents < 0, -1, jnp.take_along_axis(first, jnp.maximum(own_parents, 0), 1))
-    is_first = (first == jnp.arange(tokens.shape[1])) & (tokens != ABSENT)
+        parents = jnp.where(own < 0, -1, jnp.take_along_axis(first, jnp.maximum(own, 0), 1))
     best = jnp.max(jnp.where(equal, scores[:, None, :], -jnp.inf), -1)
-    return Candidates(
-        jnp.where(is_first, tokens, ABSENT), jnp.where(is_first, best, -jnp.inf), jnp.where(is_first, parents, -1).astype(jnp.int32)
-    )
+    return Candidates(tokens, jnp.where(first == jnp.arange(tokens.shape[1]), best, -jnp.inf), parents.astype(jnp.int32))
 
 
 def root_only(root: Int[Array, " b"]) -> Tree:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProposeProgram
 
 
 class Ready(NamedTuple):
@@ -106,9 +106,14 @@ class ProgramTable:
         """Cycles for this many requests."""
         return (CycleProgram(batch, self.pages, tree) for batch in self.batches_for(tree) if batch >= requests)
 
-    def prefills(self, tokens: int) -> Iterator[PrefillProgram]:
+    def proposals(self, requests: int, tree: TreeShape) -> Iterator[ProposeProgram]:
+        """First halves of cycles for this many requests. No start compiles halves: what admits a request that needs the host in
+        every cycle asks for them (Programs.ask_for), and lets it run when they are there."""
+        return (ProposeProgram(cycle.batch, self.pages, tree) for cycle in self.cycles(requests, tree))
+
+    def prefills(self, tokens: int, *, masked: bool = False) -> Iterator[PrefillProgram]:
         """Prefills for a chunk of this many tokens."""
-        return (PrefillProgram(chunk, self.pages) for chunk in self.chunks if chunk >= tokens)
+        return (PrefillProgram(chunk, self.pages, masked) for chunk in self.chunks if chunk >= tokens)
 
     def catch_ups(self, requests: int) -> Iterator[CatchUpProgram]:
         """Catch-ups for this many requests."""

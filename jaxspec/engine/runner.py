@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.prefill import Chunk
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, Program
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, Program, ProposeProgram, Settlement, SettleProgram
 from jaxspec.decoding.state import Sizes, State
 from jaxspec.engine.device_state import (
     Merger,
@@ -80,7 +81,7 @@ class Runner:
     ):
         """Raises ValueError if the memory is too small, and ProgramError if a program can't be compiled."""
         check_kernel(config.attention_kernel, jax.devices()[0])
-        self.params = {"target": target.params, "draft": drafter.weights}
+        self.params = {"target": target.params, "draft": jax.device_put(drafter.weights)}
         pages_per_sequence = -(-context_length // config.page_size)
         table = ProgramTable.of(config, pages_per_sequence, trees.own, trees.all, catches_up=trees.lags)
         # One more row than requests. It is always done, and pads batches.
@@ -193,10 +194,11 @@ class Runner:
         """Sets up the request's row."""
         self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
 
-    def launch_prefill(self, chunk: PrefillChunk) -> Launched:
-        """Starts a chunk; its report holds the first token if the chunk is the sequence's last."""
+    def launch_prefill(self, chunk: PrefillChunk, mask: np.ndarray | None = None) -> Launched:
+        """Starts a chunk; its report holds the first token if the chunk is the sequence's last, one of those that the mask
+        [1, 1, words] allows."""
         request, pages = chunk.request, chunk.pages[: self._pages_for(chunk.first_slot + chunk.size + 1)]
-        program = self.programs.choose(self.table.prefills(chunk.size))
+        program = self.programs.choose(self.table.prefills(chunk.size, masked=mask is not None))
         tokens = np.zeros((1, program.chunk), np.int32)
         tokens[0, : chunk.size] = request.tokens[chunk.first_slot : chunk.first_slot + chunk.size]
         one = np.full(1, 1, np.int32)
@@ -209,7 +211,8 @@ class Runner:
             "cached": one * chunk.cached,
             "is_last": np.array([chunk.is_last]),
         }
-        return launched(self._run(program, Chunk(**fields)), [request], prefill=chunk)
+        masks = () if mask is None else (mask,)
+        return launched(self._run(program, Chunk(**fields), *masks), [request], prefill=chunk)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
@@ -219,13 +222,24 @@ class Runner:
         program, rows, page_table = self._cycle_of(requests, tree)
         return launched(self._run(program, rows, page_table), requests, tree=tree)
 
+    def launch_in_two(self, requests: list[Request], tree: TreeShape, between: Callable[[Proposal], Settlement]) -> Launched:
+        """Starts one cycle of these requests as two programs. `between` makes what the second one verifies of what the first one
+        proposes, on the host: it may wait for the tree, and give masks, or another tree of the same size."""
+        propose, rows, page_table = self._batch(requests, self._lengths(requests, tree), self.table.proposals(len(requests), tree))
+        settlement = between(self._run(propose, rows, page_table).proposal)
+        settle = SettleProgram(propose.batch, propose.pages, tree, masked=settlement.masks is not None)
+        return launched(self._run(settle, rows, page_table, settlement), requests, tree=tree)
+
     def batch_of(self, requests: list[Request], tree: TreeShape) -> tuple[jax.Array, jax.Array]:
         """The inputs of a cycle beside weights and state: state rows [batch] and page tables [batch, pages] of these requests."""
         return self._cycle_of(requests, tree)[1:]
 
     def _cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
-        lengths = [len(each.tokens) + each.in_flight_tokens + tree.num_steps + 1 for each in requests]
-        return self._batch(requests, lengths, self.table.cycles(len(requests), tree))
+        return self._batch(requests, self._lengths(requests, tree), self.table.cycles(len(requests), tree))
+
+    def _lengths(self, requests: list[Request], tree: TreeShape) -> list[int]:
+        """Tokens of each request after a cycle, at most."""
+        return [len(each.tokens) + each.in_flight_tokens + tree.num_steps + 1 for each in requests]
 
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by the slots that it lags behind after plain cycles of these requests."""
@@ -242,7 +256,7 @@ class Runner:
             seconds.append(time.perf_counter() - started)
         return seconds[1:]
 
-    def _batch[Kind: (CycleProgram, CatchUpProgram)](
+    def _batch[Kind: (CycleProgram, CatchUpProgram, ProposeProgram)](
         self, requests: list[Request], lengths: list[int], fitting: Iterable[Kind]
     ) -> tuple[Kind, jax.Array, jax.Array]:
         """The smallest of the `fitting` programs that is there; state rows, and page tables of the slots that the launch may reach

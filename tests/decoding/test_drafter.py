@@ -1,0 +1,188 @@
+"""Sources of drafts from outside: whatever they propose, the text is that of plain decoding, and they see every token once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.decoding.drafter import Merged, NoDrafter
+from jaxspec.decoding.head_drafter import HeadDrafter
+from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge, rank
+from jaxspec.engine.engine import Engine
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
+from tests.decoding.drafters import BLOCK, BlockDrafter, CopyDrafter
+from tests.sets import exhaustive
+
+PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2]]
+KINDS = [
+    {"temperature": 0},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "seed": 4},
+]
+
+
+def block() -> BlockDrafter:
+    target = engine_target().config
+    return BlockDrafter.random(target.hidden_size, target.vocab_size)
+
+
+def drafters() -> dict[str, object]:
+    head = HeadDrafter.of(random_eagle(engine_target().config))  # it reads the feature that the block reads
+    return {
+        "copy": CopyDrafter(),
+        "block": block(),
+        "copy and block": Merged((CopyDrafter(), block())),
+        "head, copy and block": Merged((head, CopyDrafter(), block())),
+    }
+
+
+def run(engine: Engine, **options) -> list[list[int]]:
+    requests = [engine.add(prompt, SamplingParams(max_tokens=40, **kind), **options) for prompt in PROMPTS for kind in KINDS]
+    while engine.has_work:
+        engine.step()
+    return [request.output for request in requests]
+
+
+@pytest.mark.parametrize("name", ["copy", "block", "copy and block", exhaustive("head, copy and block")])
+@pytest.mark.parametrize("adaptive", [exhaustive(False), True])
+def test_the_text_is_that_of_plain_decoding(name, adaptive):
+    """Also with few pages, so that requests are preempted and find their own pages again, and with plain cycles in between."""
+    expected = run(tiny_engine(PLAIN))
+    tree = TreeShape(3, 1) if name == "copy" else TreeShape(3, 2, 6)
+    engine = tiny_engine(tree, head=drafters()[name], adaptive=adaptive, num_pages=24, context_length=80)
+    assert run(engine) == expected
+    assert run(engine) == expected, "with the pages of the first time in the cache"
+    assert engine.stats().preemptions
+
+
+def test_a_copy_is_accepted_where_the_text_repeats():
+    """Text of three tokens does."""
+    engine = tiny_engine(TreeShape(3, 1), head=CopyDrafter())
+    request = engine.add(PROMPTS[0], SamplingParams(max_tokens=120, temperature=0, allowed_token_ids=[7, 8, 9]))
+    while engine.has_work:
+        engine.step()
+    assert request.speculation.accept_length > 2
+
+
+def drafted(engine: Engine, prompt: list[int]) -> list[tuple[int, ...]]:
+    request, trees = engine.add(prompt, SamplingParams(max_tokens=12, temperature=0), wants_trees=True), []
+    while engine.has_work:
+        for update in engine.step():
+            if update.verification is not None and update.verification.tree is not None:
+                trees.append(update.verification.tree.tokens)
+    assert len(request.output) == 12
+    return trees
+
+
+@pytest.mark.parametrize("name", ["block", "copy and block"])
+def test_pages_of_a_drafters_own_follow_the_text(name):
+    """However tokens come (one chunk, several, a prefix hit), the block finds the same features, so it drafts the same trees."""
+    prompt = list(range(20, 50))
+    whole = tiny_engine(TreeShape(3, 2, 6), head=drafters()[name], prefill_chunk=64)
+    chunked = tiny_engine(TreeShape(3, 2, 6), head=drafters()[name], prefill_chunk=5)
+    expected = drafted(whole, prompt)
+    assert expected and drafted(chunked, prompt) == expected
+    assert drafted(whole, prompt) == expected and whole.stats().prefix_hit_tokens > 0
+    nothing = tiny_engine(TreeShape(3, 2, 6), head=block().with_weights(np.zeros_like(block().weights)))
+    assert drafted(nothing, prompt) != expected, "the features decide"
+
+
+def test_a_drafter_absorbs_every_token_once_or_lags_by_it():
+    """A request with trees, and one without, whose features are kept for later."""
+    engine = tiny_engine(TreeShape(BLOCK, 2, 8), head=block(), request_trees=(PLAIN,), prefix_cache=False)
+    for tree in (PLAIN, None):
+        engine.add(PROMPTS[1], SamplingParams(max_tokens=40, temperature=0), tree=tree)
+    while engine.has_work:
+        engine.step()
+    state = jax.tree.map(np.asarray, engine.runner.state)
+    length, lag = state.sequences.length, state.features.lag
+    assert sorted(length.tolist()) == [0, 69, 69] and sorted(lag.tolist())[:2] == [0, 0] and max(lag) > 0
+    assert (state.draft.absorbed + lag == length).all(), "slots 1 .. length, the root's included"
+
+
+def test_no_drafter_has_no_state_and_proposes_the_root():
+    engine = tiny_engine(PLAIN)
+    assert engine.runner.state.draft == () and engine.runner.params["draft"] == ()
+    assert engine.runner.state.features.postponed.size == 0 and not NoDrafter().max_topk
+
+
+def test_drafters_that_read_different_features_are_refused():
+    with pytest.raises(ValueError, match=r"merged drafters must read the same layers of the target, got \(.*\), \(\): leave out"):
+        Merged((HeadDrafter.of(random_head(engine_target().config)), block()))
+
+
+def test_a_tree_that_is_wider_than_the_drafter_is_refused():
+    with pytest.raises(ValueError, match="topk=2 is more than the 1 tokens"):
+        tiny_engine(TreeShape(3, 2, 6), head=CopyDrafter())
+
+
+# Merging
+
+
+def paths(candidates: Candidates, row: int = 0) -> dict[tuple[int, ...], float]:
+    """The best score of each text that the candidates spell."""
+    tokens, scores, parents = (np.asarray(part)[row].tolist() for part in candidates)
+    found: dict[tuple[int, ...], float] = {}
+    texts: list[tuple[int, ...]] = []
+    for token, score, parent in zip(tokens, scores, parents, strict=True):
+        assert parent < len(texts), "parents come first"
+        texts.append((*(texts[parent] if parent >= 0 else ()), token))
+        found[texts[-1]] = max(score, found.get(texts[-1], -np.inf))
+    return {text: score for text, score in found.items() if score > -np.inf}
+
+
+def random_candidates(rng: np.random.Generator, batch: int, count: int, depth: int) -> Candidates:
+    tokens, parents = rng.integers(0, 3, (batch, count)), np.full((batch, count), -1)
+    scores, depths = -rng.random((batch, count)), np.ones((batch, count), int)
+    for row in range(batch):
+        taken = set()
+        for index in range(count):
+            allowed = [-1, *(each for each in range(index) if depths[row, each] < depth)]
+            parent = int(rng.choice(allowed))
+            if (parent, tokens[row, index]) in taken:  # siblings differ
+                scores[row, index] = -np.inf
+                continue
+            taken.add((parent, int(tokens[row, index])))
+            parents[row, index] = parent
+            if parent >= 0:
+                depths[row, index] = depths[row, parent] + 1
+                scores[row, index] += scores[row, parent]
+    return Candidates(jnp.asarray(tokens, jnp.int32), jnp.asarray(scores, jnp.float32), jnp.asarray(parents, jnp.int32))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merging_keeps_every_text_once_with_its_best_score(seed):
+    rng, depth = np.random.default_rng(seed), 4
+    sources = [random_candidates(rng, 3, count, depth) for count in (7, 5, 9)]
+    merged = merge(sources, depth)
+    for row in range(3):
+        expected: dict[tuple[int, ...], float] = {}
+        for source in sources:
+            for text, score in paths(source, row).items():
+                expected[text] = max(score, expected.get(text, -np.inf))
+        assert paths(merged, row) == expected
+        assert int(jnp.sum(merged.scores[row] > -jnp.inf)) == len(expected), "each once"
+    shape = TreeShape(depth, 4, 9)
+    tree = rank(jnp.zeros(3, jnp.int32), merged, shape)
+    for row in range(3):
+        best = sorted(paths(merged, row).values(), reverse=True)[: shape.num_draft_tokens - 1]
+        texts = {()}
+        for token, parent, depth_of in zip(*(np.asarray(part)[row, 1:].tolist() for part in tree[:3]), strict=True):
+            assert parent >= 0 and depth_of <= depth
+            texts.add((parent, token))
+        assert len(texts) >= len(best)
+
+
+def test_the_docstrings_example_of_a_merge():
+    chain = as_candidates(Chain(jnp.array([[5, 6]])))
+    siblings = Candidates(jnp.array([[5, 7]]), jnp.array([[-1.0, -2.0]]), jnp.array([[-1, -1]]))
+    merged = merge([chain, siblings], 2)
+    assert merged.tokens.tolist() == [[5, 6, 5, 7]] and merged.parents.tolist() == [[-1, 0, -1, -1]]
+    assert merged.scores.tolist() == [[0, 0, -np.inf, -2.0]]
+
+
+def test_too_few_candidates_leave_nodes_that_repeat_the_root():
+    tree = rank(jnp.array([9]), Candidates(jnp.array([[5]]), jnp.array([[-1.0]]), jnp.array([[-1]])), TreeShape(2, 2, 4))
+    assert tree.tokens.tolist() == [[9, 5, 9, 9]] and tree.parents.tolist() == [[-1, 0, 0, 0]]
