@@ -1,0 +1,116 @@
+"""A cycle in two programs, with the host in between: the same tokens, and only tokens that its masks allow."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.decoding.cycle import Proposal
+from jaxspec.decoding.programs import ProposeProgram, Settlement, SettleProgram
+from jaxspec.decoding.tree import Chain, as_candidates, merge, rank
+from jaxspec.decoding.verify import unpack
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import Request
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import tiny_engine
+
+PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50))]
+KINDS = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "seed": 4}]
+ALLOWED = [5, 17, 33, 64, 100, 127]
+
+
+def requests_of(engine: Engine, **options) -> list[Request]:
+    return [engine.add(prompt, SamplingParams(max_tokens=24, **kind, **options)) for prompt in PROMPTS for kind in KINDS]
+
+
+def run(engine: Engine, **options) -> list[list[int]]:
+    requests = requests_of(engine, **options)
+    while engine.has_work:
+        engine.step()
+    return [request.output for request in requests]
+
+
+def run_in_two(engine: Engine, between: Callable[[Proposal], Settlement], mask: np.ndarray | None = None) -> list[list[int]]:
+    """The engine's loop with launches in two; `mask`: of the first token."""
+    requests, runner = requests_of(engine), engine.runner
+    while engine.scheduler.has_work:
+        plan, launched = engine.scheduler.plan(engine.trees.most_emitted), []
+        if plan.cycle:
+            launched.append(runner.launch_in_two(plan.cycle, engine.tree, between))
+        for chunk in plan.prefills:
+            if chunk.request in plan.newly_admitted:
+                runner.launch_admission(chunk.request)
+            launched.append(runner.launch_prefill(chunk, mask))
+        for program in launched:
+            if program.emits:
+                for request, new in zip(program.requests, runner.read(program), strict=True):
+                    engine.output.add(request, new, program.tree)
+    return [request.output for request in requests]
+
+
+def packed(allowed: list[int], *shape: int) -> np.ndarray:
+    """The same mask everywhere: [*shape, words]."""
+    bits = np.zeros(128, bool)
+    bits[allowed] = True
+    words = np.packbits(bits, bitorder="little").view(np.uint32)
+    return np.broadcast_to(words, (*shape, len(words))).copy()
+
+
+@pytest.mark.parametrize("tree", [TreeShape(3, 2, 6), TreeShape(2, 1), PLAIN], ids=str)
+def test_two_programs_say_what_one_says(tree):
+    expected = run(tiny_engine(tree))
+    engine = tiny_engine(tree)
+    assert run_in_two(engine, Settlement.of) == expected
+    programs = engine.runner.programs.compilations
+    assert {type(each) for each in programs} >= {ProposeProgram, SettleProgram} and not any(
+        each in engine.runner.table.all() for each in programs if isinstance(each, (ProposeProgram, SettleProgram))
+    ), "a start compiles no halves"
+
+
+def test_the_host_may_add_candidates_of_its_own():
+    """It ranks them with the drafter's; text stays the same, whatever it proposes."""
+    tree, trees = TreeShape(3, 2, 6), []
+
+    def with_a_guess(proposal: Proposal) -> Settlement:
+        root = proposal.tree.tokens[:, 0]
+        guess = as_candidates(Chain(jnp.broadcast_to(root[:, None] + jnp.arange(1, 4), (len(root), 3)) % 128))
+        ranked = rank(root, merge([as_candidates(proposal.candidates), guess], tree.num_steps), tree)
+        trees.append((np.asarray(root), np.asarray(ranked.tokens)))
+        return Settlement.of(proposal)._replace(tokens=np.asarray(ranked.tokens), parents=np.asarray(ranked.parents))
+
+    assert run_in_two(tiny_engine(tree), with_a_guess) == run(tiny_engine(tree))
+    assert all(
+        {*range(root + 1, root + 4)} <= {*tokens, *range(128, 131)} for each in trees for root, tokens in zip(*each, strict=True)
+    )
+
+
+@pytest.mark.parametrize("tree", [TreeShape(3, 2, 6), PLAIN], ids=str)
+def test_masked_text_is_that_of_allowed_tokens(tree):
+    """The mask of the first token travels with the prompt's last chunk."""
+
+    def masked(proposal: Proposal) -> Settlement:
+        return Settlement.of(proposal, packed(ALLOWED, *proposal.tree.tokens.shape))
+
+    expected = run(tiny_engine(tree), allowed_token_ids=ALLOWED)
+    assert run_in_two(tiny_engine(tree), masked, packed(ALLOWED, 1, 1)) == expected
+    assert {token for output in expected for token in output} <= set(ALLOWED)
+
+
+def test_masks_may_differ_from_node_to_node():
+    """Only 7 may follow a 9, only 9 anything else: after any tree the text alternates."""
+
+    def masked(proposal: Proposal) -> Settlement:
+        tokens = np.asarray(proposal.tree.tokens)
+        return Settlement.of(proposal, np.where((tokens == 9)[..., None], packed([7], 1, 1), packed([9], 1, 1)))
+
+    for output in run_in_two(tiny_engine(TreeShape(3, 2, 6)), masked, packed([9], 1, 1)):
+        assert output == [9, 7] * 12
+
+
+def test_the_bits_of_a_mask():
+    assert unpack(jnp.array([[[5]]], jnp.uint32), 4).tolist() == [[[True, False, True, False]]]
+    rng = np.random.default_rng(0)
+    allowed = sorted(rng.choice(128, 50, replace=False).tolist())
+    assert np.flatnonzero(unpack(jnp.asarray(packed(allowed, 1, 1)), 128)).tolist() == allowed
