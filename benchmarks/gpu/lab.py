@@ -125,7 +125,7 @@ class Lab:
     def graphs(self) -> tuple[LoadedTarget, LoadedHead]:
         """Both models with shapes in place of arrays."""
         target, head = self.size.target, self.size.head
-        return LoadedTarget(target, *abstract_model(target, self.dtype)), LoadedHead(head, *abstract_model(head, self.dtype))
+        return abstract_model(target, self.dtype), abstract_model(head, self.dtype)
 
     @property
     def parameter_shapes(self) -> dict:

@@ -21,7 +21,7 @@ from jaxspec.decoding.state import Admission, Caches, Models, Sizes, State, empt
 from jaxspec.engine.program_table import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
 from jaxspec.engine.request import Request
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.layers import Attention, Linear
+from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.typing import KeysValues
@@ -34,32 +34,18 @@ class Merger:
     target: nnx.GraphDef
     head: nnx.GraphDef | None
     capture: tuple[int, ...]
-    attention_kernel: str | None
-    matmul: str
 
     def __call__(self, params: dict) -> Models:
         head = None if self.head is None else nnx.merge(self.head, params["head"])
-        models = Models(nnx.merge(self.target, params["target"]), head, self.capture)
-        for model in models[:2]:
-            use_kernels(model, self.attention_kernel, self.matmul)
-        return models
+        return Models(nnx.merge(self.target, params["target"]), head, self.capture)
 
 
 def merger(
     target: LoadedTarget, head: LoadedHead | None, attention_kernel: str | None = None, matmul: str = EngineConfig.matmul
 ) -> Merger:
     """The Merger of these models. `attention_kernel` and `matmul`: see EngineConfig."""
-    captured = head.config.captured_layers if head else ()
-    return Merger(target.graph, head.graph if head else None, captured, attention_kernel, matmul)
-
-
-def use_kernels(model: nnx.Module | None, attention_kernel: str | None, matmul: str = EngineConfig.matmul) -> None:
-    """Makes every attention layer and every linear layer of the model use these."""
-    for _, module in nnx.iter_modules(model) if model else ():
-        if isinstance(module, Attention):
-            module.kernel = attention_kernel
-        elif isinstance(module, Linear):
-            module.matmul = matmul
+    kernels = Kernels(attention_kernel, matmul)
+    return Merger(target.graph(kernels), head.graph(kernels) if head else None, head.config.captured_layers if head else ())
 
 
 def state_sizes(target: ModelConfig, head: HeadConfig | None, *, max_length: int, max_lag: int) -> Sizes:

@@ -82,7 +82,7 @@ class Runner:
         """Raises ValueError if the memory is too small, and ProgramError if a program can't be compiled."""
         check_kernel(config.attention_kernel, jax.devices()[0])
         self.params = {"target": target.params, "head": head.params if head else {}}
-        dtype = target.params["embed_tokens"].dtype
+        dtype = target.dtype
         pages_per_sequence = -(-context_length // config.page_size)
         models = [target.config, *([head.config.layer] if head else [])]
         page_bytes = config.page_size * sum(cache_bytes_per_token(model, dtype) for model in models)

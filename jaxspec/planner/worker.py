@@ -25,7 +25,7 @@ from jaxspec.engine.device_state import merger, new_state, state_sizes
 from jaxspec.engine.program_table import CycleProgram
 from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, Programs
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.models.registry import abstract_model
 from jaxspec.planner.compile import ANSWERS, read_custom_calls, read_launches, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
@@ -78,7 +78,7 @@ def compile_cycle(
 ) -> dict[str, Any]:
     """Compiles one cycle as the engine does, with `pages` pages per sequence; returns the fields of `CompiledCycle`."""
     configs = (target, head)
-    models: list[Any] = [None if config is None else LoadedModel(config, *abstract_model(config, dtype)) for config in configs]
+    models: list[Any] = [None if config is None else abstract_model(config, dtype) for config in configs]
     params = {"target": models[0].params, "head": models[1].params if models[1] else {}}
     sizes = state_sizes(target, head, max_length=pages * page_size, max_lag=1)
     state = jax.eval_shape(

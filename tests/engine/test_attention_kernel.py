@@ -7,14 +7,15 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
-from jaxspec.engine.device_state import check_kernel, merger, use_kernels
-from jaxspec.models.layers import Attention, Linear, causal_metadata
+from jaxspec.engine.device_state import check_kernel, merger
+from jaxspec.models.layers import Attention, causal_metadata
+from jaxspec.models.linear import Kernels, Linear
 from jaxspec.testing import engine_target, random_head, tiny_engine
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
 
 
 def kernels(model: nnx.Module) -> list[str | None]:
-    return [module.kernel for _, module in nnx.iter_modules(model) if isinstance(module, Attention)]
+    return [module.kernels.attention for _, module in nnx.iter_modules(model) if isinstance(module, Attention)]
 
 
 def test_names_are_those_of_the_implementations():
@@ -58,8 +59,7 @@ def test_attention_runs_what_was_chosen():
     model = target.merge(target.params)
     tokens, rows = jax.numpy.zeros((1, 2), int), causal_metadata(1, 2)
     expected = model(tokens, rows).hidden
-    use_kernels(model, "reference")
-    assert (model(tokens, rows).hidden == expected).all()
-    use_kernels(model, "pallas_triton")
+    assert (target.merge(target.params, Kernels("reference"))(tokens, rows).hidden == expected).all()
+    model = target.merge(target.params, Kernels("pallas_triton"))
     with pytest.raises(ValueError, match="interpret mode"):
         model(tokens, rows)
