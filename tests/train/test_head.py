@@ -364,7 +364,7 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     with pytest.raises(ValueError, match=r"holds a run with another target: give another folder"):
         trainer(SETTINGS, other, data, tmp_path / "begun")
     coarse = in_dtype(target, "bfloat16")
-    again = in_dtype(target, "float32")
+    again = in_dtype(coarse, "float32")
     assert fingerprint(coarse) == fingerprint(again) != fingerprint(target)
     half = in_dtype(target, "float16")
     with pytest.raises(ValueError, match="in float16, which loses small gradients: expected bfloat16 or float32"):
