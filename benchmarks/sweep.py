@@ -144,6 +144,6 @@ def random_head(target: LoadedTarget) -> LoadedHead:
         captured_layers=tuple(sorted({0, layers // 2, layers - 1})),  # any three cost the same
         draft_vocab_size=drafts,
     )
-    head = split_model(Eagle3(config, dtype=target.params["embed_tokens"].dtype, rngs=nnx.Rngs(0)), config)
+    head = split_model(Eagle3(config, dtype=target.dtype, rngs=nnx.Rngs(0)))
     head.params["draft_to_target"] = jnp.arange(drafts, dtype=jnp.int32) * (vocabulary // drafts)
     return head

@@ -9,8 +9,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 from jaxspec.checks import checked, refuse_unsupported, require_size
+
+if TYPE_CHECKING:
+    from jaxspec.models.feed_forward import FeedForward
+    from jaxspec.models.linear import Storage
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes of weights and cache; "auto" chooses one of them."""
@@ -105,6 +110,10 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The dtype of the checkpoint; the engine may use another."""
+    storage: "Storage | None" = None
+    """How matrices are stored. None: as they are (pallas_kernels.weight.Dense)."""
+    feed_forward: "FeedForward | None" = None
+    """The kind of feed-forward. None: a SwiGLU MLP, `intermediate_size` wide."""
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:

@@ -174,7 +174,7 @@ def known_settings(arguments: ServerArguments, llm: "LLM") -> ServerSettings:
     """The settings, with the values that were chosen for options not given."""
     found = {
         "speculative_algorithm": llm.head.config.algorithm if llm.head else "NONE",
-        "dtype": str(llm.target.params["embed_tokens"].dtype),
+        "dtype": str(llm.target.dtype),
         **settings_in_use(llm.engine.config),
     }
     return replace(arguments.settings, shown={**arguments.settings.shown, **found})

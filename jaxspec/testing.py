@@ -21,8 +21,9 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.runner import DEFAULT_START, Start
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
-from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import AttentionInputs, LayerOutput, RMSNorm
+from jaxspec.models.head import DraftHead
+from jaxspec.models.layers import LayerInputs, LayerOutput
+from jaxspec.models.linear import Builder
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, split_model
@@ -45,7 +46,7 @@ def tiny_target(seed: int = 0, **changes) -> LoadedTarget:
 def _made_target(seed: int, changes: tuple[tuple[str, Any], ...]) -> LoadedTarget:
     """Making one takes half a second, and tests ask for the same few again and again."""
     config = tiny_config(**dict(changes))
-    return scaled_up(split_model(Llama(config, rngs=nnx.Rngs(seed)), config))
+    return scaled_up(split_model(Llama(config, rngs=nnx.Rngs(seed))))
 
 
 def engine_target(seed: int = 0, **changes) -> LoadedTarget:
@@ -69,7 +70,7 @@ def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None
             **switches,
         }
     )
-    head = scaled_up(split_model(Eagle3(config, rngs=nnx.Rngs(seed)), config))
+    head = scaled_up(split_model(Eagle3(config, rngs=nnx.Rngs(seed))))
     if draft_vocab_size is not None:
         stride = target.vocab_size // draft_vocab_size
         head.params["draft_to_target"] = jnp.arange(draft_vocab_size, dtype=jnp.int32) * stride
@@ -79,13 +80,13 @@ def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None
 def random_eagle(target: ModelConfig, seed: int = 1, fc_bias: bool = True, **layer) -> LoadedHead:
     """A random EAGLE-1/2 head. `layer` are fields of ModelConfig."""
     config = EagleConfig(layer=head_layer(target, **layer), target_hidden_size=target.hidden_size, fc_bias=fc_bias)
-    return scaled_up(split_model(Eagle(config, rngs=nnx.Rngs(seed)), config))
+    return scaled_up(split_model(Eagle(config, rngs=nnx.Rngs(seed))))
 
 
 def random_mtp(target: ModelConfig, seed: int = 1) -> LoadedHead:
     """A random MTP layer."""
     config = MTPConfig(layer=head_layer(target, qkv_bias=target.qkv_bias), target_hidden_size=target.hidden_size)
-    return scaled_up(split_model(MTP(config, rngs=nnx.Rngs(seed)), config))
+    return scaled_up(split_model(MTP(config, rngs=nnx.Rngs(seed))))
 
 
 def head_layer(target: ModelConfig, **changes) -> ModelConfig:
@@ -105,19 +106,10 @@ class OracleHead(DraftHead):
     All of its drafts are accepted if and only if every slot, position and feedback in drafting is right.
     """
 
-    def __init__(self, config: HeadConfig, text: list[int]):
-        self.config = config
-        # One length for all texts, so that engines with different ones share their programs. Past its end a text repeats its last
-        # token.
-        self.text = nnx.Variable(jnp.asarray([*text, *[text[-1]] * max(0, 256 - len(text))], jnp.int32))
+    def build(self, builder: Builder) -> None:
+        self.text = nnx.Variable(jnp.zeros(256, jnp.int32))
 
-    def first_layer(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        inputs: AttentionInputs,
-        next_norm: RMSNorm | None,
-    ) -> LayerOutput:
+    def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         slots = (inputs.metadata.positions + 1).astype(jnp.float32)  # a pair's position is its slot - 1
         layer = self.config.layer
         empty = jnp.zeros((*inputs.metadata.mask.shape[::2], layer.num_kv_heads, layer.head_dim), embeddings.dtype)
@@ -132,7 +124,10 @@ class OracleHead(DraftHead):
 def oracle_head(target: ModelConfig, text: list[int]) -> LoadedHead:
     """A perfect head for the one sequence `text` (prompt and continuation)."""
     config = EagleConfig(layer=tiny_config(vocab_size=target.vocab_size, num_layers=1), target_hidden_size=target.hidden_size)
-    return split_model(OracleHead(config, text), config)
+    # One length for all texts, so that engines with different ones share their programs. Past its end a text repeats its last
+    # token.
+    padded = jnp.asarray([*text, *[text[-1]] * max(0, 256 - len(text))], jnp.int32)
+    return LoadedHead(config, {"text": padded}, jnp.dtype(jnp.float32), OracleHead)
 
 
 class TinyTokenizer:

@@ -19,7 +19,6 @@ from jaxspec.config import ATTENTION_KERNELS, PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import Request
 from jaxspec.llm import LLM
-from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 
 from .expected_text import PROMPTS, TOKENS
@@ -142,8 +141,8 @@ def time_steps(engine: Engine, count: int) -> float:
 def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Request]]:
     """An engine in which `count` requests decode, behind contexts of the goal's length."""
     target, head = lab.graphs
-    loaded = LoadedTarget(target.config, target.graph, lab.params["target"])
-    drafts = LoadedHead(head.config, head.graph, lab.params["draft"]) if tree.num_steps else None
+    loaded = replace(target, params=lab.params["target"])
+    drafts = replace(head, params=lab.params["draft"]) if tree.num_steps else None
     length = lab.size.goal_context + 9 * lab.size.engine_cycles * (tree.num_steps + 1)
     length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
     config = EngineConfig(max_running_requests=count, context_length=length, num_pages=count * length // 16, prefix_cache=False)

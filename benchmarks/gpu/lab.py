@@ -16,7 +16,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.engine.device_state import Merger
-from jaxspec.models.registry import Build, LoadedHead, LoadedTarget, abstract_model
+from jaxspec.models.linear import Kernels
+from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.planner.estimate import Pair, pair
 
 from ..record import Spread
@@ -126,7 +127,7 @@ class Lab:
     def graphs(self) -> tuple[LoadedTarget, LoadedHead]:
         """Both models with shapes in place of arrays."""
         target, head = self.size.target, self.size.head
-        return LoadedTarget(target, *abstract_model(target, self.dtype)), LoadedHead(head, *abstract_model(head, self.dtype))
+        return abstract_model(target, self.dtype), abstract_model(head, self.dtype)
 
     @property
     def parameter_shapes(self) -> dict:
@@ -155,11 +156,11 @@ class Lab:
 
     def merger(self, attention: str | None = None) -> Callable[[dict], Models]:
         """As `merge`, with one of the attention kernels."""
-        return Merger.of(Build(self.graphs[0].graph, attention), self.drafter(attention))
+        return Merger.of(self.graphs[0].graph(Kernels(attention)), self.drafter(attention))
 
     def drafter(self, attention: str | None = None) -> HeadDrafter:
         """The head as a drafter, with shapes in place of weights."""
-        return HeadDrafter.of(self.graphs[1], attention_kernel=attention)
+        return HeadDrafter.of(self.graphs[1], kernels=Kernels(attention))
 
     def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
         """Milliseconds per call: several samples of consecutive calls, waiting for the last, after two untimed calls.

@@ -11,7 +11,7 @@ A converted checkpoint is a directory:
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -110,8 +110,13 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Writes jaxspec.json. Write it last: only this file makes the directory a checkpoint."""
-        contents = {"format": "jaxspec checkpoint", "version": VERSION, "kind": self.kind, **asdict(self)}
+        contents = {"format": "jaxspec checkpoint", "version": VERSION, "kind": self.kind, **asdict(self, dict_factory=_given)}
         (directory / FILE).write_text(json.dumps({**contents, "digest": digest(contents)}, indent=1) + "\n")
+
+
+def _given(values: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A dataclass as a dict, without what is None."""
+    return {name: value for name, value in values if value is not None}
 
 
 def digest(contents: dict) -> str:
@@ -170,8 +175,8 @@ def _build(config: type, values: dict[str, Any]) -> Any:
 
 def load_converted(path: Path, config: ModelConfig | HeadConfig, dtype: DTypeLike, *, progress: bool) -> LoadedModel:
     """The model in this dtype. Raises ValueError naming parameters that are missing, misshapen or can't be read."""
-    graph, expected = abstract_model(config, dtype)
-    return LoadedModel(config, graph, load_parameters(path / PARAMETERS, expected, progress=progress))
+    model = abstract_model(config, dtype)
+    return replace(model, params=load_parameters(path / PARAMETERS, model.params, progress=progress))
 
 
 def head_directory(path: Path) -> Path | None:
@@ -208,7 +213,7 @@ def mapped_ids(manifest: Manifest) -> np.ndarray | None:
 
 def check_parameters(path: Path, config: ModelConfig | HeadConfig) -> None:
     """Raises ValueError unless the stored parameters have the model's names and shapes."""
-    check_stored(path / PARAMETERS, abstract_model(config, jnp.float32)[1])
+    check_stored(path / PARAMETERS, abstract_model(config, jnp.float32).params)
 
 
 def stored_arrays(
@@ -218,7 +223,7 @@ def stored_arrays(
 
     `doing` is the label of the progress bar.
     """
-    expected = abstract_model(config, jnp.float32)[1]
+    expected = abstract_model(config, jnp.float32).params
     stored = check_stored(path / PARAMETERS, expected)
     total = sum(array.size for array in stored.values())
     with tqdm(total=total, desc=f"{doing} {path.name}", unit="B", unit_scale=True, disable=not progress) as bar:

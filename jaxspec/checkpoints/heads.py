@@ -15,6 +15,7 @@ from jaxspec.checkpoints.layouts import eagle3_plan, eagle_plan, is_eagle, is_ea
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
+from jaxspec.models.linear import parameters, storage_of
 from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -74,9 +75,11 @@ def attach_head(config: HeadConfig, params: dict, target: LoadedTarget, hot_toke
         params.pop("embed_tokens")
         config = replace(config, own_embedding=False)
     if hot_tokens is not None:
-        params |= {"lm_head": {"kernel": output_rows(target, hot_tokens)}, "draft_to_target": jnp.asarray(hot_tokens)}
+        ids = jnp.asarray(hot_tokens)
+        kernel = target.merge(target.params).output_columns(ids).dense(target.dtype)
+        params |= {"lm_head": parameters(storage_of(config.layer)(kernel)), "draft_to_target": ids}
         config = replace(config, draft_vocab_size=len(hot_tokens))
-    return build_model(config, params)
+    return build_model(config, params, target.dtype)
 
 
 def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None:
@@ -98,10 +101,3 @@ def repeats(own: jax.Array, targets: jax.Array) -> bool:
 @jax.jit  # one pass without copies in float32
 def _largest_difference(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32)))
-
-
-def output_rows(target: LoadedTarget, ids: np.ndarray) -> jax.Array:
-    """The target's output projection for these tokens only, [h, ids] (FR-Spec, section 3.2)."""
-    if target.config.tie_word_embeddings:
-        return target.params["embed_tokens"][ids].T
-    return target.params["lm_head"]["kernel"][:, ids]

@@ -12,6 +12,7 @@ import numpy as np
 from jaxspec.checkpoints.checkpoint import Checkpoint, Needed
 from jaxspec.checkpoints.tensor_files import transposed
 from jaxspec.config import ModelConfig
+from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.head import HeadConfig
 
 ReadTensor = Callable[[str], np.ndarray]
@@ -105,17 +106,18 @@ def decoder_layer(
         input_size: width of what its attention reads; None: the hidden size.
         input_norm: the name of the norm before attention; None: it has none.
     """
-    size, wide, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    size, head_dim = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    attention = prefix + "self_attn."
     qkv = ((attention + "q_proj", q), (attention + "k_proj", kv), (attention + "v_proj", kv))
     layout: Layout = {
         **nested("self_attn", "qkv_proj", layout=linear(input_size or size, *qkv, bias=config.qkv_bias)),
         **nested("self_attn", "o_proj", layout=linear(q, (attention + "o_proj", size))),
         **nested("post_attention_layernorm", layout=norm(prefix + "post_attention_layernorm", size)),
-        **nested("mlp", "gate_up_proj", layout=linear(size, (mlp + "gate_proj", wide), (mlp + "up_proj", wide))),
-        **nested("mlp", "down_proj", layout=linear(wide, (mlp + "down_proj", size))),
     }
+    for path, (inputs, outputs) in feed_forward_of(config).projections(config).items():
+        named = [(f"{prefix}mlp.{name}", width) for name, width in outputs]
+        layout |= nested("mlp", *path, layout=linear(inputs, *named))
     if input_norm:
         layout |= nested("input_layernorm", layout=norm(prefix + input_norm, size))
     if config.qk_norm:

@@ -4,7 +4,6 @@ import warnings
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
@@ -28,7 +27,7 @@ from jaxspec.checkpoints.parameter_store import parameter_name
 from jaxspec.checkpoints.tensor_files import errors_named, own_copy
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
-from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
+from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, build_model
 
 
 def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedTarget:
@@ -40,7 +39,7 @@ def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> Load
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = read_target_plan(path, checkpoint)
         plan.check(checkpoint)
-        return finite(build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress)))
+        return finite(build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), dtype))
 
 
 def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None, progress: bool = False) -> LoadedHead:
@@ -55,14 +54,14 @@ def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None
     Raises:
         ValueError: the head does not fit the target, or as `load_target`.
     """
-    dtype = target.params["embed_tokens"].dtype
     if is_converted(path):
-        return _load_converted_head(path, target, token_map, dtype, progress=progress)
+        return _load_converted_head(path, target, token_map, progress=progress)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
         hot_tokens = usable_token_map(plan.config, token_map)
-        return finite(attach_head(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), target, hot_tokens))
+        params = read_parameters(plan, checkpoint, target.dtype, progress=progress)
+        return finite(attach_head(plan.config, params, target, hot_tokens))
 
 
 def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
@@ -90,15 +89,13 @@ def require_head(path: Path) -> Path:
     return head
 
 
-def _load_converted_head(
-    path: Path, target: LoadedTarget, token_map: Path | None, dtype: DTypeLike, *, progress: bool
-) -> LoadedHead:
+def _load_converted_head(path: Path, target: LoadedTarget, token_map: Path | None, *, progress: bool) -> LoadedHead:
     head = require_head(path)
     manifest = read_manifest(head)
     with errors_named(path):
         check_fit(manifest, target.config)
         chosen = usable_token_map(manifest.head, token_map)
-        loaded = load_converted(head, manifest.head, dtype, progress=progress)
+        loaded = load_converted(head, manifest.head, target.dtype, progress=progress)
         return finite(attach_head(loaded.config, loaded.params, target, mapped_ids(manifest) if chosen is None else chosen))
 
 
@@ -155,17 +152,14 @@ def is_really_untied(checkpoint: Checkpoint) -> bool:
 
 
 def read_parameters(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, *, progress: bool) -> dict:
-    """All parameters as a nested dict of arrays. One parameter at a time is in memory twice, never a whole shard."""
-    params = {}
+    """All parameters as a nested dict of arrays, each with the dtype that the model has for it if its activations have this one.
+
+    One parameter at a time is in memory twice, never a whole shard.
+    """
+    params, expected = {}, flatten_dict(abstract_model(plan.config, dtype).params)
     total = checkpoint.size(plan.needed())
     with tqdm(total=total, desc=f"loading {checkpoint.path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for keys, source in plan.layout.items():
-            params[keys] = to_device(source.join(checkpoint.read), dtype)
+            params[keys] = jax.device_put(own_copy(source.join(checkpoint.read))).astype(expected[keys].dtype)
             bar.update(checkpoint.size(source.needed()))
     return unflatten_dict(params)
-
-
-def to_device(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
-    """On the default device; floating-point values in this dtype."""
-    placed = jax.device_put(own_copy(array))
-    return placed.astype(dtype) if jnp.issubdtype(placed.dtype, jnp.floating) else placed

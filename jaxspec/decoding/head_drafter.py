@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
@@ -16,8 +17,9 @@ from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.tree import Candidates, Chain
 from jaxspec.models.head import DraftHead, HeadConfig
 from jaxspec.models.layers import AttentionMetadata
+from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.llama import Llama
-from jaxspec.models.registry import Build, LoadedHead
+from jaxspec.models.registry import LoadedHead
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
@@ -98,24 +100,24 @@ class HeadDrafter:
     """Drafts with a trained head: EAGLE, EAGLE-3 or MTP."""
 
     config: HeadConfig
-    build: Callable[[dict], DraftHead]
-    """Makes the head from its weights; hashable."""
+    graph: nnx.GraphDef
+    """The head without its weights."""
     window: SlidingWindow | None = None
     """The part of its cache that it sees; None: all of it."""
     weights: dict = field(default_factory=dict, compare=False, repr=False)
     lags: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, head: LoadedHead, window: SlidingWindow | None = None, **kernels: Any) -> "HeadDrafter":
-        """The drafter with this head. `kernels`: as for Build."""
-        return cls(head.config, Build(head.graph, **kernels), window, head.params)
+    def of(cls, head: LoadedHead, window: SlidingWindow | None = None, kernels: Kernels = DEFAULT_KERNELS) -> "HeadDrafter":
+        """The drafter with this head."""
+        return cls(head.config, head.graph(kernels), window, head.params)
 
     def with_weights(self, weights: dict) -> "HeadDrafter":
         return replace(self, weights=weights)
 
     @property
     def head(self) -> DraftHead:
-        return self.build(self.weights)
+        return nnx.merge(self.graph, self.weights)
 
     @property
     def capture(self) -> tuple[int, ...]:

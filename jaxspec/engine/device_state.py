@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import SingleDeviceSharding
 from jax.typing import DTypeLike
 
@@ -17,7 +18,8 @@ from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
 from jaxspec.decoding.state import Admission, Sizes, State, empty_state
 from jaxspec.engine.request import Request
-from jaxspec.models.registry import Build, LoadedHead, LoadedModel
+from jaxspec.models.linear import Kernels
+from jaxspec.models.registry import LoadedHead, LoadedModel
 from jaxspec.sampling_params import SamplingParams
 
 
@@ -25,16 +27,16 @@ from jaxspec.sampling_params import SamplingParams
 class Merger:
     """Builds the models from {"target": weights, "draft": weights}, inside jit. Equal Mergers build equal models."""
 
-    target: Build
+    target: nnx.GraphDef
     drafter: Drafter
     """Without arrays."""
 
     @classmethod
-    def of(cls, target: Build, drafter: Drafter) -> "Merger":
+    def of(cls, target: nnx.GraphDef, drafter: Drafter) -> "Merger":
         return cls(target, drafter.with_weights(jax.tree.map(lambda _: None, drafter.weights)))
 
     def __call__(self, params: dict) -> Models:
-        return Models(self.target(params["target"]), self.drafter.with_weights(params["draft"]))
+        return Models(nnx.merge(self.target, params["target"]), self.drafter.with_weights(params["draft"]))
 
 
 def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Drafter:
@@ -44,7 +46,12 @@ def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Dra
     if not isinstance(source, LoadedModel):
         return source
     window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
-    return HeadDrafter.of(source, window, attention_kernel=config.attention_kernel, matmul=config.matmul)
+    return HeadDrafter.of(source, window, kernels_of(config))
+
+
+def kernels_of(config: EngineConfig) -> Kernels:
+    """The implementations that the models use."""
+    return Kernels(config.attention_kernel, config.matmul)
 
 
 def thresholds_of(config: EngineConfig) -> Thresholds | None:

@@ -21,6 +21,7 @@ from jaxspec.engine.device_state import (
     abstract_state,
     admission,
     check_kernel,
+    kernels_of,
     memory_limit,
     nbytes,
     new_state,
@@ -36,7 +37,7 @@ from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
-from jaxspec.models.registry import Build, LoadedTarget
+from jaxspec.models.registry import LoadedTarget
 
 CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
@@ -92,11 +93,11 @@ class Runner:
             page_size=config.page_size,
             max_length=context_length,
             max_lag=MAX_LAG if trees.lags else 1,
-            dtype=target.params["embed_tokens"].dtype,
+            dtype=target.dtype,
         )
         self._vocab_size, self._max_length = target.config.vocab_size, context_length
         self._no_bias = jnp.zeros((1, self._vocab_size), jnp.float32)
-        self.merge = merge = Merger.of(Build(target.graph, config.attention_kernel, config.matmul), drafter)
+        self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter)
 
         def state_of(num_pages: int) -> State:
             return new_state(target.config, drafter, sizes._replace(num_pages=num_pages))

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
+from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, LayerOutput, RMSNorm, linear
+from jaxspec.models.layers import Attention, DecoderLayer, LayerInputs, LayerOutput, RMSNorm
+from jaxspec.models.linear import Builder
 from jaxspec.typing import Array, Float
 
 
@@ -24,23 +25,18 @@ class EagleConfig(HeadConfig):
 class Eagle(DraftHead):
     """Llama layers over fc([embedding, hidden]); the first has no input norm, and nothing norms the output."""
 
-    def __init__(self, config: EagleConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        super().__init__(config, dtype, rngs)
-        layer, size = config.layer, config.layer.hidden_size
-        self.fc = linear(2 * size, size, dtype, rngs, bias=config.fc_bias)
-        self.self_attn = Attention(layer, size, dtype, rngs)
-        self.post_attention_layernorm = RMSNorm(size, layer.rms_norm_eps, dtype)
-        self.mlp = MLP(layer, dtype, rngs)
-        self.later_layers = nnx.List([DecoderLayer(layer, dtype, rngs) for _ in range(layer.num_layers - 1)])
+    config: EagleConfig
 
-    def first_layer(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        inputs: AttentionInputs,
-        next_norm: RMSNorm | None,
-    ) -> LayerOutput:
+    def build(self, builder: Builder) -> None:
+        layer, size = self.config.layer, self.config.layer.hidden_size
+        self.fc = builder.linear(2 * size, size, bias=self.config.fc_bias)
+        self.self_attn = Attention(layer, size, builder)
+        self.post_attention_layernorm = RMSNorm(size, layer.rms_norm_eps, builder.dtype)
+        self.mlp = feed_forward_of(layer).module(layer, builder)
+        self.later_layers = nnx.List([DecoderLayer(layer, builder) for _ in range(layer.num_layers - 1)])
+
+    def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         x = self.fc(jnp.concatenate([embeddings, hidden], -1))
         attended, keys_values = self.self_attn(x, inputs)
         x, normed = self.post_attention_layernorm.add(x, attended)
-        return LayerOutput.after(x, self.mlp(normed), next_norm, keys_values)
+        return LayerOutput.after(x, self.mlp(normed), inputs, keys_values)

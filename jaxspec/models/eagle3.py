@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
+from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import MLP, Attention, AttentionInputs, DecoderLayer, LayerOutput, RMSNorm, linear
+from jaxspec.models.layers import Attention, DecoderLayer, LayerInputs, LayerOutput, RMSNorm
+from jaxspec.models.linear import Builder
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float
 
@@ -52,20 +53,20 @@ class Eagle3(DraftHead):
 
     config: Eagle3Config
 
-    def __init__(self, config: Eagle3Config, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        super().__init__(config, dtype, rngs)
+    def build(self, builder: Builder) -> None:
+        config, dtype = self.config, builder.dtype
         layer, size, eps = config.layer, config.layer.hidden_size, config.layer.rms_norm_eps
         if config.fc_norm:
             self.fc_norm = nnx.List([RMSNorm(config.target_hidden_size, eps, dtype) for _ in config.captured_layers])
         if config.norm_before_fc:
             self.input_norm = RMSNorm(config.feature_size, eps, dtype)
-        self.fc = linear(config.feature_size, size, dtype, rngs, bias=config.fc_bias)
+        self.fc = builder.linear(config.feature_size, size, bias=config.fc_bias)
         self.input_layernorm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
-        self.self_attn = Attention(layer, 2 * size, dtype, rngs)
+        self.self_attn = Attention(layer, 2 * size, builder)
         self.post_attention_layernorm = RMSNorm(size, eps, dtype)
-        self.mlp = MLP(layer, dtype, rngs)
-        self.later_layers = nnx.List([DecoderLayer(layer, dtype, rngs) for _ in range(layer.num_layers - 1)])
+        self.mlp = feed_forward_of(layer).module(layer, builder)
+        self.later_layers = nnx.List([DecoderLayer(layer, builder) for _ in range(layer.num_layers - 1)])
         self.norm = RMSNorm(size, eps, dtype)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
@@ -76,18 +77,12 @@ class Eagle3(DraftHead):
             features = self.input_norm(features)
         return self.fc(features)
 
-    def first_layer(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        inputs: AttentionInputs,
-        next_norm: RMSNorm | None,
-    ) -> LayerOutput:
+    def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         x = self.input_layernorm.beside(embeddings, self.hidden_norm, hidden)
         attended, keys_values = self.self_attn(x, inputs)
         residual = x[..., hidden.shape[-1] :] if self.config.norm_before_residual else hidden
         x, normed = self.post_attention_layernorm.add(residual, attended)
-        return LayerOutput.after(x, self.mlp(normed), next_norm, keys_values)
+        return LayerOutput.after(x, self.mlp(normed), inputs, keys_values)
 
     @property
     def output_norm(self) -> RMSNorm | None:

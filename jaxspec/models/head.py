@@ -4,21 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import (
-    AttentionInputs,
     AttentionMetadata,
     DecoderLayer,
+    LayerInputs,
     LayerOutput,
     RMSNorm,
-    attention_inputs,
-    output_projection,
+    layer_inputs,
 )
+from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, storage_of
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -59,20 +58,26 @@ class DraftHead(nnx.Module):
     """The base class of draft heads. The input is pairs: the embedding of token i, and a hidden of position i - 1.
 
     That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the parent.
-    A kind of head defines `first_layer`, and `project`, `output_norm` and `logits` where they differ.
+    A kind of head defines `build` and `first_layer`, and `project`, `output_norm` and `logits` where they differ.
     """
 
     later_layers: Sequence[DecoderLayer] = ()
     """Ordinary decoder layers after the first."""
 
-    def __init__(self, config: HeadConfig, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.config = config
+    def __init__(self, config: HeadConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
+        self.config, self.dtype = config, jnp.dtype(dtype)
+        builder = Builder(dtype, rngs, kernels, storage_of(config.layer))
         vocab_size, size = config.layer.vocab_size, config.layer.hidden_size
         if config.own_embedding:
-            self.embed_tokens = nnx.Param(0.02 * jax.random.normal(rngs.params(), (vocab_size, size), dtype))
+            self.embed_tokens = nnx.Param(builder.matrix(vocab_size, size))
         if config.draft_vocab_size is not None:
-            self.lm_head = output_projection(size, config.draft_vocab_size, dtype, rngs)
+            self.lm_head = builder.output_projection(size, config.draft_vocab_size)
             self.draft_to_target = nnx.Variable(jnp.arange(config.draft_vocab_size, dtype=jnp.int32))
+        self.build(builder)
+
+    def build(self, builder: Builder) -> None:
+        """Adds the layers of this kind of head."""
+        raise NotImplementedError
 
     def embed(self, tokens: Int[Array, "b w"], target: Llama) -> Float[Array, "b w h"]:
         """Embeddings of target vocabulary ids."""
@@ -91,23 +96,17 @@ class DraftHead(nnx.Module):
         window: tuple[KeysValues, ...] | None = None,
     ) -> HeadOutput:
         """Runs the pairs; `window` holds the keys and values of earlier ones."""
-        first, *later = attention_inputs(self.config.layer, metadata, cache, window)
-        first_norm, *later_norms = [*(layer.input_layernorm for layer in self.later_layers), self.output_norm]
-        x, normed, keys_values = self.first_layer(embeddings, hidden, first, first_norm)
+        next_norms = [*(layer.input_layernorm for layer in self.later_layers), self.output_norm]
+        first, *later = layer_inputs(metadata, cache, window, next_norms)
+        x, normed, keys_values = self.first_layer(embeddings, hidden, first)
         grown = [keys_values]
-        for layer, inputs, next_norm in zip(self.later_layers, later, later_norms, strict=True):
-            x, normed, keys_values = layer(x, normed, inputs, next_norm)
+        for layer, inputs in zip(self.later_layers, later, strict=True):
+            x, normed, keys_values = layer(x, normed, inputs)
             grown.append(keys_values)
         return HeadOutput(normed, tuple(grown))
 
-    def first_layer(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        inputs: AttentionInputs,
-        next_norm: RMSNorm | None,
-    ) -> LayerOutput:
-        """Joins embeddings and hidden and runs the first layer; `next_norm` follows it."""
+    def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
+        """Joins embeddings and hidden and runs the first layer."""
         raise NotImplementedError
 
     @property

@@ -1,6 +1,6 @@
-"""The parts that target and draft heads share: norm, rotation, attention over cache and window, MLP, decoder layer."""
+"""The parts that target and draft heads share: norm, rotation, attention over cache and window, decoder layer."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,12 +9,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
+from jaxspec.models.feed_forward import feed_forward_of
+from jaxspec.models.linear import Builder
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
-from pallas_kernels.product import Product
+from pallas_kernels.product import Product, value
 from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
-from pallas_kernels.tree_attention import tree_attention
 
 
 class AttentionMetadata(NamedTuple):
@@ -61,92 +62,53 @@ class RMSNorm(nnx.Module):
         """The norm of x and, to its right, `other`'s norm of `right`."""
         return norm_pair(x, right, self.weight[...], other.weight[...], self.eps)
 
-    def add(self, x: Float[Array, "b w h"], product: Product) -> tuple[Float[Array, "b w h"], Float[Array, "b w h"]]:
+    def add(
+        self, x: Float[Array, "b w h"], product: Product | Float[Array, "b w h"]
+    ) -> tuple[Float[Array, "b w h"], Float[Array, "b w h"]]:
         """x + product, and the norm of that sum."""
         return add_norm(x, product, self.weight[...], self.eps)
 
 
-class Linear(nnx.Linear):
-    """A linear layer; its kernel is [inputs, outputs], the transpose of the checkpoint's weight."""
-
-    matmul: str = "xla"
-    """As EngineConfig has it."""
-
-    def product(self, x: Float[Array, "*rows inputs"]) -> Product:
-        """The layer's output, which the kernel that reads it finishes."""
-        return Product(x, self.kernel[...], None if self.bias is None else self.bias[...], self.matmul)
-
-    def __call__(self, inputs: Float[Array, "*rows inputs"], out_sharding: None = None) -> Float[Array, "*rows outputs"]:
-        return self.product(inputs).value(self.preferred_element_type)
-
-
-def linear(
-    inputs: int, outputs: int, dtype: DTypeLike, rngs: nnx.Rngs, *, bias: bool = False, result: DTypeLike | None = None
-) -> Linear:
-    """A linear layer with random weights. `result`: the output's dtype."""
-    init = nnx.initializers.normal(0.02)
-    return Linear(
-        inputs,
-        outputs,
-        use_bias=bias,
-        dtype=dtype,
-        param_dtype=dtype,
-        preferred_element_type=result,
-        kernel_init=init,
-        rngs=rngs,
-    )
-
-
-def output_projection(hidden_size: int, vocab_size: int, dtype: DTypeLike, rngs: nnx.Rngs) -> Linear:
-    """A linear layer with float32 output, the logits. In bfloat16, those above 16 would be rounded to steps of 0.125, which makes
-    different logits equal.
-    """
-    return linear(hidden_size, vocab_size, dtype, rngs, result=jnp.float32)
-
-
-class AttentionInputs(NamedTuple):
-    """Inputs of one attention layer besides the residual stream."""
+class LayerInputs(NamedTuple):
+    """Inputs of one layer besides the residual stream."""
 
     metadata: AttentionMetadata
     cache: KeysValues | None
     """The layer's pages; None: no cache."""
     window: KeysValues | None
     """Keys and values of earlier window tokens; None: there are none."""
+    next_norm: RMSNorm | None
+    """The norm that follows the layer; None: none does."""
 
 
-def attention_inputs(
-    config: ModelConfig,
+def layer_inputs(
     metadata: AttentionMetadata,
     cache: tuple[KeysValues, ...] | None,
-    window: tuple[KeysValues, ...] | None = None,
-) -> list[AttentionInputs]:
-    """The inputs of each of the model's layers; `cache` and `window` have one entry per layer."""
-    none = (None,) * config.num_layers
-    return [AttentionInputs(metadata, *both) for both in zip(cache or none, window or none, strict=True)]
+    window: tuple[KeysValues, ...] | None,
+    next_norms: Sequence[RMSNorm | None],
+) -> list[LayerInputs]:
+    """The inputs of each of a model's layers; `cache`, `window` and `next_norms` have one entry per layer."""
+    none = (None,) * len(next_norms)
+    return [LayerInputs(metadata, *each) for each in zip(cache or none, window or none, next_norms, strict=True)]
 
 
 class Attention(nnx.Module):
     """Grouped-query attention over the cache and the window; queries, keys and values come from one fused projection."""
 
-    kernel: str | None = None
-    """The implementation of tree_attention; None: the platform's default."""
-    attend: Callable[..., Array] = staticmethod(tree_attention)
-    """The attention function; training replaces it with one that needs less memory."""
-
-    def __init__(self, config: ModelConfig, input_size: int, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, input_size: int, builder: Builder):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
         self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps, config.rope.attention_factor)
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self.rope = config.rope
-        self.qkv_proj = linear(input_size, qkv_size, dtype, rngs, bias=config.qkv_bias)
-        self.o_proj = linear(config.num_heads * config.head_dim, config.hidden_size, dtype, rngs)
+        self.rope, self.kernels = config.rope, builder.kernels
+        self.qkv_proj = builder.linear(input_size, qkv_size, bias=config.qkv_bias)
+        self.o_proj = builder.linear(config.num_heads * config.head_dim, config.hidden_size)
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, builder.dtype)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, builder.dtype)
 
-    def __call__(self, x: Float[Array, "b w _"], inputs: AttentionInputs) -> tuple[Product, KeysValues]:
+    def __call__(self, x: Float[Array, "b w _"], inputs: LayerInputs) -> tuple[Product, KeysValues]:
         """The attention's output, and keys and values of the window so far."""
-        metadata, cache, window = inputs
+        metadata, cache, window, _ = inputs
         batch, width = x.shape[:2]
         norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
         frequencies = jnp.asarray(inverse_frequencies(self.rope, self.layout.head_dim))
@@ -156,21 +118,11 @@ class Attention(nnx.Module):
         if cache is None:
             cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), x.dtype),) * 2)
         _, pages, start, length, mask = metadata
-        out = self.attend(q, cache.k, cache.v, pages, start, length, k, v, mask, implementation=self.kernel)
+        attend, implementation = self.kernels.attend, self.kernels.attention
+        out = attend(q, cache.k, cache.v, pages, start, length, k, v, mask, implementation=implementation)
         # Writing the window to the cache must wait for this read; otherwise XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))
         return self.o_proj.product(out.reshape(batch, width, -1)), KeysValues(k, v)
-
-
-class MLP(nnx.Module):
-    """SwiGLU; gate and up are one fused projection."""
-
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.gate_up_proj = linear(config.hidden_size, 2 * config.intermediate_size, dtype, rngs)
-        self.down_proj = linear(config.intermediate_size, config.hidden_size, dtype, rngs)
-
-    def __call__(self, x: Float[Array, "b w h"]) -> Product:
-        return self.down_proj.product(self.gate_up_proj.product(x).swiglu())
 
 
 class LayerOutput(NamedTuple):
@@ -184,27 +136,27 @@ class LayerOutput(NamedTuple):
     """Keys and values of the window so far."""
 
     @classmethod
-    def after(cls, x: Float[Array, "b w h"], product: Product, next_norm: RMSNorm | None, window: KeysValues) -> "LayerOutput":
-        """Adds the layer's last product to the residual stream, and applies the norm that follows, if there is one."""
-        if next_norm is None:
-            total = x + product.value()
+    def after(
+        cls, x: Float[Array, "b w h"], fed: Product | Float[Array, "b w h"], inputs: LayerInputs, window: KeysValues
+    ) -> "LayerOutput":
+        """Adds what the feed-forward returned to the residual stream, and applies the norm that follows, if there is one."""
+        if inputs.next_norm is None:
+            total = x + value(fed)
             return cls(total, total, window)
-        return cls(*next_norm.add(x, product), window)
+        return cls(*inputs.next_norm.add(x, fed), window)
 
 
 class DecoderLayer(nnx.Module):
     """One pre-norm Llama layer. It applies the norm of the *next* layer, which is one kernel with the last addition."""
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.self_attn = Attention(config, config.hidden_size, dtype, rngs)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = MLP(config, dtype, rngs)
+    def __init__(self, config: ModelConfig, builder: Builder):
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, builder.dtype)
+        self.self_attn = Attention(config, config.hidden_size, builder)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, builder.dtype)
+        self.mlp = feed_forward_of(config).module(config, builder)
 
-    def __call__(
-        self, x: Float[Array, "b w h"], normed: Float[Array, "b w h"], inputs: AttentionInputs, next_norm: RMSNorm | None
-    ) -> LayerOutput:
-        """`normed` is x after this layer's `input_layernorm`; `next_norm` follows the layer."""
+    def __call__(self, x: Float[Array, "b w h"], normed: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
+        """`normed` is x after this layer's `input_layernorm`."""
         attended, keys_values = self.self_attn(normed, inputs)
         x, normed = self.post_attention_layernorm.add(x, attended)
-        return LayerOutput.after(x, self.mlp(normed), next_norm, keys_values)
+        return LayerOutput.after(x, self.mlp(normed), inputs, keys_values)

@@ -8,8 +8,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, attention_inputs, output_projection
+from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, layer_inputs
+from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, storage_of
 from jaxspec.typing import Array, Float, Int, KeysValues
+from pallas_kernels.weight import Dense, Weight
 
 
 class TargetOutput(NamedTuple):
@@ -26,13 +28,14 @@ class TargetOutput(NamedTuple):
 class Llama(nnx.Module):
     """The decoder of Llama, Qwen2, Qwen3 and MiMo. Weights are an array per layer, because XLA copies slices of a stack."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        self.config = config
-        self.embed_tokens = nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size), dtype))
-        self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)])
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
+        self.config, self.dtype = config, jnp.dtype(dtype)
+        builder = Builder(dtype, rngs, kernels, storage_of(config))
+        self.embed_tokens = nnx.Param(builder.matrix(config.vocab_size, config.hidden_size))
+        self.layers = nnx.List([DecoderLayer(config, builder) for _ in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         if not config.tie_word_embeddings:
-            self.lm_head = output_projection(config.hidden_size, config.vocab_size, dtype, rngs)
+            self.lm_head = builder.output_projection(config.hidden_size, config.vocab_size)
 
     def embed(self, tokens: Int[Array, "b w"]) -> Float[Array, "b w h"]:
         return self.embed_tokens[...][tokens]
@@ -52,11 +55,11 @@ class Llama(nnx.Module):
         first_norm, *next_norms = [*(layer.input_layernorm for layer in self.layers), self.norm]
         normed = first_norm(x)
         features, window = [], []
-        for index, inputs in enumerate(attention_inputs(self.config, metadata, cache)):
+        for index, inputs in enumerate(layer_inputs(metadata, cache, None, next_norms)):
             if index in capture:
                 features.append(x)
             with jax.named_scope(f"layer_{index}"):
-                x, normed, keys_values = self.layers[index](x, normed, inputs, next_norms[index])
+                x, normed, keys_values = self.layers[index](x, normed, inputs)
             window.append(keys_values)
         if len(self.layers) in capture:
             features.append(x)
@@ -67,3 +70,7 @@ class Llama(nnx.Module):
         if self.config.tie_word_embeddings:
             return jnp.einsum("...h,vh->...v", hidden, self.embed_tokens[...], preferred_element_type=jnp.float32)
         return self.lm_head(hidden)
+
+    def output_columns(self, ids: Int[Array, " ids"]) -> Weight:
+        """The output projection of these tokens only, [h, ids] (FR-Spec, section 3.2)."""
+        return Dense(self.embed_tokens[...][ids].T) if self.config.tie_word_embeddings else self.lm_head.weight.columns(ids)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import AttentionInputs, DecoderLayer, LayerOutput, RMSNorm, linear
+from jaxspec.models.layers import DecoderLayer, LayerInputs, LayerOutput, RMSNorm
+from jaxspec.models.linear import Builder
 from jaxspec.typing import Array, Float
 
 
@@ -21,26 +20,19 @@ class MTPConfig(HeadConfig):
 class MTP(DraftHead):
     """A decoder layer over input_proj([normed hidden, normed embedding]); its normed output is read and fed back."""
 
-    def __init__(self, config: MTPConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        super().__init__(config, dtype, rngs)
-        size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+    def build(self, builder: Builder) -> None:
+        size, eps, dtype = self.config.layer.hidden_size, self.config.layer.rms_norm_eps, builder.dtype
         self.token_layernorm = RMSNorm(size, eps, dtype)
         self.hidden_layernorm = RMSNorm(size, eps, dtype)
-        self.input_proj = linear(2 * size, size, dtype, rngs)
-        self.layer = DecoderLayer(config.layer, dtype, rngs)
+        self.input_proj = builder.linear(2 * size, size)
+        self.layer = DecoderLayer(self.config.layer, builder)
         self.final_layernorm = RMSNorm(size, eps, dtype)
 
-    def first_layer(
-        self,
-        embeddings: Float[Array, "b w h"],
-        hidden: Float[Array, "b w h"],
-        inputs: AttentionInputs,
-        next_norm: RMSNorm | None,
-    ) -> LayerOutput:
+    def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         # MiMo was trained with the embedding of the first pair masked out.
         embeddings = jnp.where(inputs.metadata.positions[..., None] == 0, 0, embeddings)
         x = self.input_proj(self.hidden_layernorm.beside(hidden, self.token_layernorm, embeddings))
-        return self.layer(x, self.layer.input_layernorm(x), inputs, next_norm)
+        return self.layer(x, self.layer.input_layernorm(x), inputs)
 
     @property
     def output_norm(self) -> RMSNorm | None:

@@ -1,20 +1,22 @@
 """The supported models: target families by the `model_type` of config.json, modules by their config, and loaded models."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.checks import checked, require, short
-from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.head import DraftHead, HeadConfig
-from jaxspec.models.layers import Attention, Linear
+from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
 
@@ -56,58 +58,52 @@ MODULES: dict[type, Callable[..., nnx.Module]] = {ModelConfig: Llama, EagleConfi
 
 
 @dataclass(frozen=True)
-class Build[Module]:
-    """Makes a module from its parameters, inside jit. Equal ones make equal modules."""
-
-    graph: nnx.GraphDef
-    attention_kernel: str | None = None
-    matmul: str = EngineConfig.matmul
-    """As EngineConfig has both."""
-
-    def __call__(self, params: dict) -> Module:
-        module = nnx.merge(self.graph, params)
-        for _, layer in nnx.iter_modules(module):
-            if isinstance(layer, Attention):
-                layer.kernel = self.attention_kernel
-            elif isinstance(layer, Linear):
-                layer.matmul = self.matmul
-        return module
-
-
-@dataclass(frozen=True)
 class LoadedModel[Config, Module]:
-    """A module split into its graph and plain dicts of per-layer arrays, so that only arrays cross the jit boundary."""
+    """A model as plain dicts of per-layer arrays, so that only arrays cross the jit boundary, and what its module is made of."""
 
     config: Config
-    graph: nnx.GraphDef
     params: dict
+    dtype: np.dtype
+    """Of activations and the cache. Matrices may be stored in another."""
+    module: Callable[..., Module]
+    """Makes the module; called as Llama is."""
 
-    def merge(self, params: dict) -> Module:
+    def graph(self, kernels: Kernels = DEFAULT_KERNELS) -> nnx.GraphDef:
+        """The module without its parameters."""
+        return _split(self.module, self.config, self.dtype, kernels)[0]
+
+    def merge(self, params: dict, kernels: Kernels = DEFAULT_KERNELS) -> Module:
         """The module with these parameters; inside a jitted function they are traced."""
-        return nnx.merge(self.graph, params)
+        return nnx.merge(self.graph(kernels), params)
 
 
 LoadedTarget = LoadedModel[ModelConfig, Llama]
 LoadedHead = LoadedModel[HeadConfig, DraftHead]
 
 
-def split_model(model: nnx.Module, config: ModelConfig | HeadConfig) -> LoadedModel:
+@cache
+def _split(module: Callable[..., Any], config: Any, dtype: np.dtype, kernels: Kernels) -> tuple[nnx.GraphDef, Any]:
+    """The module's graph, and the shapes of its parameters; nothing is allocated."""
+    return nnx.split(nnx.eval_shape(lambda: module(config, dtype=dtype, rngs=nnx.Rngs(0), kernels=kernels)))
+
+
+def split_model(model: Llama | DraftHead) -> LoadedModel:
     """The LoadedModel of a module built in Python, as tests and training do."""
-    graph, state = nnx.split(model)
-    return LoadedModel(config, graph, nnx.to_pure_dict(state))
+    return LoadedModel(model.config, nnx.to_pure_dict(nnx.state(model)), model.dtype, type(model))
 
 
-def abstract_model(config: ModelConfig | HeadConfig, dtype: DTypeLike) -> tuple[nnx.GraphDef, dict]:
-    """The model's graph definition and the shapes and dtypes of its parameters; nothing is allocated."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: MODULES[type(config)](config, dtype=dtype, rngs=nnx.Rngs(0))))
-    return graph, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), nnx.to_pure_dict(state))
+def abstract_model(config: ModelConfig | HeadConfig, dtype: DTypeLike) -> LoadedModel:
+    """The model with shapes and dtypes in place of parameters."""
+    module = MODULES[type(config)]
+    shapes = nnx.to_pure_dict(_split(module, config, jnp.dtype(dtype), DEFAULT_KERNELS)[1])
+    params = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), shapes)
+    return LoadedModel(config, params, jnp.dtype(dtype), module)
 
 
-def build_model(config: ModelConfig | HeadConfig, params: dict[str, Any]) -> LoadedModel:
+def build_model(config: ModelConfig | HeadConfig, params: dict[str, Any], dtype: DTypeLike) -> LoadedModel:
     """The model with these parameters. Raises AssertionError unless names, shapes and dtypes are those of its module."""
-    dtype = next(array.dtype for array in jax.tree.leaves(params) if jnp.issubdtype(array.dtype, jnp.floating))
-    graph, expected = abstract_model(config, dtype)
-    declared, found = (jax.tree.map(lambda array: (array.shape, array.dtype), tree) for tree in (expected, params))
+    expected = abstract_model(config, dtype)
+    declared, found = (jax.tree.map(lambda array: (array.shape, array.dtype), tree) for tree in (expected.params, params))
     if declared != found:
         raise AssertionError(f"loader and module disagree:\nexpected {declared}\nfound {found}")
-    return LoadedModel(config, graph, params)
+    return replace(expected, params=params)

@@ -41,12 +41,11 @@ class Weights:
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
     """The sizes of the config's module on the device."""
-    _, tree = abstract_model(config, jnp.dtype(dtype))
     fusion = "fc" if isinstance(config, Eagle3Config) else None
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
     groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "lm_head": "output", fusion: "fusion"}
     parameters = 0
-    for keys, array in flatten_dict(tree).items():
+    for keys, array in flatten_dict(abstract_model(config, jnp.dtype(dtype)).params).items():
         sizes[groups.get(keys[0], "layers")] += array.size * array.dtype.itemsize
         parameters += array.size if jnp.issubdtype(array.dtype, jnp.floating) else 0  # a token map is none
     return Weights(parameters, **sizes)

@@ -25,7 +25,7 @@ from jaxspec.decoding.state import Sizes
 from jaxspec.engine.device_state import Merger, drafter_of, nbytes, new_state
 from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, Programs
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.registry import Build, LoadedModel, abstract_model
+from jaxspec.models.registry import abstract_model
 from jaxspec.planner.compile import ANSWERS, read_custom_calls, read_launches, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
@@ -78,12 +78,12 @@ def compile_cycle(
 ) -> dict[str, Any]:
     """Compiles one cycle as the engine does, with `pages` pages per sequence; returns the fields of `CompiledCycle`."""
     configs = (target, head)
-    models: list[Any] = [None if config is None else LoadedModel(config, *abstract_model(config, dtype)) for config in configs]
+    models: list[Any] = [None if config is None else abstract_model(config, dtype) for config in configs]
     drafter = drafter_of(models[1], EngineConfig())
     params = {"target": models[0].params, "draft": drafter.weights}
     sizes = Sizes(batch + 1, batch * pages, page_size, max_length=pages * page_size, max_lag=1, dtype=dtype)
     state = jax.eval_shape(lambda: new_state(target, drafter, sizes))
-    merge = Merger.of(Build(models[0].graph), drafter)
+    merge = Merger.of(models[0].graph(), drafter)
     programs = Programs(merge, placed(params, mesh), placed(state, mesh))
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
         lowered = programs.lower(CycleProgram(batch, pages, TreeShape(*tree)), "cuda")

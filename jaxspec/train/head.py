@@ -32,7 +32,7 @@ from jaxspec.train.new_head import first_head
 from jaxspec.train.optimizer import muon, scale_of
 from jaxspec.train.rows import batch, pack, split
 from jaxspec.train.settings import TrainSettings
-from jaxspec.train.ttt import Lesson, Rows, Unrolled, accuracies, teach, unroll
+from jaxspec.train.ttt import TRAINING, Lesson, Rows, Unrolled, accuracies, teach, unroll
 
 CHECKPOINTS, EVALUATED = "checkpoints", "best.json"
 """In a run's folder, besides its settings and log."""
@@ -74,8 +74,7 @@ class TrainPrograms(NamedTuple):
 
         def losses(params: dict, frozen: dict, rows: Rows, lesson: Lesson) -> tuple[jax.Array, Unrolled]:
             origin = target.merge(frozen["target"])
-            dtype = origin.embed_tokens[...].dtype
-            learner = head.merge({**jax.tree.map(lambda array: array.astype(dtype), params), **frozen["head"]})
+            learner = head.merge({**jax.tree.map(lambda array: array.astype(target.dtype), params), **frozen["head"]}, TRAINING)
             out = unroll(learner, origin, lesson, rows, settings.depth, settings.loss)
             return out.loss, out
 
@@ -136,7 +135,7 @@ class Trainer:
             )
         if settings.rows % jax.device_count():
             raise ValueError(f"rows ({settings.rows}) must be a multiple of the {jax.device_count()} devices")
-        if target.params["embed_tokens"].dtype == jnp.float16:
+        if target.dtype == jnp.float16:
             raise ValueError("the target is in float16, which loses small gradients: expected bfloat16 or float32")
         largest, vocab_size = max(int(part.tokens.max()) for part in (self.rows, self.heldout)), target.config.vocab_size
         if largest >= vocab_size:
@@ -189,9 +188,9 @@ class Trainer:
 
     def trained(self) -> LoadedHead:
         """The head as it is now, for an engine: in the target's dtype."""
-        dtype = self.target.params["embed_tokens"].dtype
+        dtype = self.target.dtype
         params = jax.tree.map(lambda array: jax.device_put(np.asarray(array, dtype), jax.devices()[0]), self.params)
-        return replace(self.head, params={**params, **self._fixed})
+        return replace(self.head, params={**params, **self._fixed}, dtype=dtype)
 
     def save(self) -> None:
         """A checkpoint, whole or not at all. Raises ValueError if it can't be written, as on a full disk; earlier ones stay."""

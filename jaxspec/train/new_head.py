@@ -9,11 +9,13 @@ from flax import nnx
 from jaxspec.checkpoints.loading import load_head
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
+from jaxspec.models.feed_forward import MLP
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import DecoderLayer
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 from jaxspec.train.rows import Split, draft_vocabulary
 from jaxspec.train.settings import TrainSettings
+from pallas_kernels.weight import Dense
 
 
 def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, parts: Split) -> LoadedHead:
@@ -49,11 +51,13 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
         tie_word_embeddings=False,
         qkv_bias=False,
         qk_norm=False,
+        storage=None,
+        feed_forward=None,
     )
     size, rngs = target.config.hidden_size, nnx.Rngs(settings.seed)
     if settings.algorithm == "eagle":
         eagle = EagleConfig(layer=layer, target_hidden_size=size)
-        return split_model(Eagle(eagle, rngs=rngs), eagle)
+        return split_model(Eagle(eagle, rngs=rngs))
     ids = draft_vocabulary(parts.learnt, settings.draft_vocab_size, target.config.vocab_size)
     config = Eagle3Config(
         layer=layer,
@@ -66,28 +70,26 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
     model, origin = Eagle3(config, rngs=rngs), target.merge(target.params)
     begin_as(model, origin.layers[-1])
     passed_on = jnp.concatenate([jnp.zeros((2 * size, size)), jnp.eye(size)])
-    model.fc.kernel[...] = passed_on + 0.1 * model.fc.kernel[...]
+    model.fc.assign(Dense(passed_on + 0.1 * model.fc.weight.dense(jnp.float32)))
     model.norm.weight[...] = origin.norm.weight[...].astype(jnp.float32)
-    tied = target.config.tie_word_embeddings
-    rows = origin.embed_tokens[...][ids].T if tied else origin.lm_head.kernel[...][:, ids]
-    model.lm_head.kernel[...] = rows.astype(jnp.float32)
     model.draft_to_target[...] = jnp.asarray(ids, jnp.int32)
-    return split_model(model, config)
+    model.lm_head.assign(Dense(origin.output_columns(model.draft_to_target[...]).dense(jnp.float32)))
+    return split_model(model)
 
 
 def begin_as(model: Eagle3, layer: DecoderLayer) -> None:
     """Copies a target layer into the head where their shapes match. Its QKV weights go to the rows that read the features; the rows
     that read the embeddings keep their random values. This saves a quarter of the steps or more (docs/experiments.md)."""
     size = layer.input_layernorm.weight[...].shape[0]
-    qkv = model.self_attn.qkv_proj.kernel
-    qkv[...] = qkv[...].at[size:].set(layer.self_attn.qkv_proj.kernel[...].astype(jnp.float32))
-    pairs = [
-        (model.hidden_norm.weight, layer.input_layernorm.weight),
-        (model.self_attn.o_proj.kernel, layer.self_attn.o_proj.kernel),
-        (model.post_attention_layernorm.weight, layer.post_attention_layernorm.weight),
-        (model.mlp.gate_up_proj.kernel, layer.mlp.gate_up_proj.kernel),
-        (model.mlp.down_proj.kernel, layer.mlp.down_proj.kernel),
-    ]
-    for own, theirs in pairs:
-        if own[...].shape == theirs[...].shape:
-            own[...] = theirs[...].astype(jnp.float32)
+    qkv, origin = model.self_attn.qkv_proj, layer.self_attn.qkv_proj
+    qkv.assign(Dense(qkv.weight.dense(jnp.float32).at[size:].set(origin.weight.dense(jnp.float32))))
+    norms = (model.hidden_norm, layer.input_layernorm), (model.post_attention_layernorm, layer.post_attention_layernorm)
+    for norm, copied in norms:
+        if norm.weight[...].shape == copied.weight[...].shape:
+            norm.weight[...] = copied.weight[...].astype(jnp.float32)
+    pairs = [(model.self_attn.o_proj, layer.self_attn.o_proj)]
+    if isinstance(model.mlp, MLP) and isinstance(layer.mlp, MLP):
+        pairs += [(model.mlp.gate_up_proj, layer.mlp.gate_up_proj), (model.mlp.down_proj, layer.mlp.down_proj)]
+    for own, origin in pairs:
+        if own.weight.shape == origin.weight.shape:
+            own.assign(Dense(origin.weight.dense(jnp.float32)))

@@ -87,7 +87,7 @@ def main() -> None:
         loaded = load_target(arguments.resume, jnp.float32)
     else:
         config = target_config(HF_CONFIG)
-        loaded = split_model(Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), config)
+        loaded = split_model(Llama(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     parameters = loaded.params
     print(f"{len(stream):,} tokens, {sum(array.size for array in jax.tree.leaves(parameters)):,} parameters", flush=True)
     optimizer = muon(arguments.matrix_rate, arguments.other_rate)

@@ -13,7 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.models.head import DraftHead
-from jaxspec.models.layers import Attention, AttentionMetadata
+from jaxspec.models.layers import AttentionMetadata
+from jaxspec.models.linear import Kernels
 from jaxspec.models.llama import Llama
 from jaxspec.train.settings import LOSSES as LOSS_NAMES
 from jaxspec.typing import Array, Bool, Float, Int
@@ -125,13 +126,9 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     Pair t of step i reads the embedding of token t + 1 + i and, at step 0, the feature of position t, later its own output. It
     counts if token t + i is learnt and of the same conversation. Its loss compares its distribution with the target's at position
     t + 1 + i, over the draft vocabulary; it is 0 where the target's choice has no draft id. An EAGLE-1 head, whose output is a
-    feature, also has a smooth L1 loss against the target's.
+    feature, also has a smooth L1 loss against the target's. The head needs less memory if it was built with TRAINING.
     """
     tokens, segments, learnt = (jnp.asarray(part) for part in (rows.tokens, rows.segments, rows.learnt))
-    head = nnx.merge(*nnx.split(head))
-    for _, module in nnx.iter_modules(head):
-        if isinstance(module, Attention):
-            module.attend = chain_attention
 
     @partial(jax.checkpoint, static_argnums=0)
     def draft(number, hidden, window):
@@ -177,6 +174,10 @@ def chain_attention(q, k_pages, v_pages, page_table, start, length, k_window, v_
     out = jnp.einsum("bkgws,bskd->bkgwd", weights[..., :width], v_window[:, :width], preferred_element_type=jnp.float32)
     out += jnp.einsum("bkgws,bswkd->bkgwd", weights[..., width:], v_own, preferred_element_type=jnp.float32)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)
+
+
+TRAINING = Kernels(attend=chain_attention)
+"""What the head that learns is built with."""
 
 
 def distances(
@@ -258,9 +259,7 @@ def restricted_logits(target: Llama, hidden: Float[Array, "*rows h"], ids: Int[A
     """The target's logits of these tokens only; None: of all."""
     if ids is None:
         return target.logits(hidden)
-    if target.config.tie_word_embeddings:
-        return jnp.einsum("...h,vh->...v", hidden, target.embed_tokens[...][ids], preferred_element_type=jnp.float32)
-    return jnp.einsum("...h,hv->...v", hidden, target.lm_head.kernel[...][:, ids], preferred_element_type=jnp.float32)
+    return target.output_columns(ids).dot(hidden, jnp.float32)
 
 
 def members(ids: Int[Array, " v"], vocab_size: int) -> Bool[Array, " vocab"]:

@@ -48,11 +48,16 @@ def norm_pair(
 
 
 def add_norm(
-    x: Float[Array, "*rows h"], product: Product, weight: Float[Array, " h"], eps: float, *, implementation: str | None = None
+    x: Float[Array, "*rows h"],
+    product: Product | Float[Array, "*rows h"],
+    weight: Float[Array, " h"],
+    eps: float,
+    *,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "*rows h"], Float[Array, "*rows h"]]:
     """x + product, in x's dtype, and the norm of that sum.
 
-    On a GPU the product's parts are added in float32 and rounded once, together with x.
+    On a GPU the product's parts are added in float32 and rounded once, together with x. An array is a product of one part.
     `implementation`: a name from ADD_IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:

@@ -39,13 +39,19 @@ def pallas_triton_norm_pair(
 
 @jax.named_scope("add_norm")
 def pallas_triton_add_norm(
-    x: Float[Array, "*rows h"], product: Product, weight: Float[Array, " h"], eps: float, *, interpret: bool = False
+    x: Float[Array, "*rows h"],
+    product: Product | Float[Array, "*rows h"],
+    weight: Float[Array, " h"],
+    eps: float,
+    *,
+    interpret: bool = False,
 ) -> tuple[Float[Array, "*rows h"], Float[Array, "*rows h"]]:
     """One program per row, after the product's own launch. XLA takes two: it adds the product's parts in one of them."""
     flat = x.reshape(-1, x.shape[-1])
     out = (jax.ShapeDtypeStruct(flat.shape, x.dtype),) * 2
-    bias = () if product.bias is None else (product.bias,)
-    total, normed = _call("add_norm", _add_norm_row, out, eps, interpret)(flat, partial_sums(product), weight, *bias)
+    parts, bias = partial_sums(product)
+    optional = () if bias is None else (bias,)
+    total, normed = _call("add_norm", _add_norm_row, out, eps, interpret)(flat, parts, weight, *optional)
     return total.reshape(x.shape), normed.reshape(x.shape)
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.product import Product
+from pallas_kernels.product import Product, value
 
 
 def reference_norm(x: Float[Array, "*rows h"], weight: Float[Array, " h"], eps: float) -> Float[Array, "*rows h"]:
@@ -20,7 +20,7 @@ def reference_norm_pair(
 
 
 def reference_add_norm(
-    x: Float[Array, "*rows h"], product: Product, weight: Float[Array, " h"], eps: float
+    x: Float[Array, "*rows h"], product: Product | Float[Array, "*rows h"], weight: Float[Array, " h"], eps: float
 ) -> tuple[Float[Array, "*rows h"], Float[Array, "*rows h"]]:
-    total = x + product.value()
+    total = x + value(product)
     return total, reference_norm(total, weight, eps)

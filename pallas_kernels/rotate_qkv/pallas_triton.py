@@ -25,7 +25,7 @@ def pallas_triton_rotate(
     """One program per row and head. XLA takes four launches, because it writes queries, keys and values separately."""
     batch, width = positions.shape
     rows, heads, kv_heads, head_dim = batch * width, layout.heads, layout.kv_heads, layout.head_dim
-    parts, bias = (partial_sums(qkv), qkv.bias) if isinstance(qkv, Product) else (qkv.reshape(1, rows, -1), None)
+    parts, bias = partial_sums(qkv)
     optional = *(() if bias is None else (bias,)), *(norms or ())
     q, k, v = pl.pallas_call(
         partial(_rotate_head, layout=layout, has_bias=bias is not None),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.product import Product
+from pallas_kernels.product import Product, value
 from pallas_kernels.rms_norm.reference import reference_norm
 
 
@@ -29,8 +29,7 @@ def reference_rotate(
     norms: tuple[Float[Array, " head_dim"], Float[Array, " head_dim"]] | None,
     layout: QkvLayout,
 ) -> tuple[Float[Array, "b w heads head_dim"], Float[Array, "b w kv_heads head_dim"], Float[Array, "b w kv_heads head_dim"]]:
-    qkv = qkv.value() if isinstance(qkv, Product) else qkv
-    heads = qkv.reshape(*qkv.shape[:2], layout.heads + 2 * layout.kv_heads, layout.head_dim)
+    heads = value(qkv).reshape(*positions.shape, layout.heads + 2 * layout.kv_heads, layout.head_dim)
     q, k, v = jnp.split(heads, [layout.heads, layout.heads + layout.kv_heads], 2)
     if norms is not None and layout.norm_eps is not None:
         q, k = (reference_norm(part, weight, layout.norm_eps) for part, weight in zip((q, k), norms, strict=True))

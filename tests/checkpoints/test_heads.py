@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -210,9 +211,8 @@ def test_a_copy_of_the_targets_embedding_is_shared(tmp_path, dtype, stored):
     """Also if the copy went through another dtype, which flattens the smallest values."""
     model = tiny_target()
     rounded = model.params["embed_tokens"].astype(stored if stored == "bfloat16" else jnp.bfloat16)
-    model = type(model)(
-        model.config, model.graph, jax.tree.map(lambda a: a.astype(dtype), model.params | {"embed_tokens": rounded})
-    )
+    params = jax.tree.map(lambda a: a.astype(dtype), model.params | {"embed_tokens": rounded})
+    model = replace(model, params=params, dtype=jnp.dtype(dtype))
     tensors = eagle_llama2().tensors | {"embed_tokens.weight": np.asarray(rounded.astype(jnp.float32))}
     head = load_head(Head(eagle_llama2().config, tensors).write(tmp_path / "copy", stored), model)
     assert "embed_tokens" not in head.params and not head.config.own_embedding

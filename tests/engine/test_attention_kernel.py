@@ -7,16 +7,22 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import ATTENTION_KERNELS, EngineConfig
-from jaxspec.decoding.head_drafter import HeadDrafter
-from jaxspec.engine.device_state import check_kernel
-from jaxspec.models.layers import Attention, Linear, causal_metadata
-from jaxspec.models.registry import Build
+from jaxspec.engine.device_state import check_kernel, drafter_of, kernels_of
+from jaxspec.models.layers import Attention, causal_metadata
+from jaxspec.models.linear import Kernels, Linear
+from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.testing import engine_target, random_head, tiny_engine
 from pallas_kernels.tree_attention.api import IMPLEMENTATIONS
 
 
 def kernels(model: nnx.Module) -> list[str | None]:
-    return [module.kernel for _, module in nnx.iter_modules(model) if isinstance(module, Attention)]
+    return [module.kernels.attention for _, module in nnx.iter_modules(model) if isinstance(module, Attention)]
+
+
+def models_for(target: LoadedTarget, head: LoadedHead, **options) -> tuple[nnx.Module, nnx.Module]:
+    """Target and head as an engine with these options has them. The attention kernel of another platform is not refused here."""
+    config = EngineConfig(**options)
+    return target.merge(target.params, kernels_of(config)), drafter_of(head, config).head
 
 
 def test_names_are_those_of_the_implementations():
@@ -31,7 +37,7 @@ def test_names_are_those_of_the_implementations():
 def test_every_attention_of_target_and_head_has_it(name):
     target = engine_target()
     head = random_head(target.config)
-    models = Build(target.graph, name)(target.params), HeadDrafter.of(head, attention_kernel=name).head
+    models = models_for(target, head, attention_kernel=name)
     assert kernels(models[0]) == [name] * target.config.num_layers
     assert kernels(models[1]) == [name] * head.config.layer.num_layers
 
@@ -39,7 +45,7 @@ def test_every_attention_of_target_and_head_has_it(name):
 def test_every_linear_layer_of_target_and_head_has_the_matmul():
     target = engine_target()
     head = random_head(target.config)
-    models = Build(target.graph, matmul="skinny")(target.params), HeadDrafter.of(head, matmul="skinny").head
+    models = models_for(target, head, matmul="skinny")
     for model, projections in zip(models, (4 * target.config.num_layers + 1, 4 + 2), strict=True):  # lm_head, and fc
         layers = [module.matmul for _, module in nnx.iter_modules(model) if isinstance(module, Linear)]
         assert layers == ["skinny"] * projections
@@ -59,6 +65,7 @@ def test_attention_runs_what_was_chosen():
     target = engine_target()
     tokens, rows = jax.numpy.zeros((1, 2), int), causal_metadata(1, 2)
     expected = target.merge(target.params)(tokens, rows).hidden
-    assert (Build(target.graph, "reference")(target.params)(tokens, rows).hidden == expected).all()
+    assert (target.merge(target.params, Kernels("reference"))(tokens, rows).hidden == expected).all()
+    model = target.merge(target.params, Kernels("pallas_triton"))
     with pytest.raises(ValueError, match="interpret mode"):
-        Build(target.graph, "pallas_triton")(target.params)(tokens, rows)
+        model(tokens, rows)

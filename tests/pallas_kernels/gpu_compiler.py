@@ -25,6 +25,7 @@ from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.skinny_matmul import AddResidual, Best, SwiGlu, skinny_matmul
 from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.weight import Dense
 
 BF16, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = jnp.bfloat16, 32, 8, 128, 4096, 14336
 
@@ -77,7 +78,7 @@ def triton_kernels() -> Iterator[Kernel]:
         yield Kernel(f"rms_norm, {rows} rows", norm, (shape(1, rows, HIDDEN), shape(HIDDEN)))
         yield Kernel(f"norm_pair, {rows} rows", pair, (*[shape(1, rows, HIDDEN)] * 2, *[shape(HIDDEN)] * 2))
         for k in (HIDDEN, INTERMEDIATE):
-            product = Product(shape(1, rows, k), shape(k, HIDDEN))
+            product = Product(shape(1, rows, k), Dense(shape(k, HIDDEN)))
             yield Kernel(f"add_norm, {rows} rows, {k} wide", add, (shape(1, rows, HIDDEN), product, shape(HIDDEN)))
     for rows, rough in ((8, False), (256, False), (4, True)):
         cut = partial(cutoff, rough=rough, implementation="pallas_triton")
@@ -91,7 +92,7 @@ def triton_kernels() -> Iterator[Kernel]:
         rotate = partial(rotate_qkv, layout=layout, implementation="pallas_triton")
         yield Kernel(f"rotate_qkv, norms {eps}", rotate, (shape(1, 8, 48 * HEAD_DIM), *where, norms))
         for bias in (None, shape(48 * HEAD_DIM)):
-            product = Product(shape(1, 8, HIDDEN), shape(HIDDEN, 48 * HEAD_DIM), bias)
+            product = Product(shape(1, 8, HIDDEN), Dense(shape(HIDDEN, 48 * HEAD_DIM)), bias)
             name = f"rotate_qkv, norms {eps}, with its product and {'no' if bias is None else 'a'} bias"
             yield Kernel(name, rotate, (product, *where, norms))
     for layers, kv_heads, rows in ((1, 8, 6), (32, 8, 6), (80, 8, 6), (32, 32, 6), (40, 40, 6), (1, 8, 256)):

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.product import Product, choose_splits, partial_sums
+from pallas_kernels.product import Product, partial_sums
+from pallas_kernels.weight import Dense, choose_splits
 
 
 @pytest.mark.parametrize(
@@ -25,11 +26,11 @@ def test_many_rows_and_indivisible_sums_stay_whole():
 def test_the_parts_add_up():
     rng = np.random.default_rng(0)
     x, weight = (jnp.asarray(rng.integers(-3, 4, size), jnp.bfloat16) for size in ((2, 3, 1024), (1024, 48)))
-    parts = partial_sums(Product(x, weight))
-    assert parts.shape == (4, 6, 48) and parts.dtype == jnp.float32
+    parts, bias = partial_sums(Product(x, Dense(weight)))
+    assert bias is None and parts.shape == (4, 6, 48) and parts.dtype == jnp.float32
     expected = np.asarray(x, np.float32) @ np.asarray(weight, np.float32)
     np.testing.assert_array_equal(parts.sum(0).reshape(2, 3, 48), expected)
-    one = partial_sums(Product(x[1, 2], weight))
+    one, _ = partial_sums(Product(x[1, 2], Dense(weight)))
     np.testing.assert_array_equal(one.sum(0), np.stack([expected[1, 2]] * 2))
 
 
@@ -39,8 +40,8 @@ def test_the_skinny_product_takes_the_place_of_xlas_up_to_16_rows(rows, skinny, 
     """Which one computes it is seen in the program; the numbers are the same."""
     rng = np.random.default_rng(0)
     x, weight, added = (jnp.asarray(rng.integers(-3, 4, size), jnp.bfloat16) for size in ((*rows, 512), (512, 48), (48,)))
-    products = [Product(x, weight, added if bias else None, name) for name in ("xla", "skinny")]
-    for finish in (Product.value, lambda product: product.value(jnp.float32), lambda product: partial_sums(product).sum(0)):
+    products = [Product(x, Dense(weight), added if bias else None, name) for name in ("xla", "skinny")]
+    for finish in (Product.value, lambda product: product.value(jnp.float32), lambda product: partial_sums(product)[0].sum(0)):
         programs = [str(jax.make_jaxpr(finish)(product)) for product in products]
         assert [program.count("platform_index") > 0 for program in programs] == [False, skinny]
         results = [np.asarray(finish(product), np.float32) for product in products]

@@ -8,6 +8,7 @@ import pytest
 
 from pallas_kernels.product import Product
 from pallas_kernels.rms_norm.api import ADD_IMPLEMENTATIONS, IMPLEMENTATIONS, PAIR_IMPLEMENTATIONS, add_norm, norm_pair, rms_norm
+from pallas_kernels.weight import Dense
 from tests.sets import exhaustive
 
 RUNNABLE, RUNNABLE_PAIR, RUNNABLE_ADD = (
@@ -60,12 +61,22 @@ def test_the_sum_and_its_norm_equal_the_formula(implementation, case, dtype, tol
     rng = np.random.default_rng(k)
     sizes = ((*rows, 80), (*rows, k), (k, 80), (80,), (80,))
     x, inputs, matrix, added, weight = (jnp.asarray(rng.normal(size=size) / size[0] ** 0.5, dtype) for size in sizes)
-    got = RUNNABLE_ADD[implementation](x, Product(inputs, matrix, added if bias else None), weight, 1e-3)
+    got = RUNNABLE_ADD[implementation](x, Product(inputs, Dense(matrix), added if bias else None), weight, 1e-3)
     wide = [np.asarray(each, np.float64) for each in (x, inputs, matrix, added, weight)]
     total = wide[0] + wide[1] @ wide[2] + bias * wide[3]
     for mine, expected in zip(got, (total, formula(total, wide[4])), strict=True):
         assert mine.dtype == x.dtype and mine.shape == x.shape
         np.testing.assert_allclose(np.asarray(mine, np.float64), expected, atol=3 * tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("implementation", RUNNABLE_ADD)
+def test_an_array_is_a_product_of_one_part(implementation):
+    """Bit by bit: the product with the identity, in one part, is the array."""
+    rng = np.random.default_rng(0)
+    x, added, weight = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((2, 3, 100), (2, 3, 100), (100,)))
+    expected = RUNNABLE_ADD[implementation](x, Product(added, Dense(jnp.eye(100))), weight, 1e-3)
+    for mine, other in zip(RUNNABLE_ADD[implementation](x, added, weight, 1e-3), expected, strict=True):
+        np.testing.assert_array_equal(mine, other)
 
 
 def test_unknown_implementations_are_named():
@@ -80,4 +91,4 @@ def test_mixed_dtypes_are_refused():
     with pytest.raises(ValueError, match="x is bfloat16 and right_weight is float32: they must have the same dtype"):
         norm_pair(half, half, jnp.ones(2, jnp.bfloat16), jnp.ones(2), 1e-5)
     with pytest.raises(ValueError, match="x is bfloat16 and product is float32: they must have the same dtype"):
-        add_norm(half, Product(jnp.ones((1, 2)), jnp.ones((2, 2))), jnp.ones(2, jnp.bfloat16), 1e-5)
+        add_norm(half, Product(jnp.ones((1, 2)), Dense(jnp.ones((2, 2)))), jnp.ones(2, jnp.bfloat16), 1e-5)

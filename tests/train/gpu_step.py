@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
-from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.models.registry import abstract_model
 from jaxspec.planner.worker import gpu_mesh, placed
 from jaxspec.train.head import TOKEN_MAP, TrainPrograms, optimizer_of
 from jaxspec.train.settings import TrainSettings
@@ -32,8 +32,8 @@ def main() -> None:
         captured_layers=default_captured_layers(target_config.num_layers),
         draft_vocab_size=SETTINGS.draft_vocab_size,
     )
-    target = LoadedModel(target_config, *abstract_model(target_config, jnp.bfloat16))
-    head = LoadedModel(config, *abstract_model(config, jnp.float32))
+    target = abstract_model(target_config, jnp.bfloat16)
+    head = abstract_model(config, jnp.float32)
     params = {name: value for name, value in head.params.items() if name != TOKEN_MAP}
     state = jax.eval_shape(optimizer_of(SETTINGS).init, params)
     frozen = {"target": target.params, "head": {TOKEN_MAP: head.params[TOKEN_MAP]}}

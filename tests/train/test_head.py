@@ -319,9 +319,13 @@ def test_all_held_out_rows_are_evaluated_once(rows, data, tmp_path, target):
     assert found == expected
 
 
+def in_dtype(model, dtype):
+    return replace(model, params=jax.tree.map(lambda array: array.astype(dtype), model.params), dtype=jnp.dtype(dtype))
+
+
 def test_a_target_in_16_bits(tmp_path, target, data):
     """The head runs in the target's dtype; its parameters are kept and changed in 32 bits."""
-    half = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.bfloat16), target.params))
+    half = in_dtype(target, "bfloat16")
     run, exact = trainer(SETTINGS, half, data, tmp_path / "half"), trainer(SETTINGS, target, data, tmp_path / "exact")
     losses, expected = ([float(each.learn().loss) for _ in range(3)] for each in (run, exact))
     np.testing.assert_allclose(losses, expected, rtol=0.01)
@@ -359,10 +363,10 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     other = replace(target, params={**target.params, "layers": {**layers, next(iter(layers)): changed}})
     with pytest.raises(ValueError, match=r"holds a run with another target: give another folder"):
         trainer(SETTINGS, other, data, tmp_path / "begun")
-    coarse = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.bfloat16), target.params))
-    again = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.float32), coarse.params))
+    coarse = in_dtype(target, "bfloat16")
+    again = in_dtype(coarse, "float32")
     assert fingerprint(coarse) == fingerprint(again) != fingerprint(target)
-    half = replace(target, params=jax.tree.map(lambda array: array.astype(jnp.float16), target.params))
+    half = in_dtype(target, "float16")
     with pytest.raises(ValueError, match="in float16, which loses small gradients: expected bfloat16 or float32"):
         trainer(SETTINGS, half, data, tmp_path / "half")
     with (more / "shard-00001.jsonl").open("a") as file:

@@ -10,7 +10,7 @@ from jaxspec.checkpoints.layouts import SAFEAILAB, eagle3_layout
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.writing import tensors_of
 from jaxspec.train import ttt
-from jaxspec.train.ttt import Rows, teach, unroll
+from jaxspec.train.ttt import TRAINING, Rows, teach, unroll
 from tests.reference import FIXTURES
 from tests.sets import exhaustive
 
@@ -38,7 +38,7 @@ def test_losses_and_gradients_are_safeailabs(batch, monkeypatch, chunk):
     token_map = params.pop("draft_to_target")
 
     def losses(params):
-        model, origin = head.merge({**params, "draft_to_target": token_map}), target.merge(target.params)
+        model, origin = head.merge({**params, "draft_to_target": token_map}, TRAINING), target.merge(target.params)
         out = unroll(model, origin, teach(origin, model.config.captured_layers, rows), rows, STEPS)
         return out.loss, out
 
@@ -88,7 +88,7 @@ def test_packed_conversations_learn_as_alone(batch):
     packed = one.map(np.copy)
     for into, source in zip(packed, (two.tokens, 2 * two.segments, two.positions, two.learnt), strict=True):
         into[0, 14:23] = source[0, :9]
-    model, origin = head.merge(head.params), target.merge(target.params)
+    model, origin = head.merge(head.params, TRAINING), target.merge(target.params)
 
     @jax.jit
     def losses(rows):

@@ -21,6 +21,7 @@ from jaxspec.train.optimizer import Schedule, muon, scale_of
 from jaxspec.train.ttt import (
     DECAY,
     LOSSES,
+    TRAINING,
     Rows,
     accuracies,
     chain_attention,
@@ -88,7 +89,8 @@ def test_unrolling_is_drafting_from_every_position_at_once(models):
     tokens = jax.random.randint(jax.random.key(0), (1, length), 0, 40)
     rows = whole_rows(1, length)._replace(tokens=tokens)
     taught = jax.jit(lambda rows: teach(target, HEAD_CONFIG.captured_layers, rows))(rows)
-    out = jax.jit(lambda taught: unroll(head, target, taught, rows, steps))(taught)
+    learner = split_model(head).merge(split_model(head).params, TRAINING)
+    out = jax.jit(lambda taught: unroll(learner, target, taught, rows, steps))(taught)
 
     # The losses and what was right, from the chains one by one.
     choice, probs = taught.choice[0], np.asarray(jax.nn.softmax(target.logits(taught.hidden)[0][:, IDS]))
@@ -174,13 +176,13 @@ def test_the_rate_depends_on_the_step_only():
 def test_checkpoints_load_again(models, tmp_path):
     target, head = models
     for _ in range(2):  # the second replaces the first
-        tensors = tensors_of(target_layout(target.config), split_model(target, target.config).params)
+        tensors = tensors_of(target_layout(target.config), split_model(target).params)
         write_checkpoint(tmp_path / "target", TARGET, tensors, dtype=jnp.float32)
     layout = eagle3_layout(HEAD_CONFIG, SAFEAILAB, has_token_map=True, has_members=True)
-    write_checkpoint(tmp_path / "head", HEAD, tensors_of(layout, split_model(head, HEAD_CONFIG).params), dtype=jnp.float32)
+    write_checkpoint(tmp_path / "head", HEAD, tensors_of(layout, split_model(head).params), dtype=jnp.float32)
     loaded_target = load_target(tmp_path / "target", jnp.float32)
     for model, loaded in ((target, loaded_target), (head, load_head(tmp_path / "head", loaded_target))):
-        jax.tree.map(np.testing.assert_array_equal, split_model(model, loaded.config).params, loaded.params)
+        jax.tree.map(np.testing.assert_array_equal, split_model(model).params, loaded.params)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
 
 

@@ -1,0 +1,103 @@
+"""Linear layers over weights of any storage, and what all layers of a model are built with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxspec.config import ModelConfig
+from jaxspec.typing import Array, Float
+from pallas_kernels.product import Product
+from pallas_kernels.tree_attention import tree_attention
+from pallas_kernels.weight import Dense, Weight
+
+Storage = Callable[[Float[Array, "k n"]], Weight]
+"""Stores a matrix: the class of the weight, or a function that makes one."""
+
+
+def parameters(weight: Weight) -> dict[str, Array]:
+    """A weight's arrays, by the names that they have as parameters.
+
+    In:  Dense(array)
+    Out: {"kernel": array}
+    """
+    return {keys[-1].name: array for keys, array in jax.tree.leaves_with_path(weight)}
+
+
+def storage_of(config: ModelConfig) -> Storage:
+    """How a model stores its matrices."""
+    return config.storage or Dense
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Implementations that a model's layers use."""
+
+    attention: str | None = None
+    """As EngineConfig.attention_kernel."""
+    matmul: str = "xla"
+    """As EngineConfig.matmul."""
+    attend: Callable[..., Array] = tree_attention
+    """The attention function; training has one that needs less memory."""
+
+
+DEFAULT_KERNELS = Kernels()
+
+
+class Linear(nnx.Module):
+    """x @ weight + bias. The weight's arrays are parameters of the layer: `kernel` alone, [inputs, outputs], if it is dense."""
+
+    def __init__(self, weight: Weight, bias: Float[Array, " n"] | None, kernels: Kernels, result: DTypeLike | None):
+        """`result`: the output's dtype; None: the input's."""
+        self.names = tuple(parameters(weight))
+        for name, array in parameters(weight).items():
+            setattr(self, name, nnx.Param(array))
+        self.bias = None if bias is None else nnx.Param(bias)
+        self.structure = jax.tree.structure(weight)
+        self.matmul, self.result = kernels.matmul, result
+
+    @property
+    def weight(self) -> Weight:
+        return jax.tree.unflatten(self.structure, [getattr(self, name)[...] for name in self.names])
+
+    def assign(self, weight: Weight) -> None:
+        """Replaces the weight's arrays. The new weight has the same storage and shape."""
+        for name, array in parameters(weight).items():
+            getattr(self, name)[...] = array
+
+    def product(self, x: Float[Array, "*rows inputs"]) -> Product:
+        """The layer's output, which the kernel that reads it finishes."""
+        return Product(x, self.weight, None if self.bias is None else self.bias[...], self.matmul)
+
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+        return self.product(x).value(self.result)
+
+
+class Builder(NamedTuple):
+    """Builds the parts of one model, with random weights."""
+
+    dtype: DTypeLike
+    """Of activations, norms, biases and embeddings, and of matrices before they are stored."""
+    rngs: nnx.Rngs
+    kernels: Kernels
+    store: Storage
+
+    def linear(self, inputs: int, outputs: int, *, bias: bool = False, result: DTypeLike | None = None) -> Linear:
+        """A linear layer. `result`: the output's dtype; None: the input's."""
+        weight = self.store(self.matrix(inputs, outputs))
+        zeros = nnx.initializers.zeros(self.rngs.params(), (outputs,), self.dtype) if bias else None
+        return Linear(weight, zeros, self.kernels, result)
+
+    def output_projection(self, hidden_size: int, vocab_size: int) -> Linear:
+        """A linear layer with float32 output, the logits. In bfloat16, those above 16 would be rounded to steps of 0.125, which
+        makes different logits equal.
+        """
+        return self.linear(hidden_size, vocab_size, result=jnp.float32)
+
+    def matrix(self, rows: int, columns: int) -> Float[Array, "rows columns"]:
+        """Small random numbers."""
+        return nnx.initializers.normal(0.02)(self.rngs.params(), (rows, columns), self.dtype)

@@ -1,0 +1,69 @@
+"""What each of several devices holds of a model: all of it together, heads beside their keys and values."""
+
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from jaxspec.placement import AXES, Shares, axis_of
+from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target
+
+WHOLE = {"weight", "draft_to_target"}
+"""Last names of parameters that every device has: norms, and the token map."""
+
+
+def test_every_parameter_is_split_or_known_to_be_whole():
+    target = tiny_target(qkv_bias=True, qk_norm=True)
+    config, found = target.config, set()
+    eagle3 = random_head(config, fc_bias=True, norm_before_fc=True, layer={"num_layers": 2, "hidden_size": 16})
+    for model in (target, eagle3, random_eagle(config), random_mtp(config), tiny_target(tie_word_embeddings=True)):
+        for keys, array in flatten_dict(model.params).items():
+            axis = axis_of(keys)
+            assert (axis is None) == (keys[-1] in WHOLE), keys
+            if axis is not None:
+                assert axis.dimension < array.ndim and Shares(model_layer(model), 2).width(axis.name, array.shape[axis.dimension])
+                found.add(axis)
+    assert found == set(AXES.values())
+
+
+def model_layer(model):
+    return getattr(model.config, "layer", model.config)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("axis", ["vocab", "gate_up"])
+def test_padded_axes_hold_every_number_once(axis, tp):
+    shares = Shares(tiny_config(), tp)
+    for size in (2, 10, 48, 130):
+        parts = [shares.slices(axis, device, size) for device in range(tp)]
+        for number, stretches in enumerate(zip(*parts, strict=True)):
+            joined = np.concatenate([np.arange(size)[each] for each in stretches])
+            half = size // len(parts[0])
+            np.testing.assert_array_equal(joined, np.arange(number * half, (number + 1) * half))
+        room = shares.width(axis, size) // len(parts[0])
+        assert all(each.stop - each.start <= room for part in parts for each in part) and room * tp < size // len(parts[0]) + tp
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tp"), [(8, 4, 2), (8, 4, 4), (8, 4, 8), (8, 2, 4), (8, 1, 8), (6, 3, 3), (8, 8, 1)])
+def test_queries_are_beside_their_keys_and_values(heads, kv_heads, tp):
+    """Query head h attends to KV head h // (heads / kv_heads), also among a device's own. Each number says what it is."""
+    shares = Shares(tiny_config(num_heads=heads, num_kv_heads=kv_heads, head_dim=2), tp)
+    names = [("q", head) for head in range(heads)] + [(kind, head) for kind in "kv" for head in range(kv_heads)]
+    numbers = [(*name, place) for name in names for place in range(2)]
+    seen = []
+    for device in range(tp):
+        held = [number for each in shares.slices("qkv", device, len(numbers)) for number in numbers[each]]
+        assert len(held) == shares.width("qkv", len(numbers)) == 2 * (shares.heads + 2 * shares.kv_heads)
+        q, k, v = ([head for kind, head, place in held if kind == wanted and place == 0] for wanted in "qkv")
+        assert k == v and [head // (heads // kv_heads) for head in q] == [k[own // (len(q) // len(k))] for own in range(len(q))]
+        (rows,) = shares.slices("heads", device, 2 * heads)
+        assert list(range(rows.start, rows.stop)) == [2 * head + place for head in q for place in range(2)]
+        seen += q
+    assert seen == list(range(heads))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tp"), [(9, 3, 2), (6, 3, 2), (12, 6, 4)])
+def test_heads_that_cannot_be_divided_stay_whole(heads, kv_heads, tp):
+    shares = Shares(tiny_config(num_heads=heads, num_kv_heads=kv_heads), tp)
+    assert (shares.heads, shares.kv_heads) == (heads, kv_heads)
+    for axis in ("qkv", "heads"):
+        assert shares.slices(axis, tp - 1, 96) == (slice(0, 96),) and shares.width(axis, 96) == 96
