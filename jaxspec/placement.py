@@ -1,10 +1,21 @@
-"""What each of several devices holds of a model's parameters. Plain Python: `jaxspec plan` needs it without devices."""
+"""Where arrays lie: what each of several devices holds of a model's parameters, and how programs run on them.
 
-from collections.abc import Mapping, Sequence
+This is the only place in serving that knows devices and shardings. A program runs whole on every device, under one `shard_map`:
+inside it a model is a smaller model, kernels see local arrays, and the few sums between devices stand where products are
+finished (Product.axis). One device is a placement like any other.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxspec.config import ModelConfig
+from jaxspec.models.linear import MESH_AXIS
 
 
 class Axis(NamedTuple):
@@ -96,3 +107,96 @@ class Shares:
         """Stretches of heads, (first, count), as stretches of numbers."""
         size = self.config.head_dim
         return tuple(slice(first * size, (first + count) * size) for first, count in stretches)
+
+
+GPU_COMPILER_OPTIONS = {"xla_gpu_enable_cub_radix_sort": False}
+"""XLA would replace sorts of whole vocabularies by calls to CUB, which can't be part of its CUDA graphs: the graph would be cut,
+and the host would wait for the device in every cycle. `jaxspec plan` compiles with the same options."""
+SPLITTABLE = frozenset({"gate_up", "ffn"})
+"""The axes that modules can share today; they are shared together."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices that run programs, by their numbers among JAX's, and the axes of parameters that they share."""
+
+    devices: tuple[int, ...] = (0,)
+    split: frozenset[str] = frozenset()
+
+    def __post_init__(self):
+        if self.split not in (frozenset(), SPLITTABLE):
+            raise ValueError(f"devices can share {' and '.join(sorted(SPLITTABLE))} together, or nothing; got {sorted(self.split)}")
+
+    @property
+    def device(self) -> jax.Device:
+        """The first one, which speaks for all."""
+        return jax.devices()[self.devices[0]]
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(np.array([jax.devices()[number] for number in self.devices]), (MESH_AXIS,))
+
+    def sharding(self, axis: Axis | None = None) -> Sharding:
+        """Of arrays that are whole everywhere, or cut along an axis."""
+        if len(self.devices) == 1:
+            return SingleDeviceSharding(self.device)
+        if axis is None or axis.name not in self.split:
+            return NamedSharding(self.mesh, PartitionSpec())
+        return NamedSharding(self.mesh, PartitionSpec(*(None,) * axis.dimension, MESH_AXIS))
+
+    def put(self, values: Any) -> Any:
+        """These arrays, whole on every device."""
+        return jax.device_put(values, self.sharding())
+
+    def abstract(self, make: Callable[[], Any]) -> Any:
+        """The shapes of what it returns, whole on every device; nothing is allocated."""
+        here = self.sharding()
+        return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), jax.eval_shape(make))
+
+    def nbytes(self, arrays: Any) -> int:
+        """Bytes of these arrays on one device."""
+        sizes = (math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in jax.tree.leaves(arrays))
+        return sum(sizes)
+
+    def weights(self, params: Any, config: ModelConfig) -> Any:
+        """The parameters of a model with these sizes, each device with its part of those that are shared."""
+        shares = Shares(config, len(self.devices))
+
+        def placed(path: tuple, array: Any) -> jax.Array:
+            axis = axis_of([getattr(key, "key", key) for key in path])
+            if axis is None or axis.name not in self.split:
+                return self.put(array)
+            return jax.device_put(self._parts_in_order(np.asarray(array), axis, shares), self.sharding(axis))
+
+        return jax.tree.map_with_path(placed, params)
+
+    def _parts_in_order(self, array: np.ndarray, axis: Axis, shares: Shares) -> np.ndarray:
+        """The array with the part of the first device in front, then that of the second, each padded to its width."""
+        size = array.shape[axis.dimension]
+        moved, parts = np.moveaxis(array, axis.dimension, 0), []
+        for device in range(shares.tp):
+            stretches = shares.slices(axis.name, device, size)
+            room = shares.width(axis.name, size) // len(stretches)
+            for each in stretches:
+                padding = [(0, room - (each.stop - each.start)), *[(0, 0)] * (array.ndim - 1)]
+                parts.append(np.pad(moved[each], padding))
+        return np.moveaxis(np.concatenate(parts), 0, axis.dimension)
+
+    def program(self, function: Callable[..., Any], weights: Any, others: int) -> Callable[..., Any]:
+        """The function, run by every device on its part of the weights. Its other arguments, this many, and its results are whole
+        everywhere."""
+        if len(self.devices) == 1:
+            return function
+        specs = jax.tree.map(lambda array: array.sharding.spec, weights)
+        whole = PartitionSpec()
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=(specs, *(whole,) * others), out_specs=whole, check_vma=False
+        )  # every device computes the same from the sums: nothing has to be proved
+
+    @property
+    def compiler_options(self) -> dict[str, Any] | None:
+        """XLA's options for programs here."""
+        return GPU_COMPILER_OPTIONS if jax.default_backend() == "gpu" else None
+
+
+ONE_DEVICE = Placement()

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.weight import Weight, gated
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("x", "weight", "bias"), meta_fields=("matmul",))
+@partial(jax.tree_util.register_dataclass, data_fields=("x", "weight", "bias"), meta_fields=("matmul", "axis"))
 @dataclass(frozen=True)
 class Product:
     """x @ weight + bias, not computed yet."""
@@ -27,6 +27,9 @@ class Product:
     bias: Float[Array, " n"] | None = None
     matmul: str = "xla"
     """"skinny": by `skinny_matmul`, if there are at most 16 rows and the weight can."""
+    axis: str | None = None
+    """The axis of the mesh whose devices each hold some rows of the weight, and of x's columns: their products add up to the
+    whole. None: the weight is whole."""
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -35,6 +38,8 @@ class Product:
     def value(self, dtype: DTypeLike | None = None) -> Float[Array, "*rows n"]:
         """The product in this dtype, by default x's."""
         product = self.weight.dot(self.x, dtype, self.matmul)
+        if self.axis is not None:
+            product = jax.lax.psum(product, self.axis)
         return product if self.bias is None else product + self.bias
 
     def swiglu(self) -> Float[Array, "*rows half"]:
@@ -50,10 +55,14 @@ def value(product: Product | Float[Array, "*rows n"]) -> Float[Array, "*rows n"]
 def partial_sums(
     product: Product | Float[Array, "*rows n"],
 ) -> tuple[Float[Array, "splits rows n"], Float[Array, " n"] | None]:
-    """Parts that add up to x @ weight (`Weight.parts`), and the bias. An array is one part."""
+    """Parts that add up to x @ weight (`Weight.parts`), and the bias. An array is one part, and so is what devices add up."""
     if not isinstance(product, Product):
         return product.reshape(1, -1, product.shape[-1]), None
-    return product.weight.parts(product.x.reshape(-1, product.x.shape[-1]), product.matmul), product.bias
+    parts = product.weight.parts(product.x.reshape(-1, product.x.shape[-1]), product.matmul)
+    if product.axis is not None:
+        rows = product.x.size // product.x.shape[-1]
+        parts = jax.lax.psum(jnp.sum(parts, 0)[:rows].astype(product.dtype), product.axis)[None]
+    return parts, product.bias
 
 
 def load_sum(parts_ref: Any, bias_ref: Any | None, row: Any, columns: Any, inside: Any) -> Float[Array, " columns"]:

@@ -1,10 +1,14 @@
-"""What each of several devices holds of a model: all of it together, heads beside their keys and values."""
+"""What each of several devices holds of a model: all of it together, heads beside their keys and values; and programs on two."""
+
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from jaxspec.placement import AXES, Shares, axis_of
+from jaxspec.placement import AXES, ONE_DEVICE, SPLITTABLE, Placement, Shares, axis_of
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target
 
 WHOLE = {"weight", "draft_to_target"}
@@ -67,3 +71,68 @@ def test_heads_that_cannot_be_divided_stay_whole(heads, kv_heads, tp):
     assert (shares.heads, shares.kv_heads) == (heads, kv_heads)
     for axis in ("qkv", "heads"):
         assert shares.slices(axis, tp - 1, 96) == (slice(0, 96),) and shares.width(axis, 96) == 96
+
+
+TWO_DEVICES = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.decoding.programs import CycleProgram
+from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.program_cache import enable_compilation_cache
+from jaxspec.engine.runner import Start
+from jaxspec.placement import Placement, SPLITTABLE
+from jaxspec.sampling_params import SamplingParams
+
+enable_compilation_cache()
+target = load_target(BUILT_IN_TARGET, jax.numpy.dtype("float32"))
+head = load_head(BUILT_IN_HEAD, target)
+config = EngineConfig(max_running_requests=1, prefill_chunk=16, context_length=128, num_pages=8)
+tree, found = TreeShape(2, 2, 4), dict()
+for name, placement in dict(one=Placement(), two=Placement((0, 1), SPLITTABLE)).items():
+    engine = Engine(target, head, None, tree, config, start=Start(placement=placement))
+    requests = [
+        engine.add({request})
+        for params in (SamplingParams(max_tokens=24, temperature=0), SamplingParams(max_tokens=24, temperature=0.8, seed=3))
+    ]
+    while engine.has_work:
+        engine.step()
+    programs = engine.runner.programs
+    compiled = programs[next(each for each in programs.compilations if isinstance(each, CycleProgram))].as_text()
+    kernels = engine.runner.params["target"]["layers"][0]["mlp"]
+    found[name] = dict(
+        text=[request.output for request in requests],
+        accepted=[request.speculation.accept_lengths for request in requests],
+        sums=compiled.count(" all-reduce("),
+        other=sum(compiled.count(f" {{kind}}(") for kind in ("all-gather", "collective-permute", "all-to-all", "reduce-scatter")),
+        shard=kernels["down_proj"]["kernel"].sharding.shard_shape(kernels["down_proj"]["kernel"].shape),
+        devices=sorted(str(each) for each in engine.runner.state.history.devices()),
+    )
+json.dump(dict(found=found, layers=target.config.num_layers, ffn=target.config.intermediate_size), sys.stdout)
+"""
+
+
+def test_the_built_in_model_says_the_same_on_two_devices():
+    """Each holds half of every feed-forward. One sum per layer of the target, and per level and extension of the head."""
+    code = TWO_DEVICES.format(request="list(range(40, 60)), params")
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, timeout=600)
+    printed = json.loads(done.stdout)
+    one, two = (printed["found"][name] for name in ("one", "two"))
+    assert two["text"] == one["text"] and two["accepted"] == one["accepted"]
+    assert max(map(max, one["accepted"])) > 1
+    assert (one["sums"], two["sums"], two["other"]) == (0, printed["layers"] + 2, 0)
+    assert two["shard"][0] == printed["ffn"] // 2 == one["shard"][0] // 2
+    assert (len(one["devices"]), len(two["devices"])) == (1, 2)
+
+
+def test_axes_that_modules_can_not_share_are_refused():
+    with pytest.raises(ValueError, match=r"devices can share ffn and gate_up together, or nothing; got \['qkv'\]"):
+        Placement((0, 1), frozenset({"qkv"}))
+
+
+def test_where_a_program_runs_is_part_of_its_identity():
+    assert Placement() == ONE_DEVICE != Placement((1,)) and hash(Placement()) == hash(ONE_DEVICE)
+    assert repr(Placement((0, 1), SPLITTABLE)) != repr(Placement((0, 1))) != repr(Placement())

@@ -42,7 +42,7 @@ def matrices(lab: Lab) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for path, array in flatten_dict(lab.parameter_shapes).items():
         if path[-1] == "kernel" and array.shape not in found.values():
-            found[f"{'head ' if path[0] == 'head' else ''}{path[-2]}"] = array.shape
+            found[f"{'head ' if path[0] == 'draft' else ''}{path[-2]}"] = array.shape
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxspec.engine.program_cache import CacheHits, source_digest
-from jaxspec.engine.programs import GPU_COMPILER_OPTIONS
+from jaxspec.placement import GPU_COMPILER_OPTIONS
 from jaxspec.planner.compile import GRAPH_KINDS, read_custom_calls, read_launches, touches_host
 
 from .lab import Lab

@@ -1,6 +1,6 @@
 """Everything on the device: the modules that programs use, the caches, and one row of state per request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig
@@ -20,6 +19,7 @@ from jaxspec.decoding.state import Admission, Sizes, State, empty_state
 from jaxspec.engine.request import Request
 from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel
+from jaxspec.placement import ONE_DEVICE, Placement
 from jaxspec.sampling_params import SamplingParams
 
 
@@ -39,19 +39,19 @@ class Merger:
         return Models(nnx.merge(self.target, params["target"]), self.drafter.with_weights(params["draft"]))
 
 
-def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Drafter:
+def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig, placement: Placement = ONE_DEVICE) -> Drafter:
     """The drafter behind what an engine is given: one, a head, or nothing to draft with."""
     if source is None:
         return NoDrafter()
     if not isinstance(source, LoadedModel):
         return source
     window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
-    return HeadDrafter.of(source, window, kernels_of(config))
+    return HeadDrafter.of(source, window, kernels_of(config, placement))
 
 
-def kernels_of(config: EngineConfig) -> Kernels:
+def kernels_of(config: EngineConfig, placement: Placement = ONE_DEVICE) -> Kernels:
     """The implementations that the models use."""
-    return Kernels(config.attention_kernel, config.matmul)
+    return Kernels(config.attention_kernel, config.matmul, split=placement.split)
 
 
 def thresholds_of(config: EngineConfig) -> Thresholds | None:
@@ -62,12 +62,6 @@ def thresholds_of(config: EngineConfig) -> Thresholds | None:
 def new_state(target: ModelConfig, drafter: Drafter, sizes: Sizes) -> State:
     """Empty caches and free rows."""
     return empty_state(target, sizes, drafter.feature_size, drafter.empty(sizes))
-
-
-def abstract_state(make: Callable[[], State]) -> State:
-    """The shapes of a state, on JAX's default device; nothing is allocated."""
-    here = SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), jax.eval_shape(make))
 
 
 def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:

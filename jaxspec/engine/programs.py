@@ -24,12 +24,10 @@ from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import State
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import ProgramCount, ProgramTable
+from jaxspec.placement import ONE_DEVICE, Placement
 
 logger = logging.getLogger(__name__)
 
-GPU_COMPILER_OPTIONS = {"xla_gpu_enable_cub_radix_sort": False}
-"""XLA would replace sorts of whole vocabularies by calls to CUB, which can't be part of its CUDA graphs: the graph would be cut,
-and the host would wait for the device in every cycle. `jaxspec plan` compiles with the same options."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """What differs between processes in the printed form of a module that holds functions."""
 INTERVAL = 30.0
@@ -66,12 +64,13 @@ class Programs:
         state: State,
         thresholds: Thresholds | None = None,
         table: ProgramTable | None = None,
+        placement: Placement = ONE_DEVICE,
     ):
         """`params` and `state` may be abstract: programs need only shapes. `table`: of which `ready` tells."""
-        self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), thresholds)
+        self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), thresholds, placement)
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
-        self._merge, self._params, self._thresholds = merge, params, thresholds
+        self._merge, self._params, self._thresholds, self._placement = merge, params, thresholds, placement
         self.state = jax.tree.map(abstract, state)
         """The shapes of the device state."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
@@ -219,14 +218,13 @@ class Programs:
         """What launches may use; published anew when it changes, so that no step has to ask."""
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
-        on_gpu = jax.default_backend() == "gpu"
-        return self.lower(program).compile(compiler_options=GPU_COMPILER_OPTIONS if on_gpu else None)
+        return self.lower(program).compile(compiler_options=self._placement.compiler_options)
 
     def identity(self, program: Program) -> Hashable:
         """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""
         leaves, structure = jax.tree.flatten((self._params, self.state))
         shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
-        return program, self._merge, self._thresholds, structure, shapes, repr(jax.config.values)
+        return program, self._merge, self._thresholds, self._placement, structure, shapes, repr(jax.config.values)
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""
@@ -248,7 +246,7 @@ class Programs:
             return program.run(self._merge(params), state, *inputs, thresholds=self._thresholds)
 
         function.__name__ = type(program).__name__  # as profiles show it
-        return function
+        return self._placement.program(function, self._params, 1 + len(self.inputs(program)))
 
 
 def lower_priority() -> None:

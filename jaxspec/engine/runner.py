@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import EngineConfig, TreeShape
@@ -18,7 +17,6 @@ from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram
 from jaxspec.decoding.state import Sizes, State
 from jaxspec.engine.device_state import (
     Merger,
-    abstract_state,
     admission,
     check_kernel,
     kernels_of,
@@ -38,6 +36,7 @@ from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedTarget
+from jaxspec.placement import ONE_DEVICE, Placement
 
 CPU_CACHE_BYTES = 4 << 30
 """Most memory that the cache takes on a CPU unless num_pages says otherwise."""
@@ -52,6 +51,8 @@ class Start(NamedTuple):
     """Show the progress where the start compiles programs."""
     memory_limit: int | None = None
     """Bytes on the device that the engine may plan with. None: what JAX may use, or on a CPU CPU_CACHE_BYTES for the cache."""
+    placement: Placement = ONE_DEVICE
+    """Where it runs."""
 
 
 DEFAULT_START = Start()
@@ -81,8 +82,10 @@ class Runner:
         start: Start = DEFAULT_START,
     ):
         """Raises ValueError if the memory is too small, and ProgramError if a program can't be compiled."""
-        check_kernel(config.attention_kernel, jax.devices()[0])
-        self.params = {"target": target.params, "draft": jax.device_put(drafter.weights)}
+        self.placement = placement = start.placement
+        check_kernel(config.attention_kernel, placement.device)
+        weights = {"target": target.params, "draft": drafter.weights}
+        self.params = {name: placement.weights(params, target.config) for name, params in weights.items()}
         pages_per_sequence = -(-context_length // config.page_size)
         table = ProgramTable.of(config, pages_per_sequence, trees.own, trees.all, catches_up=trees.lags)
         # One more row than requests. It is always done, and pads batches.
@@ -96,18 +99,18 @@ class Runner:
             dtype=target.dtype,
         )
         self._vocab_size, self._max_length = target.config.vocab_size, context_length
-        self._no_bias = jnp.zeros((1, self._vocab_size), jnp.float32)
-        self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter)
+        self._no_bias = placement.put(np.zeros((1, self._vocab_size), np.float32))
+        self.merge = merge = Merger.of(target.graph(kernels_of(config, placement)), drafter)
 
         def state_of(num_pages: int) -> State:
             return new_state(target.config, drafter, sizes._replace(num_pages=num_pages))
 
-        no_pages, one_page = (nbytes(abstract_state(partial(state_of, pages))) for pages in (0, 1))
+        no_pages, one_page = (nbytes(placement.abstract(partial(state_of, pages))) for pages in (0, 1))
         page_bytes = one_page - no_pages
 
         def programs_for(num_pages: int) -> Programs:
-            state = abstract_state(partial(state_of, num_pages))
-            return Programs(merge, self.params, state, thresholds_of(config), table)
+            state = placement.abstract(partial(state_of, num_pages))
+            return Programs(merge, self.params, state, thresholds_of(config), table, placement)
 
         def compile_for(num_pages: int) -> Programs:
             programs = programs_for(num_pages)
@@ -115,20 +118,20 @@ class Runner:
             return programs
 
         cache = CacheSize(page_bytes, config.page_size, pages_per_sequence, config.max_running_requests)
-        weights, limit = nbytes(self.params), start.memory_limit
+        held, limit = placement.nbytes(self.params), start.memory_limit
         if limit is None and config.num_pages is None:
-            limit = memory_limit(jax.devices()[0])
+            limit = memory_limit(placement.device)
         if limit is None or config.num_pages is not None:
             self.num_pages = config.num_pages or cache.pages(CPU_CACHE_BYTES, "lower context_length, or raise num_pages")
             self.programs = programs_for(self.num_pages)
             logger.debug(
                 "memory: weights %s, cache %s in %d pages",
-                readable(weights), readable(self.num_pages * page_bytes), self.num_pages,
+                readable(held), readable(self.num_pages * page_bytes), self.num_pages,
             )  # fmt: skip
         else:
-            memory = DeviceMemory(limit, weights, rows=no_pages)
+            memory = DeviceMemory(limit, held, rows=no_pages)
             self.num_pages, self.programs = memory.fit(cache, config.mem_fraction, compile_for)
-        self._new_state = partial(state_of, self.num_pages)
+        self._new_state = lambda: placement.put(state_of(self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
         self._placed: dict[tuple[Program, str], Placed] = {}
@@ -250,7 +253,7 @@ class Runner:
     def time_cycle(self, batch: int, tree: TreeShape, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
         program, seconds = self.programs.choose(self.table.cycles(batch, tree)), []
-        arguments = jax.device_put(self._idle(program))
+        arguments = self.placement.put(self._idle(program))
         for _ in range(repeats + 1):
             started = time.perf_counter()
             self._run(program, *arguments).report.block_until_ready()
@@ -275,7 +278,7 @@ class Runner:
         placed = self._placed.get((program, name))
         if placed is None or not np.array_equal(placed.values, values):
             self._count_uploads(values)
-            placed = self._placed[program, name] = Placed(values, jax.device_put(values))
+            placed = self._placed[program, name] = Placed(values, self.placement.put(values))
         return placed.array
 
     def _count_uploads(self, arguments: Any) -> None:

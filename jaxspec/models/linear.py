@@ -43,22 +43,34 @@ class Kernels:
     """As EngineConfig.matmul."""
     attend: Callable[..., Array] = tree_attention
     """The attention function; training has one that needs less memory."""
+    split: frozenset[str] = frozenset()
+    """The axes of parameters (placement.AXES) of which each device holds a part."""
 
 
 DEFAULT_KERNELS = Kernels()
+MESH_AXIS = "devices"
+"""The name of the axis along which devices stand."""
 
 
 class Linear(nnx.Module):
     """x @ weight + bias. The weight's arrays are parameters of the layer: `kernel` alone, [inputs, outputs], if it is dense."""
 
-    def __init__(self, weight: Weight, bias: Float[Array, " n"] | None, kernels: Kernels, result: DTypeLike | None):
-        """`result`: the output's dtype; None: the input's."""
+    def __init__(
+        self,
+        weight: Weight,
+        bias: Float[Array, " n"] | None,
+        kernels: Kernels,
+        result: DTypeLike | None,
+        sums_over: str | None = None,
+    ):
+        """`result`: the output's dtype; None: the input's. `sums_over`: as for Builder.linear."""
         self.names = tuple(parameters(weight))
         for name, array in parameters(weight).items():
             setattr(self, name, nnx.Param(array))
         self.bias = None if bias is None else nnx.Param(bias)
         self.structure = jax.tree.structure(weight)
         self.matmul, self.result = kernels.matmul, result
+        self.axis = MESH_AXIS if sums_over in kernels.split else None
 
     @property
     def weight(self) -> Weight:
@@ -71,7 +83,7 @@ class Linear(nnx.Module):
 
     def product(self, x: Float[Array, "*rows inputs"]) -> Product:
         """The layer's output, which the kernel that reads it finishes."""
-        return Product(x, self.weight, None if self.bias is None else self.bias[...], self.matmul)
+        return Product(x, self.weight, None if self.bias is None else self.bias[...], self.matmul, self.axis)
 
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
         return self.product(x).value(self.result)
@@ -86,11 +98,14 @@ class Builder(NamedTuple):
     kernels: Kernels
     store: Storage
 
-    def linear(self, inputs: int, outputs: int, *, bias: bool = False, result: DTypeLike | None = None) -> Linear:
-        """A linear layer. `result`: the output's dtype; None: the input's."""
+    def linear(
+        self, inputs: int, outputs: int, *, bias: bool = False, result: DTypeLike | None = None, sums_over: str | None = None
+    ) -> Linear:
+        """A linear layer. `result`: the output's dtype; None: the input's. `sums_over`: the axis of its inputs, over which devices
+        add up their products if they share it."""
         weight = self.store(self.matrix(inputs, outputs))
         zeros = nnx.initializers.zeros(self.rngs.params(), (outputs,), self.dtype) if bias else None
-        return Linear(weight, zeros, self.kernels, result)
+        return Linear(weight, zeros, self.kernels, result, sums_over)
 
     def output_projection(self, hidden_size: int, vocab_size: int) -> Linear:
         """A linear layer with float32 output, the logits. In bfloat16, those above 16 would be rounded to steps of 0.125, which

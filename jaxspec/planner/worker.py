@@ -23,9 +23,10 @@ from jaxspec.config import EngineConfig, ModelConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.decoding.state import Sizes
 from jaxspec.engine.device_state import Merger, drafter_of, nbytes, new_state
-from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, Programs
+from jaxspec.engine.programs import Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
+from jaxspec.placement import GPU_COMPILER_OPTIONS
 from jaxspec.planner.compile import ANSWERS, read_custom_calls, read_launches, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target

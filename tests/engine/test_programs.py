@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.decoding.programs import AdmitProgram, PrefillProgram
-from jaxspec.engine.programs import GPU_COMPILER_OPTIONS, INTERVAL, Compilation, CompilingProgress, Programs
+from jaxspec.engine.programs import INTERVAL, Compilation, CompilingProgress, Programs
+from jaxspec.placement import GPU_COMPILER_OPTIONS
 
 pytestmark = pytest.mark.compiles
 

@@ -101,6 +101,8 @@ def test_an_engine_serves_it_with_and_without_a_tree(target, make):
     engine = tiny_engine(TreeShape(3, 2, 5), target=stored, head=head)
     kernels = [array for path, array in flatten_dict(engine.runner.params).items() if path[-1] == "kernel"]
     assert len(kernels) == 4 * 3 + 1 + (6 if make is random_head else 5) and {str(array.dtype) for array in kernels} == {"int8"}
-    assert {str(array.dtype) for array in jax.tree.leaves((engine.runner.state.cache, engine.runner.state.draft.cache))} == {"float32"}
+    assert {str(array.dtype) for array in jax.tree.leaves((engine.runner.state.cache, engine.runner.state.draft.cache))} == {
+        "float32"
+    }
     assert run(engine, PROMPTS, params) == run(tiny_engine(PLAIN, target=stored), PROMPTS, params)
     assert run(engine, PROMPTS, params) == run(tiny_engine(PLAIN, target=same), PROMPTS, params)

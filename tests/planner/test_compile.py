@@ -64,7 +64,7 @@ import sys, tempfile
 from pathlib import Path
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxspec.engine.programs import GPU_COMPILER_OPTIONS
+from jaxspec.placement import GPU_COMPILER_OPTIONS
 from jaxspec.planner.worker import gpu_mesh, libraries_called
 
 mesh = gpu_mesh("h100")
