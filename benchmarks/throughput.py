@@ -26,11 +26,11 @@ from tqdm import tqdm
 
 from jaxspec import SamplingParams
 from jaxspec.commands.options import add_tree_options, chosen_tree, whole
-from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench, depth_acceptance
+from jaxspec.commands.workbench import CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.device_state import merger
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Status
+from jaxspec.engine.request import GenerationRequest, Status
 
 from . import record
 from .load import Load, check_nothing_compiled, parts_of, run, side_by_side
@@ -126,14 +126,14 @@ def time_cycle_parts(
     engine: Engine, bench: Workbench, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> dict[str, dict]:
     """Milliseconds of draft, verify, commit and extend, with these requests at the start of their texts. Consumes the engine."""
-    requests = [engine.add(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    requests = [engine.add(GenerationRequest(tuple(prompt), each)) for prompt, each in zip(prompts, params, strict=True)]
     while any(request.generated < 2 for request in requests):
         engine.step()
     if any(request.status is not Status.RUNNING for request in requests):
         raise BenchmarkError("--max-tokens is too small: some texts ended before the last prompt was computed")
     runner = engine.runner
-    head = bench.llm.head if engine.tree.num_steps else None
-    merge = merger(bench.llm.target, head, engine.config.attention_kernel)
+    head = bench.models.head if engine.tree.num_steps else None
+    merge = merger(bench.models.target, head, engine.config.attention_kernel)
     rows, page_table = map(jnp.asarray, runner.batch_of(requests, engine.tree))
     parts, runner.state = time_parts(merge, runner.params, runner.state, rows, page_table, engine.tree, in_milliseconds)
     return {part: Spread(values).describe() for part, values in parts.items()}
@@ -268,8 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if a text differs from plain decoding."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    bench = Workbench.of(options, **UNUSED_ENGINE)
-    tree = chosen_tree(options) or bench.llm.engine.tree
+    bench = Workbench.of(options)
+    tree = chosen_tree(options) or bench.models.tree
     if not tree.num_steps:
         raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)

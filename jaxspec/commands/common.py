@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from jaxspec.llm import Prompt  # loads JAX
+    from jaxspec.text.prompts import Prompt
 
 BUILT_IN = "built-in held-out code"
 CHAT = "chat"
