@@ -21,7 +21,7 @@ from statistics import median
 from tqdm import tqdm
 
 from jaxspec.commands.options import tree, whole
-from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench, depth_acceptance, mean
+from jaxspec.commands.workbench import Workbench, depth_acceptance, mean
 from jaxspec.config import PLAIN, TreeShape
 
 from . import record
@@ -178,8 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    bench = Workbench.of(options, **UNUSED_ENGINE)
-    if bench.llm.head is None:
+    bench = Workbench.of(options)
+    if bench.models.head is None:
         raise ValueError("this benchmark measures a draft head, and the model has none: give --draft")
     given = options.trees or comparable(*(vars(options)[name] or default for name, default in GRID.items()))
     trees = [each for each in dict.fromkeys(given) if each != PLAIN]
@@ -197,8 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         temperatures[f"{temperature:g}"] = [describe(tree, sweep.accept(tree), plain, prompts.kinds) for tree in trees]
         if temperature > 0:
             texts = [(encoded[number], tokens) for number, tokens in sorted(plain.tokens.items())]
-            distributions[f"{temperature:g}"] = compare(bench.llm, texts, temperature, sweep.calibration)
-    results = {"head": bench.llm.head.config.algorithm, "temperatures": temperatures, "distributions": distributions}
+            distributions[f"{temperature:g}"] = compare(bench.models, texts, temperature, sweep.calibration)
+    results = {"head": bench.models.head.config.algorithm, "temperatures": temperatures, "distributions": distributions}
     record.write("acceptance", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
     for name, found in temperatures.items():

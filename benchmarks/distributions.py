@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.coupling import calibrated
-from jaxspec.llm import LLM
+from jaxspec.load import LoadedModels
 from jaxspec.models.layers import causal_metadata
 from jaxspec.train.ttt import metadata, whole_rows
 from jaxspec.typing import Array, Float, Int
@@ -42,15 +42,17 @@ class Rules(NamedTuple):
     """1 where it was."""
 
 
-def compare(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float, weights: tuple[float, ...]) -> dict:
+def compare(
+    models: LoadedModels, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float, weights: tuple[float, ...]
+) -> dict:
     """Accept lengths of each rule and number of children, and the calibration error of coupled drafts.
 
     `texts` are prompts with their continuations; the comparison is about the latter. `weights`: as coupling.py learns them.
     """
-    assert llm.head is not None
+    assert models.head is not None
     width = max(len(prompt) for prompt, _ in texts) + POSITIONS + STEPS + 1
-    params = (llm.target.params, llm.head.params)
-    logits_of = jax.jit(partial(logits_on_text, llm))
+    params = (models.target.params, models.head.params)
+    logits_of = jax.jit(partial(logits_on_text, models))
     measure = {k: jax.jit(partial(rules, children=k, scale=weights[2] * temperature)) for k in CHILDREN}
     found: dict[int, list[Rules]] = {k: [] for k in CHILDREN}
     for number, (prompt, continuation) in enumerate(texts):
@@ -76,15 +78,15 @@ def compare(llm: LLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]], temp
 
 
 def logits_on_text(
-    llm: LLM, params: tuple[dict, dict], tokens: Int[Array, "1 n"]
+    models: LoadedModels, params: tuple[dict, dict], tokens: Int[Array, "1 n"]
 ) -> tuple[Float[Array, "steps t v"], Float[Array, "steps t v"]]:
     """Logits of target and head for the token behind position t + 1 + step, when the head drafts from t on the true tokens.
 
     Tokens that the head does not know have -inf.
     """
-    assert llm.head is not None
-    target, head = llm.target.merge(params[0]), llm.head.merge(params[1])
-    out = target(tokens, causal_metadata(1, tokens.shape[1]), capture=llm.head.config.captured_layers)
+    assert models.head is not None
+    target, head = models.target.merge(params[0]), models.head.merge(params[1])
+    out = target(tokens, causal_metadata(1, tokens.shape[1]), capture=models.head.config.captured_layers)
     logits, embeddings = target.logits(out.hidden), head.embed(tokens, target)
     width = tokens.shape[1] - STEPS
     hidden, window = head.project(out.features[:, :width]), None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from jaxspec import SamplingParams, TreeShape
 from jaxspec.commands.workbench import CompilationCounter, mean
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.engine.stats import EngineStats
 
 from .options import BenchmarkError
@@ -73,7 +74,7 @@ def run(
     while waiting or engine.has_work:
         while waiting and len(numbers) < concurrency:
             number = waiting.pop()
-            numbers[engine.add(prompts[number], params[number], tree=tree).id] = number
+            numbers[engine.add(GenerationRequest(tuple(prompts[number]), params[number], tree=tree)).id] = number
             sent[number] = time.perf_counter()
         for update in engine.step():
             now, number = time.perf_counter(), numbers[update.request_id]

@@ -33,7 +33,7 @@ from statistics import median
 from jaxspec.commands.common import table
 from jaxspec.commands.compat import Ignored, add_ignored
 from jaxspec.commands.options import tree, whole
-from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench
+from jaxspec.commands.workbench import CompilationCounter, Workbench
 from jaxspec.config import PLAIN, TreeShape
 
 from . import record
@@ -354,11 +354,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ValueError("plain decoding is always measured: give at least one tree that drafts in --trees")
     if not trees:
         raise ValueError(f"no tree has these sizes: {'; '.join(f'{name}: {why}' for name, why in chosen.skipped.items())}")
-    bench = Workbench.of(options, **UNUSED_ENGINE)
-    has_head = bench.llm.head is not None
+    bench = Workbench.of(options)
+    has_head = bench.models.head is not None
     if not has_head and options.simulate_accept_length:
-        bench.llm.head = random_head(bench.llm.target)
-    if bench.llm.head is None:
+        bench.models.head = random_head(bench.models.target)
+    if bench.models.head is None:
         raise ValueError("the model has no draft head: give --draft, or --simulate-accept-length")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     combinations = part(options.batch_size, trees, options.start, options.end)
@@ -372,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = simulate(sweep, combinations, options.rounds, options.simulate_accept_length)
     else:
         results = tune(sweep, combinations, options.rounds, exhaustive=options.exhaustive)
-    results |= {"head": bench.llm.head.config.algorithm if has_head else "random weights"}
+    results |= {"head": bench.models.head.config.algorithm if has_head else "random weights"}
     results["skipped"] = {} if options.trees else chosen.skipped
     made = record.write("speculative", options, prompts, results)
     print("\n" + "\n\n".join([*tables(results).values(), notes(results)]) + "\n", flush=True)

@@ -19,7 +19,7 @@ from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Status
+from jaxspec.engine.request import GenerationRequest, Status
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 
@@ -49,12 +49,12 @@ class Sweep:
         self.params = list(params)
         """Of each prompt. They may be replaced by others of the same length."""
         self._max_tokens = max(each.max_tokens for each in params)
-        llm, context = bench.llm, bench.context_for(prompts, self._max_tokens)
+        models, context = bench.models, bench.context_for(prompts, self._max_tokens)
         sizes: dict[str, Any] = dict(max_running_requests=self.batches[-1], context_length=context, prefix_cache=False)
-        self._plain = Engine(llm.target, None, llm.tokenizer, PLAIN, EngineConfig(**sizes))
+        self._plain = Engine(models.target, None, models.tokenizer, PLAIN, EngineConfig(**sizes))
         first, *others = self.trees
         self._drafting = Engine(
-            llm.target, llm.head, llm.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
+            models.target, models.head, models.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
         )  # fmt: skip
         table = self._drafting.runner.table  # all trees at every batch size, which trees of single requests are not
         self._drafting.runner.table = replace(table, own=table.trees)
@@ -103,7 +103,7 @@ class Sweep:
     def cycle_seconds(self, tree: TreeShape, batch: int) -> float:
         """Median time of a cycle of `batch` requests in the middle of their texts."""
         engine, cycles = self._engine(tree), self.timed_cycles(tree)
-        requests = [engine.add(prompt, params, tree=tree) for prompt, params in self._requests(batch)]
+        requests = [engine.add(GenerationRequest(tuple(prompt), params, tree=tree)) for prompt, params in self._requests(batch)]
         while any(request.generated < 2 for request in requests):
             engine.step()
         times: list[float] = []

@@ -26,10 +26,10 @@ from tqdm import tqdm
 
 from jaxspec import SamplingParams
 from jaxspec.commands.options import add_tree_options, chosen_tree, whole
-from jaxspec.commands.workbench import UNUSED_ENGINE, CompilationCounter, Workbench, depth_acceptance
+from jaxspec.commands.workbench import CompilationCounter, Workbench, depth_acceptance
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Status
+from jaxspec.engine.request import GenerationRequest, Status
 
 from . import record
 from .load import Load, check_nothing_compiled, parts_of, run, side_by_side
@@ -125,7 +125,7 @@ def time_cycle_parts(
     engine: Engine, bench: Workbench, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> dict[str, dict]:
     """Milliseconds of draft, verify, commit and extend, with these requests at the start of their texts. Consumes the engine."""
-    requests = [engine.add(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    requests = [engine.add(GenerationRequest(tuple(prompt), each)) for prompt, each in zip(prompts, params, strict=True)]
     while any(request.generated < 2 for request in requests):
         engine.step()
     if any(request.status is not Status.RUNNING for request in requests):
@@ -265,8 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if a text differs from plain decoding."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    bench = Workbench.of(options, **UNUSED_ENGINE)
-    tree = chosen_tree(options) or bench.llm.engine.tree
+    bench = Workbench.of(options)
+    tree = chosen_tree(options) or bench.models.tree
     if not tree.num_steps:
         raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")
     encoded = bench.encode(prompts.prompts, chat=options.chat)

@@ -2,16 +2,20 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from jaxspec.config import TreeLike
-from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest
-from jaxspec.engine.request import Update
+from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
-from jaxspec.llm import LLM, Conversation, Params, Prompt
+from jaxspec.llm import Params
+from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode
 
 
 class AsyncLLM:
@@ -23,9 +27,10 @@ class AsyncLLM:
     """
 
     def __init__(self, *arguments, **options):
-        self._llm = LLM(*arguments, **options)
-        self.model_name, self.tokenizer = self._llm.model_name, self._llm.tokenizer
-        self._engine = AsyncEngine(self._llm.engine)
+        models = load_models(*arguments, **options)
+        self.model_name, self.tokenizer = models.name, models.tokenizer
+        self._thread = EngineThread(models.engine)
+        self._chats = ChatEncoder(self.tokenizer)
         self._running: dict[str, list[str]] = {}
         """The engine's ids of the completions of each unfinished request."""
 
@@ -55,8 +60,9 @@ class AsyncLLM:
             QueueFull: too many requests wait already.
             EngineError: the engine failed on the request, or it is closed.
         """
-        token_ids = await asyncio.to_thread(self._llm.encode, prompt)
-        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout, tree):
+        token_ids = await asyncio.to_thread(encode, self.tokenizer, prompt)
+        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
+        async for update in self._run(ask, sampling_params, request_id):
             yield update
 
     async def chat(
@@ -71,31 +77,23 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Update]:
         """Answers a conversation in the model's chat template; otherwise as `generate`."""
-        token_ids = await asyncio.to_thread(self._llm.encode_chat, messages, chat_template_kwargs)
-        async for update in self._run(token_ids, sampling_params, request_id, priority, timeout, tree):
+        self._thread.check_open()
+        token_ids = await asyncio.to_thread(self._chats.encode, messages, chat_template_kwargs)
+        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
+        async for update in self._run(ask, sampling_params, request_id):
             yield update
 
     async def _run(
-        self,
-        token_ids: list[int],
-        sampling_params: Params | None,
-        request_id: str | None,
-        priority: int,
-        timeout: float | None,
-        tree: TreeLike | None,
+        self, ask: Callable[[SamplingParams], GenerationRequest], sampling_params: Params | None, request_id: str | None
     ) -> AsyncIterator[Update]:
         copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._running:
             raise ValueError(f"request_id {name!r} is in use by an unfinished request: choose another")
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
-        requests = [
-            AsyncRequest(each, token_ids, copy, priority=priority, timeout=timeout, tree=tree)
-            for each, copy in zip(names, copies, strict=True)
-        ]
         self._running[name] = names
         try:
-            with await self._engine.start(requests) as generation:
+            with await Generation.start(self._thread, [ask(copy) for copy in copies], names) as generation:
                 async for update in generation:
                     index = names.index(update.request_id)
                     yield replace(update, index=index, output=update.output and replace(update.output, index=index))
@@ -107,16 +105,16 @@ class AsyncLLM:
 
         Returns False if no running request has this id.
         """
-        return await self._engine.abort(self._running.get(request_id, ())) > 0
+        return await asyncio.wrap_future(self._thread.end(self._running.get(request_id, ()))) > 0
 
     def stats(self) -> EngineStats:
         """Totals since the start, and the load after the last step."""
-        return self._engine.stats
+        return self._thread.stats
 
     def close(self) -> None:
         """Ends what is running and frees the memory. May be called twice."""
-        self._engine.close()
-        self._llm.close()
+        self._thread.close()
+        self._chats.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -109,10 +109,10 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self):
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is not None or each.default is not None:
-                object.__setattr__(self, each.name, declaration(each.name).check.clean(each.name, value))
+        for name, default, check in _CHECKS:
+            value = getattr(self, name)
+            if value is not default:  # defaults are right
+                object.__setattr__(self, name, check.clean(name, value))
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not be more than max_tokens ({self.max_tokens})")
         if 0 < self.temperature < LEAST_TEMPERATURE:
@@ -166,6 +166,10 @@ class SamplingParams:
         return bool(self.logit_bias or self.bad_token_ids or self.allowed_token_ids is not None)
 
 
+_NAMES = frozenset(each.name for each in fields(SamplingParams))
+_CHECKS = [(each.name, each.default, each.metadata["declaration"].check) for each in fields(SamplingParams)]
+
+
 def declaration(name: str) -> Declaration:
     """The declaration of a parameter."""
     found: Declaration = SamplingParams.__dataclass_fields__[name].metadata["declaration"]
@@ -175,10 +179,10 @@ def declaration(name: str) -> Declaration:
 
 def _unknown_names(given: Mapping[str, Any]) -> str | None:
     """The error for the first unknown name, with a suggestion; None if all names are known."""
-    names = [each.name for each in fields(SamplingParams)]
-    unknown = next((name for name in given if name not in names), None)
-    if unknown is None:
+    if given.keys() <= _NAMES:
         return None
+    names = [each.name for each in fields(SamplingParams)]
+    unknown = next(name for name in given if name not in _NAMES)
     theirs = {declaration(name).sglang: name for name in names} | {"max_completion_tokens": "max_tokens"}
     close = difflib.get_close_matches(str(unknown), names, 1, 0.5)
     meant = theirs.get(unknown) or (close[0] if close else None)

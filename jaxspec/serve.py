@@ -21,7 +21,7 @@ from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from jaxspec.llm import LLM
+    from jaxspec.load import LoadedModels
     from jaxspec.text.chat_template import ChatTemplate
 
 logger = logging.getLogger("jaxspec")
@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not is_loopback(listener) and arguments.settings.api_key is None:
             logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
         try:
-            llm = load(arguments)
-            chat_template = load_chat_template(arguments, llm)
-            defaults = sampling_defaults(llm.directory) if arguments.model_sampling else {}
+            models = load(arguments)
+            chat_template = load_chat_template(arguments, models)
+            defaults = sampling_defaults(models.directory) if arguments.model_sampling else {}
         except (ValueError, OSError) as error:
             return _refuse(in_flags(str(error)), 2)
         except ProgramError as error:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
             importing.start()
             try:
-                compile_programs(llm, arguments.compile_ahead, progress=arguments.shows_progress)
+                compile_programs(models, arguments.compile_ahead, progress=arguments.shows_progress)
             except ValueError as error:
                 return _refuse(in_flags(str(error)), 2)
             except ProgramError as error:
@@ -73,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.collect()
             gc.freeze()  # what is loaded by now stays: a full collection of it would stop all threads for a second
             try:
-                serve(llm, chat_template, defaults, arguments, listener)
+                serve(models, chat_template, defaults, arguments, listener)
             except SystemExit as ended:
                 status = ended.code if isinstance(ended.code, int) else 1
-    if llm.engine.runner.programs.is_compiling:  # XLA can't be interrupted, and Python must not end while a thread is in it
+    if models.engine.runner.programs.is_compiling:  # XLA can't be interrupted, and Python must not end while a thread is in it
         logging.shutdown()
         os._exit(status)
     return status
@@ -92,52 +92,52 @@ def log_settings(arguments: ServerArguments) -> None:
 
 
 def serve(
-    llm: "LLM",
+    models: "LoadedModels",
     chat_template: "ChatTemplate | None",
     sampling_defaults: Mapping[str, Any],
     arguments: ServerArguments,
     listener: socket.socket,
 ) -> None:
     """Runs the HTTP server until a signal ends it; the engine's thread has ended when this returns or raises."""
-    from jaxspec.engine.async_engine import AsyncEngine
+    from jaxspec.engine.driver import EngineThread
     from jaxspec.engine.programs import lower_priority
     from jaxspec.server.app import create_app
     from jaxspec.server.http_server import HttpServer
     from jaxspec.server.metrics import RequestCollector, StepTimes
     from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
-    name, *other_names = arguments.served_model_names or (llm.model_name,)
-    config, stats, programs = llm.engine.config, llm.engine.stats(), llm.engine.runner.programs
+    name, *other_names = arguments.served_model_names or (models.name,)
+    config, stats, programs = models.engine.config, models.engine.stats(), models.engine.runner.programs
     model = ServedModel(
         name,
-        min(llm.engine.context_length, stats.total_pages * stats.page_size),
-        llm.engine.tree,
-        llm.tokenizer,
+        min(models.engine.context_length, stats.total_pages * stats.page_size),
+        models.engine.tree,
+        models.tokenizer,
         chat_template,
-        trees=llm.engine.trees.all,
+        trees=models.engine.trees.all,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
         programs=lambda: programs.count,
         other_names=tuple(other_names),
-        path=llm.model_name,
-        tokenizer_path=None if llm.tokenizer is None else str(llm.directory.resolve()),
+        path=models.name,
+        tokenizer_path=None if models.tokenizer is None else str(models.directory.resolve()),
         sampling_defaults=sampling_defaults,
         strict_name=arguments.settings.strict_model_name,
     )
     metrics, steps = RequestCollector(name), StepTimes()
-    engine = AsyncEngine(llm.engine, [DecodeLog(), metrics, steps])
+    engine = EngineThread(models.engine, [DecodeLog(), metrics, steps])
 
     def ready() -> None:
         url = url_of(listener)
         if arguments.engine["random_seed"] is None:
             logger.info("random seed %d: start with --random-seed %d to repeat it", config.random_seed, config.random_seed)
         logger.info("%s is ready at %s", name, url)
-        logger.info("try: curl %s%s", url, EXAMPLE if llm.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
-        if llm.tokenizer is None:
+        logger.info("try: curl %s%s", url, EXAMPLE if models.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
+        if models.tokenizer is None:
             logger.warning("the model has no tokenizer: prompts must be token ids, sent to /generate")
         lower_priority()  # of what still compiles
 
     try:
-        app = create_app(engine, model, known_settings(arguments, llm), metrics=metrics, steps=steps)
+        app = create_app(engine, model, known_settings(arguments, models), metrics=metrics, steps=steps)
         HttpServer(app, engine, ready).run(sockets=[listener])
     finally:
         engine.close()
@@ -170,12 +170,12 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def known_settings(arguments: ServerArguments, llm: "LLM") -> ServerSettings:
+def known_settings(arguments: ServerArguments, models: "LoadedModels") -> ServerSettings:
     """The settings, with the values that were chosen for options not given."""
     found = {
-        "speculative_algorithm": llm.head.config.algorithm if llm.head else "NONE",
-        "dtype": str(llm.target.dtype),
-        **settings_in_use(llm.engine.config),
+        "speculative_algorithm": models.head.config.algorithm if models.head else "NONE",
+        "dtype": str(models.target.dtype),
+        **settings_in_use(models.engine.config),
     }
     return replace(arguments.settings, shown={**arguments.settings.shown, **found})
 

@@ -10,8 +10,10 @@ import pytest
 
 from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.demo.corpus import heldout_prompts
-from jaxspec.llm import _as_list, ending_with
+from jaxspec.llm import _as_list
+from jaxspec.load import ending_with
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, random_head, tiny_target, write_head, write_target
+from tests.server.conftest import wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,7 +92,7 @@ def test_streams_add_up_and_may_be_left_early(fast):
     for update in fast.stream("import os\n", params):
         if update.token_ids:
             break
-    assert not fast.engine.has_work
+    wait_until(lambda: not fast.engine.has_work)
     assert fast.generate("import os\n", params)[0].token_ids == whole.token_ids
 
 
@@ -104,7 +106,7 @@ def test_text_prompts_and_token_prompts_are_the_same(fast):
 def test_one_bad_prompt_is_named_and_nothing_is_left_behind(fast):
     with pytest.raises(ValueError, match="prompt 1: prompt is empty"):
         fast.generate(["def f():\n", []], SamplingParams(max_tokens=3))
-    assert not fast.engine.has_work
+    wait_until(lambda: not fast.engine.has_work)
     with pytest.raises(ValueError, match="2 prompts but 1 SamplingParams"):
         fast.generate(["a", "b"], [SamplingParams()])
     with pytest.raises(ValueError, match="mixes token ids with prompts"):
@@ -156,7 +158,7 @@ def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("the target was loaded first")
 
-    monkeypatch.setattr("jaxspec.llm.load_target", loaded)
+    monkeypatch.setattr("jaxspec.load.load_target", loaded)
     model = write_target(tmp_path / "target", tiny_target())
     head = write_head(tmp_path / "head", random_head(tiny_target(vocab_size=256).config))
     with pytest.raises(ValueError, match="its vocab_size is 256, the target's 128"):

@@ -82,6 +82,7 @@ from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.placement import Placement, SPLITTABLE
@@ -95,7 +96,7 @@ tree, found = TreeShape(2, 2, 4), dict()
 for name, placement in dict(one=Placement(), two=Placement((0, 1), SPLITTABLE)).items():
     engine = Engine(target, head, None, tree, config, start=Start(placement=placement))
     requests = [
-        engine.add({request})
+        engine.add(GenerationRequest(tuple(range(40, 60)), params))
         for params in (SamplingParams(max_tokens=24, temperature=0), SamplingParams(max_tokens=24, temperature=0.8, seed=3))
     ]
     while engine.has_work:
@@ -107,7 +108,7 @@ for name, placement in dict(one=Placement(), two=Placement((0, 1), SPLITTABLE)).
         text=[request.output for request in requests],
         accepted=[request.speculation.accept_lengths for request in requests],
         sums=compiled.count(" all-reduce("),
-        other=sum(compiled.count(f" {{kind}}(") for kind in ("all-gather", "collective-permute", "all-to-all", "reduce-scatter")),
+        other=sum(compiled.count(f" {kind}(") for kind in ("all-gather", "collective-permute", "all-to-all", "reduce-scatter")),
         shard=kernels["down_proj"]["kernel"].sharding.shard_shape(kernels["down_proj"]["kernel"].shape),
         devices=sorted(str(each) for each in engine.runner.state.history.devices()),
     )
@@ -117,7 +118,7 @@ json.dump(dict(found=found, layers=target.config.num_layers, ffn=target.config.i
 
 def test_the_built_in_model_says_the_same_on_two_devices():
     """Each holds half of every feed-forward. One sum per layer of the target, and per level and extension of the head."""
-    code = TWO_DEVICES.format(request="list(range(40, 60)), params")
+    code = TWO_DEVICES
     done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, timeout=600)
     printed = json.loads(done.stdout)
     one, two = (printed["found"][name] for name in ("one", "two"))

@@ -1,8 +1,11 @@
 """The Python API on a tiny model: what people who come from vLLM and SGLang write works, or says what to write instead."""
 
 import asyncio
+import gc
+import signal
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
@@ -10,8 +13,9 @@ import pytest
 
 import jaxspec
 from jaxspec import LLM, AsyncLLM, SamplingParams, TreeShape
-from jaxspec.engine.async_engine import EngineError
+from jaxspec.engine.driver import EngineError
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, tiny_target, write_head, write_target
+from tests.server.conftest import wait_until
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
 from tests.sets import exhaustive
 
@@ -23,7 +27,7 @@ OPTIONS = {"page_size": 4, "max_running_requests": 2, "prefill_chunk": 16}
 
 def few_programs[Kind: LLM | AsyncLLM](llm: Kind) -> Kind:
     """With programs of the largest sizes only."""
-    largest_sizes_only(llm.engine if isinstance(llm, LLM) else llm._llm.engine)
+    largest_sizes_only(llm.engine if isinstance(llm, LLM) else llm._thread._work._engine)
     return llm
 
 
@@ -156,7 +160,7 @@ def test_threads_get_the_texts_that_they_would_get_alone(llm, rounds):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    assert not llm.engine.has_work and llm.stats().used_pages == 0
+    wait_until(lambda: not llm.engine.has_work and llm.stats().used_pages == 0)
 
 
 def test_progress_is_shown_on_a_terminal_unless_told_otherwise(files, monkeypatch, capsys):
@@ -188,6 +192,43 @@ def test_after_closing_every_call_is_refused(files):
     for call in (lambda: llm.generate("ab"), lambda: llm.chat(HELLO), lambda: next(waiting), llm.stats, llm.warm_up):
         with pytest.raises(RuntimeError, match="this LLM is closed: create a new one"):
             call()
+
+
+def test_a_stream_that_is_left_or_collected_ends(llm):
+    """Also by a garbage collector, which must not wait."""
+    endless = SamplingParams(max_tokens=200, ignore_eos=True)
+    left = llm.stream("ab", endless)
+    next(left)
+    del left
+    gc.collect()
+    wait_until(lambda: not llm.engine.has_work)
+    assert llm.stats().finished["abort"] >= 1
+
+
+def test_ctrl_c_ends_the_call_and_no_other(llm):
+    """Whenever it comes while the main thread waits."""
+    expected = tokens(llm.generate("ab", GREEDY))
+    endless = SamplingParams(max_tokens=240, ignore_eos=True)
+    for delay in (0.0, 0.01, 0.1):
+        timer = threading.Timer(delay, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            while True:
+                llm.generate("ab", endless)
+        timer.join()
+        wait_until(lambda: not llm.engine.has_work)
+        assert tokens(llm.generate("ab", GREEDY)) == expected
+
+
+def test_an_llm_that_is_collected_ends_its_thread_and_its_requests(files):
+    llm = few_programs(LLM(*files, "2/2/4", **OPTIONS))
+    runs, engine = llm._thread._thread, weakref.ref(llm.engine)
+    stream = llm.stream("ab", SamplingParams(max_tokens=200, ignore_eos=True))
+    next(stream)
+    del llm
+    assert runs.is_alive()
+    del stream
+    wait_until(lambda: gc.collect() >= 0 and not runs.is_alive() and engine() is None)
 
 
 def test_coroutines_share_one_engine(files, llm):

@@ -17,9 +17,10 @@ import numpy as np
 
 from jaxspec.config import ATTENTION_KERNELS, PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Request
-from jaxspec.llm import LLM
+from jaxspec.engine.request import GenerationRequest, Request
+from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.prompts import encode
 
 from .expected_text import PROMPTS, TOKENS
 from .kernels import Cases
@@ -56,23 +57,24 @@ def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
 
 def generate_all(lab: Lab, kernel: str | None, dtype: str) -> dict[str, list[list[int]]]:
     """Greedy tokens of every prompt, by tree; one request at a time, so that every program is compiled for one."""
-    with LLM(
+    models = load_models(
         spec=TREES[-1], request_trees=TREES[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1, context_length=256,
         progress=False,
-    ) as llm:  # fmt: skip
-        prompts = [llm.encode(prompt) for prompt in PROMPTS]
-        params = SamplingParams(max_tokens=len(TOKENS[0]), temperature=0, ignore_eos=True)
-        with lab.compile_phase():  # most of the time goes into compiling
-            return {tree.name: [generate(llm.engine, prompt, params, tree) for prompt in prompts] for tree in TREES}
+    )  # fmt: skip
+    prompts = [encode(models.tokenizer, prompt) for prompt in PROMPTS]
+    params = SamplingParams(max_tokens=len(TOKENS[0]), temperature=0, ignore_eos=True)
+    with lab.compile_phase():  # most of the time goes into compiling
+        requests = {tree.name: [GenerationRequest(tuple(prompt), params, tree=tree) for prompt in prompts] for tree in TREES}
+        return {name: [generate(models.engine, request) for request in each] for name, each in requests.items()}
 
 
-def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, tree: TreeShape) -> list[int]:
-    engine.add(prompt, params, tree=tree)
+def generate(engine: Engine, request: GenerationRequest) -> list[int]:
+    engine.add(request)
     while engine.has_work:
         for update in engine.step():
             if update.output is not None:
                 if update.output.finish_reason == "error":
-                    raise RuntimeError(f"the engine could not complete a prompt with {tree.name}")
+                    raise RuntimeError(f"the engine could not complete a prompt with {request.tree}")
                 tokens = list(update.output.token_ids)
     return tokens
 
@@ -153,7 +155,8 @@ def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Reques
     draw = np.random.default_rng(0)
     params = SamplingParams(max_tokens=length - lab.size.goal_context, temperature=0, ignore_eos=True)
     vocabulary = lab.size.target.vocab_size
-    running = [engine.add(draw.integers(0, vocabulary, lab.size.goal_context).tolist(), params) for _ in range(count)]
+    prompts = [tuple(draw.integers(0, vocabulary, lab.size.goal_context).tolist()) for _ in range(count)]
+    running = [engine.add(GenerationRequest(prompt, params)) for prompt in prompts]
     while not all(request.generated for request in running):
         engine.step()
     time_steps(engine, 3)

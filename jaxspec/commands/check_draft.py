@@ -108,13 +108,13 @@ def check(options: argparse.Namespace) -> Report:
         raise ValueError("--tree plain uses no draft head: give another tree, or leave it out")
 
     from jaxspec.commands.common import load_prompts
-    from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench, count_equal, depth_acceptance, run
+    from jaxspec.commands.workbench import Workbench, count_equal, depth_acceptance, run
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench.of(options, spec=tree, **UNUSED_ENGINE)
-    if bench.llm.head is None:
-        raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
-    tree = bench.llm.engine.tree
+    bench = Workbench.of(options, spec=tree)
+    if bench.models.head is None:
+        raise ValueError(f"{bench.models.name} comes without a draft head: give --speculative-draft-model-path")
+    tree = bench.models.tree
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     context = bench.context_for(encoded, options.max_tokens)
     params = [
@@ -134,8 +134,8 @@ def check(options: argparse.Namespace) -> Report:
     reached = [sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(1, tree.num_steps + 1)]
     _, of_likely, of_noise = engine.runner.state.draft.calibration.weights.tolist()
     return Report(
-        model=bench.llm.model_name,
-        head=bench.llm.head.config.algorithm,
+        model=bench.models.name,
+        head=bench.models.head.config.algorithm,
         tree=str(tree),
         temperature=options.temperature,
         prompts=prompts.describe() | {"chat": options.chat},

@@ -210,13 +210,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> list[Comparison]:
     """Loads and compares. Raises ValueError if there is no head, or if head, model and prompts do not fit."""
     from jaxspec.commands.common import load_prompts
-    from jaxspec.commands.workbench import UNUSED_ENGINE, Workbench
+    from jaxspec.commands.workbench import Workbench
 
     prompts = load_prompts(options.prompts, options.num_prompts, NUM_PROMPTS)
-    bench = Workbench.of(options, **UNUSED_ENGINE)
-    if bench.llm.head is None:
-        raise ValueError(f"{bench.llm.model_name} comes without a draft head: give --speculative-draft-model-path")
+    bench = Workbench.of(options)
+    if bench.models.head is None:
+        raise ValueError(f"{bench.models.name} comes without a draft head: give --speculative-draft-model-path")
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     ways = ways_of_sampling(len(encoded), options.max_tokens, options.temperature, options.seed)
-    trees = options.trees or [bench.llm.engine.tree]
+    trees = options.trees or [bench.models.tree]
     return compare_all(bench, encoded, trees, options.batch, ways, bench.context_for(encoded, options.max_tokens))

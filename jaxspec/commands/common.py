@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxspec.demo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
-    from jaxspec.llm import Prompt  # loads JAX
+    from jaxspec.text.prompts import Prompt
 
 BUILT_IN = "built-in held-out code"
 CHAT = "chat"

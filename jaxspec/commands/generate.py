@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, help_of
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, traced_tokens
-from jaxspec.engine.request import GenerationOutput
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import Flag, Number, SamplingParams, StringList, declaration
 
 if TYPE_CHECKING:
-    from jaxspec.llm import LLM
+    from jaxspec.engine.engine import Engine
 
 COLOURS = {DRAFT: "\033[32m", BONUS: "\033[33m", PLAIN: "", PREFILL: ""}
 LEGEND = {DRAFT: "accepted draft", BONUS: "bonus", PLAIN: "plain"}
@@ -77,11 +77,11 @@ def run(options: argparse.Namespace) -> int:
 
     bench = Workbench.of(options, spec=tree, context_length=options.context_length, progress=sys.stderr.isatty())
     (tokens,) = bench.encode([prompt], chat=options.chat)
-    compile_ahead(bench.llm, tokens)
+    compile_ahead(bench.models.engine, tokens)
     counter = CompilationCounter()
     coloured = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     started = time.perf_counter()
-    output = stream(bench.llm, tokens, params, coloured=coloured)
+    output = stream(bench.models.engine, GenerationRequest(tuple(tokens), params, wants_trees=coloured))
     seconds = time.perf_counter() - started
     print(flush=True)
     if output.error:
@@ -93,23 +93,25 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def compile_ahead(llm: "LLM", tokens: Sequence[int]) -> None:
+def compile_ahead(engine: "Engine", tokens: Sequence[int]) -> None:
     """Compiles the programs that the prompt needs with a request that is thrown away, so that compilation is not timed."""
     if sys.stderr.isatty():
         print("compiling ...", end="", file=sys.stderr, flush=True)
-    llm.generate([tokens], SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
-    llm.engine.flush_cache()
+    engine.add(GenerationRequest(tuple(tokens), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+    engine.flush_cache()
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def stream(llm: "LLM", tokens: Sequence[int], params: SamplingParams, *, coloured: bool) -> GenerationOutput:
+def stream(engine: "Engine", asked: GenerationRequest) -> GenerationOutput:
     """Prints the text as it arrives; returns the output."""
-    request = llm.engine.add(tokens, params, wants_trees=coloured)
-    while llm.engine.has_work:
-        for update in llm.engine.step():
+    request = engine.add(asked)
+    while engine.has_work:
+        for update in engine.step():
             text = update.text
-            if coloured:
+            if asked.wants_trees:
                 text = "".join(f"{COLOURS[token.origin]}{token.text}{RESET}" for token in traced_tokens(update) if token.text)
             print(text, end="", flush=True)
     return request.result()

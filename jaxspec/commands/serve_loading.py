@@ -21,7 +21,7 @@ from jaxspec.defaults import model_directory, own_head
 from jaxspec.engine.device_state import nbytes
 from jaxspec.engine.memory import readable
 from jaxspec.engine.programs import Compilation
-from jaxspec.llm import LLM
+from jaxspec.load import LoadedModels, load_models
 from jaxspec.sampling_params import LEAST_TEMPERATURE, SamplingParams
 from jaxspec.text.chat_formats import CHAT_FORMATS
 from jaxspec.text.chat_template import ChatTemplate
@@ -35,7 +35,7 @@ SLOWEST = 3
 logger = logging.getLogger("jaxspec")
 
 
-def load(arguments: ServerArguments) -> LLM:
+def load(arguments: ServerArguments) -> LoadedModels:
     """The model, without compiled programs. Raises ValueError or OSError if the settings or files are wrong."""
     head = find_head(arguments)
     trees = arguments.request_trees
@@ -47,18 +47,19 @@ def load(arguments: ServerArguments) -> LLM:
     bars = arguments.shows_progress and sys.stderr.isatty()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        llm = LLM(arguments.model, arguments.draft, arguments.tree, progress=bars, **options)
+        models = load_models(arguments.model, arguments.draft, arguments.tree, progress=bars, **options)
+        models.engine  # noqa: B018 -- made now, as its errors are those of the settings
     for warning in caught:
         logger.warning("%s", in_flags(str(warning.message)))  # such as that lossy thresholds are set
-    log_model(llm, arguments)
-    return llm
+    log_model(models, arguments)
+    return models
 
 
-def log_model(llm: LLM, arguments: ServerArguments) -> None:
+def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
     """Logs the model, its tree, and options with surprising effects."""
-    engine, stats = llm.engine, llm.engine.stats()
-    tree = f"{llm.head.config.algorithm} draft tree {engine.tree}" if llm.head else "plain decoding"
-    logger.info("model %s, context length %d tokens, %s", llm.model_name, engine.context_length, tree)
+    engine, stats = models.engine, models.engine.stats()
+    tree = f"{models.head.config.algorithm} draft tree {engine.tree}" if models.head else "plain decoding"
+    logger.info("model %s, context length %d tokens, %s", models.name, engine.context_length, tree)
     if (tokens := stats.total_pages * stats.page_size) < engine.context_length:
         logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)
     if jax.default_backend() == "cpu":
@@ -90,19 +91,19 @@ def find_head(arguments: ServerArguments) -> Path | None:
     return head
 
 
-def load_chat_template(arguments: ServerArguments, llm: LLM) -> ChatTemplate | None:
+def load_chat_template(arguments: ServerArguments, models: LoadedModels) -> ChatTemplate | None:
     """The given template, else the model's, if it has one. Raises ValueError or OSError if it can't be used."""
     given = arguments.chat_template
     if given is None:
-        return ChatTemplate.of_model(llm.tokenizer)
+        return ChatTemplate.of_model(models.tokenizer)
     if given in CHAT_FORMATS:
         template, stop = CHAT_FORMATS[given]
-        begin = json.dumps(llm.tokenizer.decode(llm.tokenizer.encode("")) if llm.tokenizer else "")  # Llama's <s>
-        return ChatTemplate.of_model(llm.tokenizer, f"{{{{ {begin} }}}}{template}", f"--chat-template {given}", stop)
+        begin = json.dumps(models.tokenizer.decode(models.tokenizer.encode("")) if models.tokenizer else "")  # Llama's <s>
+        return ChatTemplate.of_model(models.tokenizer, f"{{{{ {begin} }}}}{template}", f"--chat-template {given}", stop)
     path = Path(given)
     if path.stat().st_size > MAX_TEMPLATE_BYTES:
         raise ValueError(f"--chat-template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")
-    return ChatTemplate.of_model(llm.tokenizer, path.read_text(encoding="utf-8"), f"--chat-template {path}")
+    return ChatTemplate.of_model(models.tokenizer, path.read_text(encoding="utf-8"), f"--chat-template {path}")
 
 
 def sampling_defaults(directory: Path) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
     return found
 
 
-def compile_programs(llm: LLM, ahead: str | None, *, progress: bool) -> None:
+def compile_programs(models: LoadedModels, ahead: str | None, *, progress: bool) -> None:
     """Compiles the programs that serving needs, and logs the time and memory that they take.
 
     `ahead`: "first", those that serve every request, or "all". None: first on a CPU, all on a GPU, where XLA times its choices
@@ -135,12 +136,12 @@ def compile_programs(llm: LLM, ahead: str | None, *, progress: bool) -> None:
     ahead = ahead or ("first" if jax.default_backend() == "cpu" else "all")
     if not progress:
         logger.warning("compiling programs, which can take minutes at a first start; --log-level info shows how far it is")
-    seconds = llm.engine.warm_up(progress=progress, wait_for_all=ahead == "all")
-    logger.info("%s", programs_line(llm.engine.runner.programs.compilations, seconds))
-    logger.info("memory:\n%s", memory_table(llm))
+    seconds = models.engine.warm_up(progress=progress, wait_for_all=ahead == "all")
+    logger.info("%s", programs_line(models.engine.runner.programs.compilations, seconds))
+    logger.info("memory:\n%s", memory_table(models))
 
 
-def memory_table(llm: LLM) -> str:
+def memory_table(models: LoadedModels) -> str:
     """The memory of weights, cache and programs, one line each, and the total.
 
     Out:   target weights   24.1 MB
@@ -149,13 +150,14 @@ def memory_table(llm: LLM) -> str:
            ...
            total           139.0 MB  of 68.2 GB
     """
-    runner, stats = llm.engine.runner, llm.engine.stats()
+    runner, stats = models.engine.runner, models.engine.stats()
     temporaries = {program: runner.programs.temporary_bytes(program) for program in largest(runner.programs.compilations)}
+    most = models.engine.config.max_running_requests
     rows = [
         ("target weights", nbytes(runner.params["target"]), ""),
         ("head weights", nbytes(runner.params["draft"]), ""),
         ("cache", runner.cache_bytes, f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages"),
-        ("requests", nbytes(runner.programs.state) - runner.cache_bytes, f"{llm.engine.config.max_running_requests} at a time"),
+        ("requests", nbytes(runner.programs.state) - runner.cache_bytes, f"{most} at a time"),
     ]
     program = max(temporaries, key=lambda program: temporaries[program])
     rows.append(("temporaries", temporaries[program], f"of the largest program: {program}"))

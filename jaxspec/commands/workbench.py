@@ -13,22 +13,21 @@ import jax
 from jaxspec.commands.common import Chat
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import GenerationOutput
-from jaxspec.llm import LLM, Prompt
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
+from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.text.prompts import Prompt, encode
 
-UNUSED_ENGINE = {"context_length": 2, "num_pages": 1}
-"""For an LLM whose own engine is not used: its cache takes no memory, and GPUs need not compile to find out how many pages fit."""
 ROUNDED_TO = 256
 """Context lengths are powers of two from here on, so that different prompts share compiled programs."""
 
 
 class Workbench:
-    """A loaded model. `options` are those of LLM."""
+    """A loaded model, without an engine. `options` are those of LLM."""
 
     def __init__(self, model: Path | None, draft: Path | None, **options):
-        self.llm = LLM(model, draft, **{"progress": True, "max_running_requests": 1, **options})
+        self.models = load_models(model, draft, **{"progress": True, "max_running_requests": 1, **options})
 
     @classmethod
     def of(cls, given: Namespace, **options) -> "Workbench":
@@ -39,32 +38,32 @@ class Workbench:
 
     def engine(self, tree: TreeShape, batch: int, context_length: int | None = None, *, prefix_cache: bool = True) -> Engine:
         """A new engine for up to `batch` requests; it compiles its programs in the first pass. Plain engines have no head."""
-        if tree.num_steps and self.llm.head is None:
+        if tree.num_steps and self.models.head is None:
             raise ValueError("a draft tree needs a draft head: give --draft")
-        head = self.llm.head if tree.num_steps else None
+        head = self.models.head if tree.num_steps else None
         config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache)
-        return Engine(self.llm.target, head, self.llm.tokenizer, tree, config)
+        return Engine(self.models.target, head, self.models.tokenizer, tree, config)
 
     def encode(self, prompts: Sequence[Prompt | Chat], *, chat: bool = False) -> list[list[int]]:
         """Token ids of the prompts; conversations, and with `chat` texts as users' messages, in the model's chat template."""
-        template = ChatTemplate.of_model(self.llm.tokenizer)  # not the LLM's own, whose process would stay
+        template = ChatTemplate.of_model(self.models.tokenizer)
         with template or nullcontext():
             return [self._encode(prompt, template, chat=chat) for prompt in prompts]
 
     def _encode(self, prompt: Prompt | Chat, template: ChatTemplate | None, *, chat: bool) -> list[int]:
         if not chat and not isinstance(prompt, Chat):
-            return self.llm.encode(prompt)
-        if template is None or self.llm.tokenizer is None:
+            return encode(self.models.tokenizer, prompt)
+        if template is None or self.models.tokenizer is None:
             raise ValueError("the model has no chat template: leave out --chat, or give prompts of text")
         if not isinstance(prompt, str | Chat):
             raise ValueError("--chat needs prompts of text, but one consists of token ids")
         messages = prompt.messages if isinstance(prompt, Chat) else [{"role": "user", "content": prompt}]
-        return self.llm.tokenizer.encode(template.render(messages), add_special_tokens=False)
+        return self.models.tokenizer.encode(template.render(messages), add_special_tokens=False)
 
     def context_for(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
         """A context length for these prompts and their outputs. Raises ValueError if the model's is too short."""
         longest = max(map(len, prompts)) + max_tokens
-        limit = self.llm.target.config.max_position_embeddings
+        limit = self.models.target.config.max_position_embeddings
         if longest > limit:
             raise ValueError(
                 f"the longest prompt and --max-tokens {max_tokens} need {longest} tokens, but the model's limit is {limit}: "
@@ -111,7 +110,7 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
     """Runs all prompts to the end. The prefix cache is flushed first, so that no pass profits from an earlier one."""
     engine.flush_cache()
     started = time.perf_counter()
-    order = [engine.add(prompt, each).id for prompt, each in zip(prompts, params, strict=True)]
+    order = [engine.add(GenerationRequest(tuple(prompt), each)).id for prompt, each in zip(prompts, params, strict=True)]
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     outputs: dict[str, GenerationOutput] = {}

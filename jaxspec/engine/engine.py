@@ -1,29 +1,28 @@
-"""The engine: requests in, tokens out. One thread only; `SharedEngine` (for `LLM`) and `AsyncEngine` wrap it."""
+"""The engine: requests in, tokens out. One thread only: `EngineThread` is one that serves all others."""
 
 import itertools
 import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from jaxspec.config import EngineConfig, TreeLike, TreeShape
+from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.settings import MAX_STOP_TOKENS
 from jaxspec.engine.device_state import drafter_of
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
-from jaxspec.engine.recovery import Recovery
-from jaxspec.engine.request import Limits, Request, Update
+from jaxspec.engine.recovery import ProgramFailed, Recovery
+from jaxspec.engine.request import GenerationRequest, Limits, Request, Update
 from jaxspec.engine.runner import DEFAULT_START, Runner, Start
 from jaxspec.engine.scheduler import Scheduler, StepPlan
-from jaxspec.engine.stats import EngineStats, Stopwatch
+from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
-from jaxspec.sampling_params import SamplingParams
-from jaxspec.text.detokenizer import Decoder, Detokenizer
+from jaxspec.text.detokenizer import Decoder
 
 
 class Engine:
@@ -72,38 +71,23 @@ class Engine:
         self.output = Output(self.scheduler, self.counts, clock, self.trees.most_emitted - 1)
         self.recovery = Recovery(self.runner, self.scheduler, self.trees, self.output, self.counts)
         self._limits = Limits(
-            self.vocab_size, self.context_length, MAX_STOP_TOKENS, target.config.eos_token_ids, tokenizer is not None
+            self.vocab_size,
+            self.context_length,
+            MAX_STOP_TOKENS,
+            target.config.eos_token_ids,
+            tokenizer is not None,
+            self.trees.all,
         )
         self._seeds = random.Random(config.random_seed)
         self._arrivals = itertools.count()
         self._names = (f"request-{number}" for number in itertools.count())
         self._launched: list[Launched] = []
         """Programs whose results were not read yet, in order of their launch."""
-        self._stepping = Stopwatch()
 
     # Requests
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        tree: TreeLike | None = None,
-        wants_trees: bool = False,
-    ) -> Request:
-        """Queues a request.
-
-        Args:
-            prompt: token ids.
-            params: how to sample; n must be 1 (see SamplingParams.copies).
-            request_id: the request's name in updates; None: the engine chooses one.
-            priority: larger is more urgent; among equals the first to arrive is served first.
-            timeout: seconds after which it ends with finish_reason "timeout", waiting or running.
-            tree: the tree of its cycles, one of `trees.all`; None: the engine chooses.
-            wants_trees: its updates show the drafted trees (Verification.tree) and where each token's text begins.
+    def add(self, asked: GenerationRequest, request_id: str | None = None) -> Request:
+        """Queues a request. `request_id` is its name in updates; None: the engine chooses one.
 
         Raises:
             ValueError: it can't be served; the message names the field.
@@ -113,35 +97,24 @@ class Engine:
             request_id = next(name for name in self._names if not self.scheduler.find(name))
         elif self.scheduler.find(request_id):
             raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
-        if not isinstance(priority, int):
-            raise ValueError(f"priority must be a whole number, got {priority!r:.80}")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
-        chosen = None if tree is None else TreeShape.of(tree)
-        if chosen is not None and chosen not in self.trees.all:
-            raise ValueError(
-                f"tree {chosen} is not among those of this engine: {', '.join(map(str, self.trees.all))} (see request_trees)"
-            )
-        prompt, now = tuple(prompt), self.clock()
-        self._limits.check(prompt, params)
+        tree = self._limits.tree(asked)
+        self._limits.check(asked)
+        params, now = asked.params, self.clock()
         stop_token_ids = self._limits.stop_token_ids(params)
         drawn = self._seeds.getrandbits(64)  # even if the request has a seed, so that the seeds of later requests don't change
         request = Request(
             id=request_id,
-            prompt=prompt,
-            params=params,
+            asked=asked,
             seed=drawn if params.seed is None else params.seed % 2**64,
             stop_token_ids=stop_token_ids,
-            detokenizer=Detokenizer.of_request(self.tokenizer, params, prompt, wants_trees=wants_trees),
-            priority=priority,
+            detokenizer=asked.detokenizer(self.tokenizer),
             arrival=next(self._arrivals),
-            deadline=math.inf if timeout is None else now + timeout,
-            tree=chosen,
-            wants_trees=wants_trees,
+            deadline=math.inf if asked.timeout is None else now + asked.timeout,
+            tree=tree,
             added_at=now,
         )
         self.scheduler.add(request)
-        self.counts.prompt_tokens += len(prompt)
+        self.counts.prompt_tokens += len(asked.prompt)
         return request
 
     def abort(self, request_id: str) -> Update | None:
@@ -156,7 +129,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether there are unfinished requests, or programs or updates that were not read yet."""
-        return self.scheduler.has_work or bool(self._launched) or self.output.has_updates
+        return bool(self._launched) or self.scheduler.has_work or self.output.has_updates
 
     def stats(self) -> EngineStats:
         """Totals since the start, and the current load."""
@@ -170,12 +143,11 @@ class Engine:
             accepted_per_position=tuple(self.counts.accepted_per_position),
             drafts_by_sampling=dict(self.counts.drafts_by_sampling),
             accepted_by_sampling=dict(self.counts.accepted_by_sampling),
-            step_seconds=self._stepping.seconds,
             waiting_seconds=self.runner.waiting.seconds,
             launching_seconds=self.runner.launching.seconds,
             uploaded_arrays=self.runner.uploaded_arrays,
             uploaded_bytes=self.runner.uploaded_bytes,
-            adaptive=self.trees.describe(),
+            adaptive=self.trees.describe() if len(self.trees.own) > 1 else None,
         )
 
     def warm_up(self, *, progress: bool = False, wait_for_all: bool = True) -> float:
@@ -211,13 +183,21 @@ class Engine:
             IntegrityError: pages are lost or have two owners, so no result can be trusted.
             Exception: whatever failed while no request's program ran, such as a bug in planning.
         """
-        with self._stepping, self.recovery.step(self._launched):
-            for request in self.scheduler.expired(self.clock()):
+        started = time.perf_counter()
+        try:
+            if self.recovery.is_due:
+                self.recovery.restart(self._launched)
+            for request in self.scheduler.expired(self.clock()) if self.scheduler.deadlines else ():
                 self.output.time_out(request)
             if self.config.overlap:
                 self.overlapped_step()
             else:
                 self.serial_step()
+            self.counts.failed_steps = 0
+        except BaseException as error:
+            self.recovery.after(error)
+        finally:
+            self.counts.step_seconds += time.perf_counter() - started
         return self.output.take_updates()
 
     def serial_step(self) -> None:
@@ -239,21 +219,30 @@ class Engine:
         """Launches cycles, then prefills. Returns the programs that have a result to read."""
         launched: list[Launched] = []
         for cycle in self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills)):
-            with self.recovery.blame_launch(cycle.requests, launched):
+            try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
-                launched += self.recovery.to_read(self.runner.launch_cycle(cycle.requests, cycle.tree))
+                program = self.runner.launch_cycle(cycle.requests, cycle.tree)
+            except Exception as error:
+                raise self.recovery.failed_launch(cycle.requests, [*self._launched, *launched]) from error
+            launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
         for chunk in plan.prefills:
-            with self.recovery.blame_launch([chunk.request], launched):
+            try:
                 if chunk.request in plan.newly_admitted:
                     self.runner.launch_admission(chunk.request)
-                launched += self.recovery.to_read(self.runner.launch_prefill(chunk))
+                program = self.runner.launch_prefill(chunk)
+            except Exception as error:
+                raise self.recovery.failed_launch([chunk.request], [*self._launched, *launched]) from error
+            if program.reports:
+                launched.append(self.recovery.with_unreported(program))
+            else:
+                self.recovery.unreported.append(chunk.request)
             if chunk.request.launched_at is None:
                 chunk.request.launched_at = self.clock()
             self.counts.prefilled_tokens += chunk.size
         for program in launched:
-            for request in program.requests if program.emits else ():
+            for request in program.requests if program.most_emitted else ():
                 request.in_flight += 1
                 request.in_flight_tokens += program.most_emitted
         return launched
@@ -261,13 +250,16 @@ class Engine:
     def _read(self, launched: list[Launched]) -> None:
         """Waits for the results and adds them to their requests."""
         for program in launched:
-            with self.recovery.blame([*program.requests, *program.unreported]):
+            try:
                 emitted = self.runner.read(program)
-                if program.prefill is not None:
+                if program.prompt_logprobs is not None:
+                    assert program.prefill is not None
                     self.output.add_prompt_logprobs(program.prefill, self.runner.read_prompt_logprobs(program))
+            except Exception as error:
+                raise ProgramFailed([*program.requests, *program.unreported]) from error
             if program.tree is not None:
                 self.trees.was_read([len(each.tokens) for each in emitted])
-            if program.emits:
+            if program.most_emitted:
                 for request, new in zip(program.requests, emitted, strict=True):
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted

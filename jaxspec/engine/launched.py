@@ -31,21 +31,13 @@ class Launched(NamedTuple):
     drafted: Drafted | None
     unreported: list[Request]
     """Requests with chunks that were launched before it and have no result: if one of these failed, this result shows it."""
-
-    @property
-    def emits(self) -> bool:
-        """False for a chunk that is not its prompt's last."""
-        return self.prefill is None or self.prefill.is_last
+    most_emitted: int
+    """Tokens per request, at most; 0 for a chunk that is not its prompt's last."""
 
     @property
     def reports(self) -> bool:
         """Whether there is a result to read."""
-        return self.emits or self.prompt_logprobs is not None
-
-    @property
-    def most_emitted(self) -> int:
-        """Tokens per request, at most."""
-        return 1 if self.tree is None else self.tree.num_steps + 1
+        return self.most_emitted > 0 or self.prompt_logprobs is not None
 
 
 def launched(
@@ -56,12 +48,18 @@ def launched(
     prefill: PrefillChunk | None = None,
 ) -> Launched:
     """Starts copying to the host the parts of the output that the requests ask for."""
-    logprobs = output.logprobs if any(request.params.logprobs is not None for request in requests) else None
-    prompt_logprobs = output.prompt_logprobs if any(request.params.prompt_logprobs is not None for request in requests) else None
-    drafted = output.drafted if any(request.wants_trees for request in requests) else None
+    logprobs, prompt_logprobs, drafted = None, None, None
+    for asked in [request.asked for request in requests]:
+        if asked.params.logprobs is not None:
+            logprobs = output.logprobs
+        if asked.params.prompt_logprobs is not None:
+            prompt_logprobs = output.prompt_logprobs
+        if asked.wants_trees:
+            drafted = output.drafted
     for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
         array.copy_to_host_async()
-    return Launched(requests, output.report, tree, prefill, logprobs, prompt_logprobs, drafted, unreported=[])
+    most_emitted = tree.num_steps + 1 if tree is not None else 1 if prefill is None or prefill.is_last else 0
+    return Launched(requests, output.report, tree, prefill, logprobs, prompt_logprobs, drafted, [], most_emitted)
 
 
 def emitted(requests: Sequence[Request], report: np.ndarray, logprobs: Logprobs | None, drafted: Drafted | None) -> list[Emitted]:
@@ -69,9 +67,9 @@ def emitted(requests: Sequence[Request], report: np.ndarray, logprobs: Logprobs 
     found = []
     for row, (request, line) in enumerate(zip(requests, report.tolist(), strict=False)):
         tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
-        count = request.params.logprobs
+        count = request.asked.params.logprobs
         entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
-        tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.wants_trees else None
+        tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.asked.wants_trees else None
         found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree))
     return found
 

@@ -60,11 +60,29 @@ class Output:
         return [update for update in updates if update.token_ids or update.output]
 
     def add(self, request: Request, emitted: Emitted, tree: TreeShape | None) -> None:
-        """Adds the tokens of a cycle with this tree, or of a prefill (None). If the tokenizer fails, only this request ends."""
+        """Adds the tokens of a cycle with this tree, or of a prefill (None), and finishes the request at a stop or at max_tokens.
+        If the tokenizer fails, only this request ends."""
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:
-            self._updates.append(self._add(request, emitted, tree))
+            shown = len(request.detokenizer.text)
+            new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == "stop")]
+            logprobs = tuple(emitted.logprobs[: len(new)])
+            request.tokens += new
+            request.logprobs += logprobs
+            self._counts.generated_tokens += len(new)
+            if request.first_token_at is None and new:
+                request.first_token_at = self._clock()
+            verification = None
+            if tree is not None and new:
+                accepted = min(emitted.accepted, len(new))
+                verification = Verification(tree, accepted, emitted.tree)
+                self._count(request, CycleCounts(len(new), accepted, tree.num_draft_tokens - 1, tree.num_steps))
+            update = self._update(request, shown, new, logprobs or None, verification)
+            if emitted.finish == "stop" and request.detokenizer.matched is None:
+                request.matched_stop = new[-1]
+            reason = "stop" if request.detokenizer.matched is not None else emitted.finish
+            self._updates.append(update if reason is None else self._finish(request, reason, update))
         except IntegrityError:
             raise
         except Exception as error:
@@ -91,7 +109,7 @@ class Output:
         """Ends a request whose deadline has passed."""
         self._updates.append(self.end(request, "timeout"))
 
-    def fail(self, request: Request, error: Exception) -> None:
+    def fail(self, request: Request, error: BaseException) -> None:
         """Ends a request that the engine failed on. Its text so far remains."""
         if request.status is Status.FINISHED:
             return
@@ -100,31 +118,21 @@ class Output:
         self._leave(request)
         self._updates.append(replace(self._update(request, len(request.detokenizer.text)), output=request.result()))
 
-    def _add(self, request: Request, emitted: Emitted, tree: TreeShape | None) -> Update:
-        """Adds tokens, and finishes the request at a stop or at max_tokens."""
-        shown = len(request.detokenizer.text)
-        new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == "stop")]
-        logprobs = tuple(emitted.logprobs[: len(new)])
-        request.tokens += new
-        request.logprobs += logprobs
-        self._counts.generated_tokens += len(new)
-        if request.first_token_at is None and new:
-            request.first_token_at = self._clock()
-        verification = None
-        if tree is not None and new:
-            accepted = min(emitted.accepted, len(new))
-            verification = Verification(tree, accepted, emitted.tree)
-            self._count(request, CycleCounts(len(new), accepted, tree.num_draft_tokens - 1, tree.num_steps))
-        update = replace(self._update(request, shown, new), logprobs=logprobs or None, verification=verification)
-        if emitted.finish == "stop" and request.detokenizer.matched is None:
-            request.matched_stop = new[-1]
-        reason = "stop" if request.detokenizer.matched is not None else emitted.finish
-        return update if reason is None else self._finish(request, reason, update)
-
-    def _update(self, request: Request, shown: int, new: Sequence[int] = ()) -> Update:
+    def _update(
+        self,
+        request: Request,
+        shown: int,
+        new: Sequence[int] = (),
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        verification: Verification | None = None,
+    ) -> Update:
         """The text after the first `shown` characters, and these new tokens."""
-        offsets = request.detokenizer.offsets_of(request.generated - len(new), len(new))
-        return Update(request.id, request.detokenizer.text[shown:], tuple(new), text_start=shown, text_offsets=offsets)
+        detokenizer = request.detokenizer
+        offsets = detokenizer.offsets_of(request.generated - len(new), len(new)) if detokenizer.with_offsets else None
+        return Update(
+            request.id, detokenizer.text[shown:], tuple(new), None, logprobs, verification, text_start=shown,
+            text_offsets=offsets,
+        )  # fmt: skip
 
     def _count(self, request: Request, cycle: CycleCounts) -> None:
         request.cycles.append(cycle)
@@ -134,7 +142,7 @@ class Output:
             self._counts.draft_count += 1
             self._counts.draft_tokens += cycle.drafted
             self._counts.accepted_tokens += cycle.accepted
-            sampling = SAMPLING[request.params.temperature > 0]
+            sampling = SAMPLING[request.asked.params.temperature > 0]
             self._drafts[sampling] += 1
             self._accepted[sampling] += cycle.accepted
             for position in range(cycle.accepted):

@@ -23,27 +23,27 @@ class PageAllocator:
 
     def __init__(self, num_pages: int, page_size: int):
         self.num_pages, self.page_size = num_pages, page_size
-        self._free = list(range(num_pages - 1, -1, -1))
+        self.free_pages = list(range(num_pages - 1, -1, -1))
         self._is_free = [True] * num_pages
 
     @property
     def free(self) -> int:
         """The number of free pages."""
-        return len(self._free)
+        return len(self.free_pages)
+
+    def is_free(self, page: int) -> bool:
+        return self._is_free[page]
 
     def pages_for(self, tokens: int) -> int:
         """The number of pages that this many tokens take."""
         return -(-tokens // self.page_size)
 
-    def is_free(self, page: int) -> bool:
-        return self._is_free[page]
-
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages; None if fewer are free."""
-        if count > len(self._free):
+        if count > len(self.free_pages):
             return None
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
+        taken = self.free_pages[len(self.free_pages) - count :]
+        del self.free_pages[len(self.free_pages) - count :]
         for page in taken:
             self._is_free[page] = False
         return taken
@@ -54,7 +54,7 @@ class PageAllocator:
             if self._is_free[page]:
                 raise IntegrityError(f"page {page} is released twice; this is a bug")
             self._is_free[page] = True
-        self._free.extend(pages)
+        self.free_pages.extend(pages)
 
 
 @dataclass(eq=False, slots=True)
@@ -104,12 +104,12 @@ class PrefixCache:
     @property
     def available(self) -> int:
         """Pages that requests can still get: free and cached ones."""
-        return self.pages.free + self.cached_pages
+        return len(self.pages.free_pages) + len(self._unreferenced)
 
     @property
     def held_pages(self) -> int:
         """Pages held by requests; shared pages count once."""
-        return self.pages.num_pages - self.available
+        return self.pages.num_pages - len(self.pages.free_pages) - len(self._unreferenced)
 
     def pages_for(self, tokens: int) -> int:
         """The number of pages that this many tokens take."""
@@ -202,7 +202,7 @@ class PrefixCache:
                 raise IntegrityError(f"pages {each.pages} are not those of nodes {each.nodes}; this is a bug")
         used += [node.page for node in holders]
         cached, free, total = self.cached_pages, self.pages.free, self.pages.num_pages
-        twice = len(used) - len(set(used)) + sum(self.pages.is_free(page) for page in used)
+        twice = len(used) - len(set(used)) + sum([self.pages.is_free(page) for page in used])
         wrong = [f"page {node.page}: {node.references} != {count}" for node, count in holders.items() if node.references != count]
         wrong += [f"page {node.page}: {node.references} != 0" for node in self._unreferenced if node.references != 0]
         if free + len(used) != total or twice or wrong:

@@ -6,8 +6,7 @@ produce the same text.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
@@ -21,76 +20,67 @@ from jaxspec.engine.trees import TreeChoice
 logger = logging.getLogger(__name__)
 
 
+class ProgramFailed(Exception):
+    """A program can't be launched or its result can't be read: `requests` end. The cause is the exception itself."""
+
+    def __init__(self, requests: Sequence[Request]):
+        super().__init__(f"a program failed; its {len(requests)} requests end with an error")
+        self.requests = requests
+
+
 class Recovery:
-    """Keeps an engine running after failures. The engine declares which requests it is working on; a failure ends those."""
+    """Keeps an engine running after failures."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, trees: TreeChoice, output: Output, counts: EngineStats):
         self._runner, self._scheduler, self._trees, self._output, self._counts = runner, scheduler, trees, output, counts
-        self._state_is_lost = False
-        self._unread: list[Launched] = []
-        self._blamed: list[Request] = []
-        """Requests that end if the step fails now."""
-        self._unreported: list[Request] = []
+        self.is_due = False
+        """The state is lost: the next step must begin with `restart`."""
+        self.unreported: list[Request] = []
         """Requests with chunks that were launched since the last program with a result."""
 
-    @contextmanager
-    def step(self, unread: list[Launched]) -> Iterator[None]:
-        """One step of the engine. A failure inside a `blame` block ends the step and the blamed requests; others are raised.
+    def with_unreported(self, program: Launched) -> Launched:
+        """The program, whose result tells about the chunks without one that were launched before it."""
+        program, self.unreported = program._replace(unreported=self.unreported), []
+        return program
 
-        `unread`: the programs that the step before launched. It is emptied if the state was lost, as they have no results.
+    def failed_launch(self, requests: Sequence[Request], launched: Sequence[Launched]) -> ProgramFailed:
+        """The failure of a launch for these requests. A launch also fails if an earlier program failed: then that program's
+        requests end instead.
+
+        `launched`: the programs with a result that were launched before and not read.
+        """
+        return ProgramFailed(self._first_unreadable(launched) or [*self.unreported, *requests])
+
+    def after(self, error: BaseException) -> None:
+        """What ended a step: if it was a program, its requests end and the engine continues; everything else is raised again.
 
         Raises:
             IntegrityError: the bookkeeping of pages is wrong, so no result can be trusted.
+            BaseException: whatever no program's request is to blame for, so retrying would fail again; and Ctrl-C, which may
+                arrive in the middle of a launch.
         """
-        self._unread = unread
-        try:
-            if self._state_is_lost:
-                self._restart()
-            yield
-            self._counts.failed_steps = 0
-        except IntegrityError:
-            raise
-        except Exception as error:
+        if isinstance(error, IntegrityError):
+            raise error
+        self.is_due = True
+        if isinstance(error, Exception):
             self._counts.failed_steps += 1
-            self._state_is_lost = True
-            if not self._blamed:  # no request owns the failing code, so retrying would fail again
-                raise
-            logger.exception("an engine step failed; its %d requests end with an error", len(self._blamed))
-            for request in self._blamed:
-                self._output.fail(request, error)
-        except BaseException:  # Ctrl-C may arrive in the middle of a launch
-            self._state_is_lost = True
-            raise
-        finally:
-            self._blamed = []
+        if not isinstance(error, ProgramFailed):
+            raise error
+        logger.error("an engine step failed; its %d requests end with an error", len(error.requests), exc_info=error.__cause__)
+        for request in error.requests:
+            self._output.fail(request, error.__cause__ or error)
 
-    @contextmanager
-    def blame(self, requests: Sequence[Request]) -> Iterator[None]:
-        """A failure inside this block ends these requests."""
-        self._blamed = list(requests)
-        yield
-        self._blamed = []
-
-    @contextmanager
-    def blame_launch(self, requests: Sequence[Request], launched: Sequence[Launched]) -> Iterator[None]:
-        """Like `blame`, for a launch, which also fails if an earlier program failed: then that program's requests end instead.
-
-        `launched`: the programs with a result that this step launched before.
-        """
-        with self.blame(requests):
-            try:
-                yield
-            except Exception:
-                self._blamed = self._first_unreadable([*self._unread, *launched]) or [*self._unreported, *requests]
-                raise
-
-    def to_read(self, launched: Launched) -> list[Launched]:
-        """The program if it has a result, else nothing. Chunks without one are blamed with the next program that has one."""
-        if not launched.reports:
-            self._unreported += launched.requests
-            return []
-        launched, self._unreported = launched._replace(unreported=self._unreported), []
-        return [launched]
+    def restart(self, unread: list[Launched]) -> None:
+        """Restarts with empty caches. `unread`: the programs that the step before launched; it is emptied, as they have no
+        results."""
+        self._runner.reset()
+        self._scheduler.lose_device_state()
+        unread.clear()
+        self.unreported = []
+        self._trees.forget_launched()
+        for request in self._scheduler.unfinished:
+            request.in_flight = request.in_flight_tokens = 0
+        self.is_due = False
 
     def _first_unreadable(self, programs: Sequence[Launched]) -> list[Request]:
         """Requests of the first of these programs whose result can't be read."""
@@ -100,14 +90,3 @@ class Recovery:
             except Exception:
                 return [*program.requests, *program.unreported]
         return []
-
-    def _restart(self) -> None:
-        """Restarts with empty caches."""
-        self._runner.reset()
-        self._scheduler.lose_device_state()
-        self._unread.clear()
-        self._unreported = []
-        self._trees.forget_launched()
-        for request in self._scheduler.unfinished:
-            request.in_flight = request.in_flight_tokens = 0
-        self._state_is_lost = False

@@ -1,18 +1,47 @@
 """A request in the engine, its updates and its output. Plain Python, no JAX."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from jaxspec.config import TreeShape
+from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.pages import HeldPages
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.text.detokenizer import Detokenizer
+from jaxspec.text.detokenizer import Decoder, Detokenizer
 
 FAILED = "the engine failed while it worked on this request"
 """Error text shown to clients whose request failed because of the engine."""
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One completion to compute, on its way from the API to the engine. What a request may ask for is declared here and nowhere
+    else: whatever lies between passes the whole."""
+
+    prompt: tuple[int, ...]
+    """Token ids. (Another sequence becomes a tuple.)"""
+    params: SamplingParams
+    """How to sample; n must be 1 (see SamplingParams.copies)."""
+    priority: int = 0
+    """Larger is more urgent; among equals the first to arrive is served first."""
+    timeout: float | None = None
+    """Seconds after which it ends with finish_reason "timeout", waiting or running. None: never."""
+    tree: TreeLike | None = None
+    """The tree of its cycles, one of those of the engine; None: the engine chooses."""
+    wants_trees: bool = False
+    """Its updates show the drafted trees (Verification.tree), and where the text of each token begins."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "prompt", tuple(self.prompt))
+
+    def detokenizer(self, tokenizer: Decoder | None) -> Detokenizer:
+        """For its text; with offsets if it asks for log probabilities or trees."""
+        params = self.params
+        return Detokenizer(
+            tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output,
+            with_offsets=self.wants_trees or params.logprobs is not None, prompt=self.prompt,
+        )  # fmt: skip
 
 
 class CycleCounts(NamedTuple):
@@ -37,7 +66,7 @@ class Speculation:
     @property
     def accept_lengths(self) -> tuple[int, ...]:
         """Tokens that each cycle emitted, bonus included."""
-        return tuple(cycle.emitted for cycle in self.cycles)
+        return tuple([cycle.emitted for cycle in self.cycles])
 
     @property
     def verify_count(self) -> int:
@@ -51,11 +80,11 @@ class Speculation:
 
     @property
     def accepted_drafts(self) -> int:
-        return sum(cycle.accepted for cycle in self.cycles)
+        return sum([cycle.accepted for cycle in self.cycles])
 
     @property
     def proposed_drafts(self) -> int:
-        return sum(cycle.drafted for cycle in self.cycles)
+        return sum([cycle.drafted for cycle in self.cycles])
 
     @property
     def accept_rate(self) -> float:
@@ -65,13 +94,13 @@ class Speculation:
     @property
     def with_tree(self) -> tuple[CycleCounts, ...]:
         """The cycles that were not plain decoding."""
-        return tuple(cycle for cycle in self.cycles if cycle.drafted)
+        return tuple([cycle for cycle in self.cycles if cycle.drafted])
 
     @property
     def tree_accept_length(self) -> float | None:
         """Tokens per cycle with a tree, bonus included; None without such a cycle."""
         cycles = self.with_tree
-        return sum(cycle.emitted for cycle in cycles) / len(cycles) if cycles else None
+        return sum([cycle.emitted for cycle in cycles]) / len(cycles) if cycles else None
 
 
 @dataclass(frozen=True)
@@ -188,23 +217,18 @@ class Request:
     """One request. The scheduler changes status, row, held, prefilled and cached_tokens; the engine the fields after these."""
 
     id: str
-    prompt: tuple[int, ...]
-    params: SamplingParams
+    asked: GenerationRequest
     seed: int
     """Unsigned 64 bits."""
     stop_token_ids: tuple[int, ...]
     """Checked on the device: the request's own and, unless ignore_eos, the model's end-of-sequence tokens."""
     detokenizer: Detokenizer
-    priority: int = 0
-    """Larger is more urgent; among equals the earlier one is first."""
     arrival: int = 0
     """Number in the order of arrival."""
     deadline: float = math.inf
     """When it times out, on the engine's clock, in seconds."""
     tree: TreeShape | None = None
-    """The tree of its cycles; None: the engine chooses."""
-    wants_trees: bool = False
-    """Its updates show the drafted trees, and where the text of each token begins."""
+    """The tree that it asked for."""
 
     status: Status = Status.WAITING
     row: int = -1
@@ -221,6 +245,8 @@ class Request:
     """Tokens that these programs emit, at most."""
     tokens: list[int] = field(default_factory=list)
     """The prompt and the generated tokens, as far as results were read."""
+    most_tokens: int = 0
+    """Prompt and output together, at most: the slots that it can need."""
     cycles: list[CycleCounts] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -235,28 +261,27 @@ class Request:
     finished_at: float | None = None
 
     def __post_init__(self):
-        self.tokens = list(self.prompt)
-        if self.params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None] * len(self.prompt)
+        self.tokens = list(self.asked.prompt)
+        self.most_tokens = len(self.tokens) + self.asked.params.max_tokens
+        if self.asked.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(self.tokens)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.asked.prompt
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.asked.params
 
     @property
     def generated(self) -> int:
         """The number of generated tokens whose results were read."""
-        return len(self.tokens) - len(self.prompt)
+        return len(self.tokens) - len(self.asked.prompt)
 
     @property
     def output(self) -> list[int]:
-        return self.tokens[len(self.prompt) :]
-
-    @property
-    def most_tokens(self) -> int:
-        """Prompt and output together, at most: the slots that it can need."""
-        return len(self.prompt) + self.params.max_tokens
-
-    @property
-    def wants_cycle(self) -> bool:
-        """Whether one more cycle can emit anything: every launched program emits at least one token of the budget."""
-        return self.status is Status.RUNNING and self.generated + self.in_flight < self.params.max_tokens
+        return self.tokens[len(self.asked.prompt) :]
 
     @property
     def speculation(self) -> Speculation:
@@ -300,6 +325,8 @@ class Limits:
     eos_token_ids: tuple[int, ...]
     """The model's end-of-sequence tokens."""
     has_tokenizer: bool
+    trees: tuple[TreeShape, ...]
+    """Those that a request may ask for."""
 
     def stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
         """The request's stop tokens and, unless ignore_eos, the model's end-of-sequence tokens. Raises ValueError if too many."""
@@ -311,8 +338,22 @@ class Limits:
             )
         return stop
 
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    def tree(self, asked: GenerationRequest) -> TreeShape | None:
+        """The tree that the request asks for. Raises ValueError if the engine has no such tree."""
+        tree = None if asked.tree is None else TreeShape.of(asked.tree)
+        if tree is not None and tree not in self.trees:
+            raise ValueError(
+                f"tree {tree} is not among those of this engine: {', '.join(map(str, self.trees))} (see request_trees)"
+            )
+        return tree
+
+    def check(self, asked: GenerationRequest) -> None:
         """Raises ValueError, naming the field, if the request can't be served."""
+        prompt, params = asked.prompt, asked.params
+        if not isinstance(asked.priority, int):
+            raise ValueError(f"priority must be a whole number, got {asked.priority!r:.80}")
+        if asked.timeout is not None and not asked.timeout > 0:
+            raise ValueError(f"timeout must be above 0 seconds, got {asked.timeout!r}")
         if not prompt:
             raise ValueError("prompt is empty: at least one token is needed")
         allowed = params.allowed_token_ids

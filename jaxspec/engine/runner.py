@@ -284,7 +284,7 @@ class Runner:
     def _count_uploads(self, arguments: Any) -> None:
         uploaded = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, np.ndarray)]
         self.uploaded_arrays += len(uploaded)
-        self.uploaded_bytes += sum(array.nbytes for array in uploaded)
+        self.uploaded_bytes += sum([array.nbytes for array in uploaded])
 
     def _pages_for(self, slots: int) -> int:
         return -(-slots // self._page_size)

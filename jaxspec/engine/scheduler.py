@@ -71,7 +71,8 @@ class Scheduler:
         self._unfinished: dict[str, Request] = {}
         self._new: set[Request] = set()
         """Requests in `waiting` that were never admitted."""
-        self._deadlines: list[Request] = []
+        self.deadlines: list[Request] = []
+        """Requests that have one, the next to expire first."""
         self._free_rows = list(range(max_running_requests - 1, -1, -1))
         self._smallest_chunk = max(1, min(SMALLEST_CHUNK, prefill_chunk // 2))
 
@@ -100,7 +101,7 @@ class Scheduler:
         self._new.add(request)
         insort(self.waiting, request, key=_place_in_line)
         if request.deadline < math.inf:
-            insort(self._deadlines, request, key=_deadline)
+            insort(self.deadlines, request, key=_deadline)
 
     @property
     def unfinished(self) -> list[Request]:
@@ -113,9 +114,9 @@ class Scheduler:
     def expired(self, now: float) -> list[Request]:
         """Unfinished requests whose deadline is not after `now` (seconds, on the clock of Request.deadline)."""
         count = 0
-        while count < len(self._deadlines) and self._deadlines[count].deadline <= now:
+        while count < len(self.deadlines) and self.deadlines[count].deadline <= now:
             count += 1
-        return self._deadlines[:count]
+        return self.deadlines[:count]
 
     # One plan
 
@@ -124,7 +125,9 @@ class Scheduler:
         prefills join the next plan's cycle."""
         cycle, preempted = self._plan_cycle(tokens_per_cycle)
         admitted: list[Request] = []
-        prefills = self._plan_prefills(self._prefill_line(admitted, tokens_per_cycle, may_admit=not preempted))
+        prefills: list[PrefillChunk] = []
+        if self.waiting or len(cycle) < len(self.admitted):
+            prefills = self._plan_prefills(self._prefill_line(admitted, tokens_per_cycle, may_admit=not preempted))
         self.counts.preemptions += len(preempted)
         return StepPlan(admitted, prefills, cycle, preempted)
 
@@ -132,11 +135,16 @@ class Scheduler:
         """The running requests that still get the pages of one more cycle, and those preempted for them."""
         cycle: list[Request] = []
         preempted: list[Request] = []
-        for request in [each for each in self.admitted if each.wants_cycle]:
-            slots = len(request.tokens) + request.in_flight_tokens + tokens_per_cycle
-            while request.status is Status.RUNNING and not self.cache.grow(request.held, min(slots, request.most_tokens)):
+        page_size = self.cache.pages.page_size
+        for request in self.admitted[:]:
+            if request.status is not Status.RUNNING or len(request.tokens) + request.in_flight >= request.most_tokens:
+                continue  # launched programs may use up its budget: each emits a token at least
+            slots = min(len(request.tokens) + request.in_flight_tokens + tokens_per_cycle, request.most_tokens)
+            while slots > len(request.held.pages) * page_size and not self.cache.grow(request.held, slots):
                 preempted.append(self.admitted[-1])  # those that already have pages for this cycle are more important
                 self.preempt(self.admitted[-1])
+                if request is preempted[-1]:
+                    break
             if request.status is Status.RUNNING:
                 cycle.append(request)
         return cycle, preempted
@@ -181,7 +189,7 @@ class Scheduler:
         request = self.waiting[0]
         if not self._free_rows or request.in_flight > 0:
             return False
-        held = HeldPages() if request.params.prompt_logprobs is not None else self.cache.match(request.tokens)
+        held = HeldPages() if request.asked.params.prompt_logprobs is not None else self.cache.match(request.tokens)
         slots = min(len(request.tokens) + tokens_per_cycle, request.most_tokens)
         reserve = len(self.admitted) * self.cache.pages_for(2 * tokens_per_cycle)
         needed = self.cache.pages_for(slots) - len(held.pages) + reserve
@@ -198,14 +206,14 @@ class Scheduler:
         """The next `limit` tokens of the request's prefill, or fewer if it ends sooner. It starts where the cached prefix ends if
         that is further than the request's own chunks: it is new, or another request has computed the same tokens."""
         first = cached = request.prefilled
-        if request.params.prompt_logprobs is None:
+        if request.asked.params.prompt_logprobs is None:
             self.cache.extend_match(request.held, request.tokens)
             shared = self.cache.shared_slots(request.held)
             if shared > cached:
                 first, cached = shared - 1, shared
         if request in self._new:
             self._new.remove(request)
-            if request.params.prompt_logprobs is None and self.cache.enabled:
+            if request.asked.params.prompt_logprobs is None and self.cache.enabled:
                 self.counts.prefix_queried_tokens += len(request.tokens)
                 self.counts.prefix_hit_tokens += cached
             request.cached_tokens = cached
@@ -247,7 +255,7 @@ class Scheduler:
         last one and pages are missing."""
         del self._unfinished[request.id]
         if request.deadline < math.inf:
-            _remove(self._deadlines, request, _deadline)
+            _remove(self.deadlines, request, _deadline)
         if request.status is not Status.WAITING:
             self.preempt(request)
         _remove(self.waiting, request, _place_in_line)
@@ -259,7 +267,7 @@ class Scheduler:
 
 def _place_in_line(request: Request) -> tuple[int, int]:
     """Sorts the most important request first."""
-    return -request.priority, request.arrival
+    return -request.asked.priority, request.arrival
 
 
 def _deadline(request: Request) -> float:
@@ -268,7 +276,7 @@ def _deadline(request: Request) -> float:
 
 def _remove(line: list[Request], request: Request, key: Callable[[Request], Any]) -> None:
     """Removes the request from a line sorted by `key`; several requests may have the same key."""
-    index = bisect_left(line, key(request), key=key)
+    index = 0 if line[0] is request else bisect_left(line, key(request), key=key)
     while line[index] is not request:
         index += 1
     del line[index]

@@ -185,7 +185,7 @@ def bucket(requests: int, batches: Sequence[int]) -> int:
     In:  3, (1, 2, 4, 8)
     Out: 4
     """
-    return min(batch for batch in batches if batch >= requests)
+    return min([batch for batch in batches if batch >= requests])
 
 
 def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = ()) -> tuple[TreeShape, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.engine.driver import EngineThread
 from jaxspec.server.bodies import PARSING_SHARE, BodyLimit, OneByOne, most_bytes, most_values
 from jaxspec.server.errors import REQUEST_ID, add_handlers
 from jaxspec.server.info_api import info_routes
@@ -78,7 +78,7 @@ def _correct(responses: dict[str, Any]) -> None:
 
 
 def create_app(
-    engine: AsyncEngine,
+    engine: EngineThread,
     model: ServedModel,
     settings: ServerSettings | None = None,
     *,

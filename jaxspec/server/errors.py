@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from jaxspec.engine.async_engine import EngineClosed, EngineError
+from jaxspec.engine.driver import EngineClosed, EngineError
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.fields import EACH, ONE
 from jaxspec.server.responses import ErrorDetail, ErrorResponse

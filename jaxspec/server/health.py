@@ -3,7 +3,9 @@
 import asyncio
 import uuid
 
-from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, EngineError
+from jaxspec.engine.driver import EngineError, EngineThread
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
@@ -18,7 +20,7 @@ INTERVAL = 0.02
 class HealthProbe:
     """Asks the engine for one token. However many clients ask at once, there is one such request."""
 
-    def __init__(self, engine: AsyncEngine, seconds: float = PROBE_SECONDS):
+    def __init__(self, engine: EngineThread, seconds: float = PROBE_SECONDS):
         self._engine, self._seconds = engine, seconds
         self._task: asyncio.Task[bool] | None = None
 
@@ -47,9 +49,9 @@ class HealthProbe:
     async def _own_token(self) -> bool | None:
         """Whether this request got its token. None: the queue is full, so only other requests' tokens can tell."""
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-        request = AsyncRequest(f"health-{uuid.uuid4().hex}", [0], params, priority=MAX_INT)
+        request = GenerationRequest((0,), params, priority=MAX_INT)
         try:
-            with await self._engine.start([request]) as generation:
+            with await Generation.start(self._engine, [request], [f"health-{uuid.uuid4().hex}"]) as generation:
                 await anext(generation)
         except QueueFull:
             return None

@@ -14,7 +14,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.engine.driver import EngineThread
 from jaxspec.server.app import Application
 from jaxspec.server.errors import ApiError
 
@@ -113,7 +113,7 @@ class HttpServer(uvicorn.Server):
     Meanwhile probes and new requests get a 503, so that load balancers go elsewhere.
     """
 
-    def __init__(self, app: Application, engine: AsyncEngine, on_ready: Callable[[], None]):
+    def __init__(self, app: Application, engine: EngineThread, on_ready: Callable[[], None]):
         config = uvicorn.Config(
             app,
             http=partial(Connection, unused={}, most_unused=most_unused()),  # type: ignore[arg-type]  # uvicorn only calls it

@@ -3,6 +3,7 @@
 Shapes are SGLang's.
 """
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.engine.driver import EngineThread
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as, only
@@ -171,7 +172,7 @@ class ShortLoad(ResponseModel):
 class Averages:
     """Averages since `restart`. SGLang's benchmark flushes the cache before a run, which restarts them, and reads them after it."""
 
-    def __init__(self, engine: AsyncEngine):
+    def __init__(self, engine: EngineThread):
         self._engine = engine
         self.restart()
 
@@ -276,7 +277,7 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
     async def flush_cache(_timeout: Annotated[float, Query(alias="timeout", ge=0, le=MAX_TIMEOUT)] = 0) -> Response:
         """Forgets all cached prefixes and restarts the averages. Needs the admin key. SGLang waits up to `timeout` seconds for
         running requests; here they are not affected, so there is nothing to wait for."""
-        await engine.flush_cache()
+        await asyncio.wrap_future(engine.call(lambda owned: owned.flush_cache()))
         averages.restart()
         return PlainTextResponse("Cache flushed.\n")
 
@@ -301,7 +302,7 @@ def describe_model(model: ServedModel) -> ModelInfo:
 
 
 def describe_server(
-    engine: AsyncEngine, model: ServedModel, averages: Averages, steps: StepTimes, settings: dict[str, Any]
+    engine: EngineThread, model: ServedModel, averages: Averages, steps: StepTimes, settings: dict[str, Any]
 ) -> ServerInfo:
     """The settings, and the server's state, which takes precedence."""
     stats, tree = engine.stats, model.tree
@@ -341,7 +342,7 @@ def describe_server(
     return ServerInfo(**{**settings, **known})
 
 
-def describe_load(engine: AsyncEngine, averages: Averages) -> LoadsResponse:
+def describe_load(engine: EngineThread, averages: Averages) -> LoadsResponse:
     """One entry, as there is one engine."""
     stats = engine.stats
     usage = round(stats.used_pages / max(1, stats.total_pages), 4)

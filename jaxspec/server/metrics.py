@@ -21,7 +21,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.engine.stats import ENGINE_METRICS, EngineStats
 
@@ -193,7 +193,7 @@ class StepTimes:
 class EngineCollector:
     """The engine's own counts at the time of a scrape."""
 
-    def __init__(self, engine: AsyncEngine, labels: Mapping[str, str]):
+    def __init__(self, engine: EngineThread, labels: Mapping[str, str]):
         self._engine, self._labels, self._throughput = engine, dict(labels), Throughput()
 
     def collect(self) -> Iterator[Metric]:
@@ -265,7 +265,7 @@ class CountRequests:
             self._counts.answered[route.path if isinstance(route, Route) else OTHER, f"{status // 100}xx"] += 1
 
 
-def add_metrics(app: FastAPI, engine: AsyncEngine, requests: RequestCollector) -> None:
+def add_metrics(app: FastAPI, engine: EngineThread, requests: RequestCollector) -> None:
     """Adds /metrics to the application. Counts also the requests that middleware added earlier refuses."""
     counts = HttpCounts(requests.labels["model_name"])
     registry = CollectorRegistry()

@@ -207,7 +207,7 @@ class OpenAIBuilder(ABC):
         self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._model, self._body, self._batch, self._created = model, body, batch, int(time())
         self._options = body.stream_options or StreamOptions()
-        self._trace = TraceBuilder(model) if batch.trace else None
+        self._trace = TraceBuilder(model) if batch.prompts[0].wants_trees else None
         self._begun: set[int] = set()
         """Choices that had an event."""
         self._outputs: dict[int, GenerationOutput] = {}
@@ -250,7 +250,7 @@ class OpenAIBuilder(ABC):
             events[0].speculative_trace = self._trace.add(update)
         for event in events:
             if self._options.continuous_usage_stats:
-                event.usage = token_counts(sum(len(ids) for ids, _ in self._batch.prompts), self._generated)
+                event.usage = token_counts(sum(len(each.prompt) for each in self._batch.prompts), self._generated)
             elif self._options.include_usage:
                 event.usage = None
         return events
@@ -269,7 +269,7 @@ class OpenAIBuilder(ABC):
         if self._body.return_token_ids:
             choice.token_ids = list(token_ids)
             if with_prompt:
-                choice.prompt_token_ids = self._batch.prompt_of(choice.index)[0]
+                choice.prompt_token_ids = list(self._batch.prompt_of(choice.index).prompt)
 
     def _statistics(self, outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
         """Usage; and for a single choice with speculation vLLM's `metrics` and, on request, SGLang's `sglext`."""
@@ -298,9 +298,10 @@ class CompletionBuilder(OpenAIBuilder):
         if output.logprobs is not None:
             logprobs = self._logprobs(output, len(echo))
         if logprobs is not None and output.prompt_logprobs is not None:
-            ids, params = self._batch.prompt_of(index)
-            offsets = prompt_offsets(self._model, ids, len(echo), skip_special_tokens=params.skip_special_tokens)
-            logprobs = join(completion_logprobs(self._model, ids, output.prompt_logprobs, offsets), logprobs)
+            asked = self._batch.prompt_of(index)
+            special = asked.params.skip_special_tokens
+            offsets = prompt_offsets(self._model, asked.prompt, len(echo), skip_special_tokens=special)
+            logprobs = join(completion_logprobs(self._model, asked.prompt, output.prompt_logprobs, offsets), logprobs)
         return CompletionChoice(index=index, text=echo + output.text, logprobs=logprobs, finish_reason=output.finish_reason)
 
     def empty(self, index: int) -> Choice:
@@ -326,8 +327,8 @@ class CompletionBuilder(OpenAIBuilder):
         if text is not None:
             return text
         assert self._model.tokenizer is not None
-        ids, params = self._batch.prompt_of(index)
-        return str(self._model.tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens))
+        asked = self._batch.prompt_of(index)
+        return str(self._model.tokenizer.decode(list(asked.prompt), skip_special_tokens=asked.params.skip_special_tokens))
 
     def _logprobs(self, result: GenerationOutput | Update, before: int) -> CompletionLogprobs:
         """Of generated tokens; `before` characters of the choice's text come before the output."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
 
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
@@ -166,7 +167,9 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
         asked, default = (None, 1) if prompt_only else (body.max_tokens, DEFAULT_MAX_TOKENS)
         budget = model.budget(len(ids), asked, default, param=param, budget_param="max_tokens")
         of_prompt = body.logprobs if body.echo else None
-        prompts.append((ids, _params(body, model, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=of_prompt)))
+        prompts.append(
+            (tuple(ids), _params(body, model, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=of_prompt))
+        )
     given = [body.prompt] if is_single(body.prompt) else body.prompt
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     return _batch(body, model, prompts, echo=texts if body.echo else None, prompt_only=prompt_only)
@@ -185,7 +188,7 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     ends = model.chat_template.stop if model.chat_template else ()
-    return _batch(body, model, [(ids, _params(body, model, names, budget, ends, logprobs=logprobs))])
+    return _batch(body, model, [(tuple(ids), _params(body, model, names, budget, ends, logprobs=logprobs))])
 
 
 def chat_names(body: ChatRequest) -> dict[str, str]:
@@ -194,14 +197,15 @@ def chat_names(body: ChatRequest) -> dict[str, str]:
 
 
 def _batch(
-    body: OpenAIRequest, model: ServedModel, prompts: Sequence[tuple[list[int], SamplingParams]], **more: Any
+    body: OpenAIRequest, model: ServedModel, prompts: Sequence[tuple[tuple[int, ...], SamplingParams]], **more: Any
 ) -> RequestBatch:
     """The prompts with the fields that both kinds of requests have."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
     trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (body.n or 1))
     tree = chosen_tree(body.speculative, model)
-    return RequestBatch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.request_id, **more)
+    requests = [GenerationRequest(ids, params, body.priority or 0, tree=tree, wants_trees=trace) for ids, params in prompts]
+    return RequestBatch(requests, rid=body.request_id, **more)
 
 
 def _params(

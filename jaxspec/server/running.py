@@ -1,5 +1,6 @@
 """Running requests: the completions of an HTTP request, how they reach the engine, and the names by which they can be aborted."""
 
+import asyncio
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from fastapi import Request
 
-from jaxspec.config import TreeShape
-from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, Generation
-from jaxspec.engine.request import GenerationOutput, Speculation, Update
-from jaxspec.sampling_params import SamplingParams
+from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.request import GenerationOutput, GenerationRequest, Speculation
 from jaxspec.server.errors import ApiError, refused
 
 MAX_LOGPROBS = 2**21
@@ -21,34 +21,29 @@ MAX_LOGPROBS = 2**21
 class RequestBatch:
     """n completions of every prompt. Completion i of prompt p is number p * n + i."""
 
-    prompts: Sequence[tuple[list[int], SamplingParams]]
-    """Token ids, and the parameters of all n completions."""
-    priority: int = 0
+    prompts: Sequence[GenerationRequest]
+    """One for each prompt, with the parameters of all its n completions."""
     echo: Sequence[str | None] | None = None
     """The prompts as the client wrote them (None: as token ids), if the response shall begin with them."""
     prompt_only: bool = False
     """The response holds the prompt alone. The engine still generates one token, which is left out."""
-    tree: TreeShape | None = None
-    """Draft tree of all completions. None: the engine chooses."""
-    trace: bool = False
-    """The stream shows where its tokens come from."""
     rid: str | list[str] | None = None
     """The client's name for the batch, or one for each prompt."""
 
     @property
     def n(self) -> int:
-        return self.prompts[0][1].n
+        return self.prompts[0].params.n
 
     @property
     def max_logprobs(self) -> int:
         """The most log probabilities that the response can hold."""
         return sum(
-            params.n * (params.logprobs + 1) * (params.max_tokens + (0 if params.prompt_logprobs is None else len(ids)))
-            for ids, params in self.prompts
-            if params.logprobs is not None
+            params.n * (params.logprobs + 1) * (params.max_tokens + (0 if params.prompt_logprobs is None else len(each.prompt)))
+            for each in self.prompts
+            if (params := each.params).logprobs is not None
         )
 
-    def prompt_of(self, index: int) -> tuple[list[int], SamplingParams]:
+    def prompt_of(self, index: int) -> GenerationRequest:
         """The prompt of a completion."""
         return self.prompts[index // self.n]
 
@@ -87,7 +82,7 @@ class RunningRequests:
     The engine's ids are random, so clients can't use each other's by accident. Used in the event loop's thread only.
     """
 
-    def __init__(self, engine: AsyncEngine, request_timeout: float | None = None):
+    def __init__(self, engine: EngineThread, request_timeout: float | None = None):
         """`request_timeout`: the most seconds that a request may run."""
         self.engine, self.request_timeout = engine, request_timeout
         self._engine_ids: dict[str, set[str]] = {}
@@ -135,11 +130,12 @@ class RunningRequests:
     async def abort(self, names: Sequence[str]) -> int:
         """Ends all requests with these names: their clients get the text so far, with finish_reason "abort". Returns the number
         of completions. An unknown name is not an error: its request may just have ended."""
-        return await self.engine.abort([engine_id for name in names for engine_id in self._engine_ids.get(name, ())])
+        ids = [engine_id for name in names for engine_id in self._engine_ids.get(name, ())]
+        return await asyncio.wrap_future(self.engine.end(ids))
 
     async def abort_all(self) -> int:
         """Ends all requests."""
-        return await self.engine.abort()
+        return await asyncio.wrap_future(self.engine.end())
 
 
 async def start(running: RunningRequests, request: Request, batch: RequestBatch, client_names: Mapping[str, str]) -> Generation:
@@ -152,15 +148,13 @@ async def start(running: RunningRequests, request: Request, batch: RequestBatch,
         param = client_names.get("logprobs", "logprobs")
         message = f"{param}: the response may need {count} log probabilities; at most {MAX_LOGPROBS} fit: split the request"
         raise ApiError(400, message, param=param)
-    copies = [(ids, copy) for ids, params in batch.prompts for copy in params.copies()]
+    timeout = running.request_timeout
+    requests = [replace(each, params=copy, timeout=timeout) for each in batch.prompts for copy in each.params.copies()]
     unique = uuid.uuid4().hex
-    requests = [
-        AsyncRequest(f"{unique}-{index}", *copy, batch.priority, running.request_timeout, batch.tree, batch.trace)
-        for index, copy in enumerate(copies)
-    ]
-    _register(running, request, batch, [each.id for each in requests], client_names.get("rid", "rid"))
+    engine_ids = [f"{unique}-{index}" for index in range(len(requests))]
+    _register(running, request, batch, engine_ids, client_names.get("rid", "rid"))
     try:
-        return await running.engine.start(requests)
+        return await Generation.start(running.engine, requests, engine_ids)
     except ValueError as error:
         raise refused(error, client_names) from None
 
@@ -187,13 +181,13 @@ async def collect(generation: Generation) -> list[GenerationOutput]:
     outputs: dict[str, GenerationOutput] = {}
     with generation:
         async for update in generation:
-            check_in_time(update)
             if update.output is not None:
+                check_in_time(update.output)
                 outputs[update.request_id] = update.output
     return [outputs[request_id] for request_id in generation.request_ids]
 
 
-def check_in_time(update: Update) -> None:
+def check_in_time(output: GenerationOutput) -> None:
     """Raises ApiError 504 for a request that reached its deadline: OpenAI's API has no finish_reason for that."""
-    if update.output is not None and update.output.finish_reason == "timeout":
+    if output.finish_reason == "timeout":
         raise ApiError(504, "the request was not finished in time: ask for fewer tokens, or try again later")

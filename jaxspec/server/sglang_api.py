@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import FailFast, Field, SkipValidation, Tag
 
-from jaxspec.engine.request import GenerationOutput, TokenLogprob, Update
+from jaxspec.engine.request import GenerationOutput, GenerationRequest, TokenLogprob, Update
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
@@ -195,10 +195,11 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
             raise ApiError(400, message, param="logprob_start_len")
         values = {ours: getattr(fields, theirs) for ours, theirs in SGLANG_NAMES.items()} | {"max_tokens": budget}
         prompt_logprobs = None if body.prompt_start is None else logprobs
-        prompts.append((ids, sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
+        prompts.append((tuple(ids), sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
     trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (first.n or 1))
     tree = chosen_tree(body.speculative, model)
-    return RequestBatch(prompts, body.priority or 0, tree=tree, trace=trace, rid=body.rid, prompt_only=prompt_only)
+    requests = [GenerationRequest(ids, params, body.priority or 0, tree=tree, wants_trees=trace) for ids, params in prompts]
+    return RequestBatch(requests, rid=body.rid, prompt_only=prompt_only)
 
 
 def sampling_of_each(body: GenerateRequest, given: Any) -> list[tuple[SglangSampling, dict[str, str]]]:
@@ -262,7 +263,7 @@ class GenerateBuilder:
         self._text_of: Callable[[int], str] | None = model.token_text if body.return_text_in_logprobs else None
         self._is_single = is_single(body.text if body.input_ids is None else body.input_ids) and batch.n == 1
         self._progress = [_Progress() for _ in self._ids]
-        self._trace = TraceBuilder(model) if batch.trace else None
+        self._trace = TraceBuilder(model) if batch.prompts[0].wants_trees else None
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> GenerateResponse | list[GenerateResponse]:
         """A single prompt gets one response; lists of prompts, and n > 1, get a list."""
@@ -280,7 +281,7 @@ class GenerateBuilder:
             meta_info = PartialMetaInfo(
                 id=self._ids[index],
                 finish_reason=None,
-                prompt_tokens=len(self._batch.prompt_of(index)[0]),
+                prompt_tokens=len(self._batch.prompt_of(index).prompt),
                 completion_tokens=len(progress.token_ids),
                 **self._logprobs("output", progress.token_ids, progress.logprobs),
             )

@@ -11,7 +11,8 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Send
 
-from jaxspec.engine.async_engine import EngineError, Generation
+from jaxspec.engine.driver import EngineError
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
 from jaxspec.server.responses import json_response, to_json
@@ -61,7 +62,8 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
     def _events(self, update: Update) -> Sequence[BaseModel]:
-        check_in_time(update)
+        if update.output is not None:
+            check_in_time(update.output)
         return self._builder.events(self._index_of[update.request_id], update)
 
     async def _lines(self) -> AsyncGenerator[str]:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jaxspec.sampling_params import SamplingParams
-
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MIN_CONTEXT, _MAX_CONTEXT = 10, 24  # tokens that are decoded again: the text of a token depends on those just before it
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: beyond this most of the bytes are invalid, not incomplete
@@ -46,7 +44,7 @@ class Detokenizer:
         """Where the text of each token begins, in characters. Text that is held back counts."""
         self.matched: str | None = None
         self._tokenizer, self._stop, self._skip_special_tokens = tokenizer, tuple(stop), skip_special_tokens
-        self._min_tokens, self._include_stop, self._with_offsets = min_tokens, include_stop, with_offsets
+        self._min_tokens, self._include_stop, self.with_offsets = min_tokens, include_stop, with_offsets
         self._tokens = list(prompt[-_MAX_CONTEXT:])  # the end of the prompt, then all tokens
         self._context = 0  # first token that is decoded again for context
         self._prompt = self._decoded = len(self._tokens)  # tokens whose text is in _held or text already, or in the prompt
@@ -57,16 +55,6 @@ class Detokenizer:
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string
 
-    @classmethod
-    def of_request(
-        cls, tokenizer: Decoder | None, params: SamplingParams, prompt: Sequence[int] = (), *, wants_trees: bool = False
-    ) -> "Detokenizer":
-        """For a request with these parameters; with offsets if it asks for log probabilities or trees."""
-        return cls(
-            tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output,
-            with_offsets=wants_trees or params.logprobs is not None, prompt=prompt,
-        )  # fmt: skip
-
     def add(self, tokens: Sequence[int], *, ends_with_stop: bool = False) -> int:
         """Adds the next tokens, up to the one whose text completes a stop string; returns how many those are.
 
@@ -75,10 +63,10 @@ class Detokenizer:
         has_text = len(tokens) if self._tokenizer is not None else 0
         if has_text and ends_with_stop and not self._include_stop:
             has_text -= 1
-        if not (self._stop or self._with_offsets) and self._add_run(tokens[:has_text]):
+        if not (self._stop or self.with_offsets) and self._add_run(tokens[:has_text]):
             return len(tokens)
         for index, token in enumerate(tokens):
-            if self._with_offsets:
+            if self.with_offsets:
                 self.offsets.append(len(self.text) + len(self._held))
             if index < has_text:
                 self._add_token(token)
@@ -88,7 +76,7 @@ class Detokenizer:
 
     def offsets_of(self, first: int, count: int) -> tuple[int, ...] | None:
         """The offsets of `count` tokens starting at `first`; None without `with_offsets`."""
-        return tuple(self.offsets[first : first + count]) if self._with_offsets else None
+        return tuple(self.offsets[first : first + count]) if self.with_offsets else None
 
     def _add_run(self, tokens: Sequence[int]) -> bool:
         """Adds the tokens at once, which is faster. Returns False and adds nothing if their text ends with half a character."""
@@ -104,7 +92,7 @@ class Detokenizer:
 
     def _add_token(self, token: int) -> None:
         self._tokens.append(token)
-        if (special := self._special_stop(token)) is not None:
+        if self._stop and (special := self._special_stop(token)) is not None:
             self.finish()
             if self.matched is None:
                 self.matched = special
@@ -173,7 +161,7 @@ class Detokenizer:
             end = position + (len(self.matched) if self._include_stop else 0)
             self.text, self._held = self.text + self._held[:end], ""
             return
-        keep = max((overlap(self._held, string) for string in self._stop), default=0)
+        keep = max([overlap(self._held, string) for string in self._stop], default=0)
         shown = len(self._held) - keep
         self.text, self._held = self.text + self._held[:shown], self._held[shown:]
 

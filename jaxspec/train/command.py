@@ -13,7 +13,7 @@ from jaxspec.config import PLAIN, TreeShape
 from jaxspec.train.settings import DataSettings, TrainSettings
 
 if TYPE_CHECKING:
-    from jaxspec.llm import LLM
+    from jaxspec.load import LoadedModels
 
 EXAMPLES = """examples:
   jaxspec train run --model-path smollm2 --out HEAD                      (data, head and card, without data of your own)
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     """Raises ValueError or OSError."""
     from jaxspec.checkpoints.loading import target_model_config
     from jaxspec.defaults import model_directory
-    from jaxspec.llm import LLM
+    from jaxspec.load import load_models
 
     data = options.data or options.work / "data"
     settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings)})
@@ -80,15 +80,15 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.out} exists already: give a new directory")
     context = min(settings.length, target_model_config(model_directory(options.model_path)).max_position_embeddings)
     batch = options.batch_size if options.command != "head" else 1
-    with LLM(options.model_path, spec=PLAIN, progress=False, max_running_requests=batch, context_length=context) as llm:
-        if options.command != "head":
-            write_data(options, llm, data)
-        if options.command != "data":
-            train(options, settings, llm, data)
+    models = load_models(options.model_path, spec=PLAIN, progress=False, max_running_requests=batch, context_length=context)
+    if options.command != "head":
+        write_data(options, models, data)
+    if options.command != "data":
+        train(options, settings, models, data)
     return 0
 
 
-def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
+def write_data(options: argparse.Namespace, models: "LoadedModels", data: Path) -> None:
     """The shards that are missing."""
     from jaxspec.train.conversations import TOPICS, read_prompts, topic_prompts, write_shards
     from jaxspec.train.head import begun_run
@@ -96,7 +96,7 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
     made = options.prompts == "topics"
     file = TOPICS if made else None if options.prompts is None else Path(options.prompts)
     digest = None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
-    settings = DataSettings(options.model_path, digest, seed=options.data_seed, max_tokens=llm.engine.context_length)
+    settings = DataSettings(options.model_path, digest, seed=options.data_seed, max_tokens=models.engine.context_length)
     if file is None:
         prompts, count = None, options.shards
     else:
@@ -106,10 +106,10 @@ def write_data(options: argparse.Namespace, llm: "LLM", data: Path) -> None:
     known = count if begun is None else begun.get("shards", count)
     if count > known:
         raise ValueError(f"{options.work} holds a run on {known} shards: give --shards {known}, or another folder")
-    write_shards(llm, settings, prompts, data, count)
+    write_shards(models, settings, prompts, data, count)
 
 
-def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data: Path) -> None:
+def train(options: argparse.Namespace, settings: TrainSettings, models: "LoadedModels", data: Path) -> None:
     """Trains a head. The one with the best mean of greedy and sampled accept lengths is written to `out`, with its card."""
     from tensorboardX import SummaryWriter
 
@@ -117,13 +117,13 @@ def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data
     from jaxspec.train.evaluation import Trial, accept_lengths, card, curves, texts_agree
     from jaxspec.train.head import Trainer, describe
 
-    trainer = Trainer(settings, llm.target, llm.directory, data, options.work)
+    trainer = Trainer(settings, models.target, models.directory, data, options.work)
     trainer.resume()
     print(f"{describe(trainer.head.config, trainer.params)}; {trainer.describe_data()}", flush=True)
-    trial = Trial.of(trainer.parts.heldout, settings.eval_prompts, EVALUATED_TOKENS, llm.engine.context_length)
+    trial = Trial.of(trainer.parts.heldout, settings.eval_prompts, EVALUATED_TOKENS, models.engine.context_length)
     with SummaryWriter(str(options.work)) as board:
         for entry in trainer.run():
-            found = accept_lengths(llm.target, trainer.trained(), llm.tokenizer, trial, EVALUATED_TREE, TEMPERATURES)
+            found = accept_lengths(models.target, trainer.trained(), models.tokenizer, trial, EVALUATED_TREE, TEMPERATURES)
             entry["accept_lengths"], heldout = [round(each, 4) for each in found], entry["heldout"]
             length = sum(found) / len(found)
             said = " and ".join(f"{each:.2f} at temperature {at:g}" for each, at in zip(found, TEMPERATURES, strict=True))
@@ -136,12 +136,12 @@ def train(options: argparse.Namespace, settings: TrainSettings, llm: "LLM", data
             trainer.keep_best(entry["step"], length)
             for name, value in curves(entry, length).items():
                 board.add_scalar(name, value, entry["step"])
-    best = load_head(trainer.best, llm.target)
+    best = load_head(trainer.best, models.target)
     lengths: dict[tuple[str, float], float] = {}
     for tree in TREES:
-        found = accept_lengths(llm.target, best, llm.tokenizer, trial, TreeShape.of(tree), TEMPERATURES)
+        found = accept_lengths(models.target, best, models.tokenizer, trial, TreeShape.of(tree), TEMPERATURES)
         lengths |= {(tree, temperature): length for temperature, length in zip(TEMPERATURES, found, strict=True)}
-    same = texts_agree(llm.target, best, llm.tokenizer, trial, EVALUATED_TREE)
+    same = texts_agree(models.target, best, models.tokenizer, trial, EVALUATED_TREE)
     facts = {
         "head": describe(best.config, trainer.params),
         "data": trainer.describe_data(),

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.engine.request import GenerationOutput
-from jaxspec.llm import LLM
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
+from jaxspec.load import LoadedModels
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.chat_template import ChatTemplate, RenderError
@@ -62,14 +62,7 @@ class Conversation(NamedTuple):
 type Message = dict[str, Any]
 
 
-class Question(NamedTuple):
-    """A generation request of a conversation: the prompt to continue, and how to sample."""
-
-    prompt: list[int]
-    params: SamplingParams
-
-
-type Writing[T] = Generator[Question, GenerationOutput, T]
+type Writing[T] = Generator[GenerationRequest, GenerationOutput, T]
 """A generator that writes a conversation: it yields questions, is sent the target's outputs, and returns its result."""
 
 
@@ -79,13 +72,13 @@ class Writer:
     Raises ValueError if the target has no chat template.
     """
 
-    def __init__(self, llm: LLM, settings: DataSettings, prompts: Sequence[Sequence[Message]] | None):
-        template = ChatTemplate.of_model(llm.tokenizer)
-        if template is None or llm.tokenizer is None:
+    def __init__(self, models: LoadedModels, settings: DataSettings, prompts: Sequence[Sequence[Message]] | None):
+        template = ChatTemplate.of_model(models.tokenizer)
+        if template is None or models.tokenizer is None:
             raise ValueError(f"{settings.model} has no chat template, so it can't write conversations")
-        self._engine, self._tokenizer, self._template = llm.engine, llm.tokenizer, template
+        self._engine, self._tokenizer, self._template = models.engine, models.tokenizer, template
         self._settings, self._prompts = settings, prompts
-        self._longest = min(settings.max_tokens, llm.engine.context_length)
+        self._longest = min(settings.max_tokens, models.engine.context_length)
         self._is_plain = template.render([{"role": USER, "content": HERE}]).startswith(HERE)
         """The template marks no turns: a base model, which only continues text, so its user turns may break off anywhere."""
 
@@ -107,7 +100,7 @@ class Writer:
     def _run(self, writings: Sequence[Writing[Conversation | None]]) -> list[Conversation]:
         """Writes all of them, as many at once as the engine takes. Greedy and sampled questions are queued apart, to mix them as
         little as possible: one sampled request makes a whole batch draw noise."""
-        waiting: dict[bool, deque[tuple[int, Question]]] = {False: deque(), True: deque()}
+        waiting: dict[bool, deque[tuple[int, GenerationRequest]]] = {False: deque(), True: deque()}
         running: dict[str, int] = {}
         written: dict[int, Conversation] = {}
 
@@ -128,7 +121,7 @@ class Writer:
                 is_sampled = not is_sampled
             while waiting[is_sampled] and len(running) < self._engine.config.max_running_requests:
                 number, question = waiting[is_sampled].popleft()
-                running[self._engine.add(question.prompt, question.params).id] = number
+                running[self._engine.add(question).id] = number
             for update in self._engine.step():
                 if update.output is not None:
                     if update.output.finish_reason == "error":
@@ -211,7 +204,7 @@ class Writer:
             return None
         top_p, seed = 0.95 if temperature else 1.0, chance.getrandbits(31)
         params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=min(max_tokens, room))
-        output = yield Question(prompt, params)
+        output = yield GenerationRequest(tuple(prompt), params)
         return output
 
     def _before_it_repeats(self, tokens: list[int]) -> list[int]:
@@ -339,19 +332,19 @@ def read_shards(folder: Path) -> Iterator[Conversation]:
             yield Conversation(tokens, answers, entry.get("is_plain", False))
 
 
-def write_shards(llm: LLM, settings: DataSettings, prompts: list[list[Message]] | None, out: Path, shards: int) -> None:
+def write_shards(models: LoadedModels, settings: DataSettings, prompts: list[list[Message]] | None, out: Path, shards: int) -> None:
     """Writes the shards that a folder lacks; a shard is there whole or not at all.
 
     Raises ValueError if the folder holds shards of other settings or another target.
     """
     out.mkdir(parents=True, exist_ok=True)
-    described = json.loads(json.dumps(asdict(settings) | {"target": fingerprint(llm.target)}))
+    described = json.loads(json.dumps(asdict(settings) | {"target": fingerprint(models.target)}))
     file = out / SETTINGS
     if file.exists() and json.loads(file.read_text()) != described:
         raise ValueError(f"{out} holds conversations of other settings, see {file}: give another folder")
     write_file(file, json.dumps(described, indent=2) + "\n")
     missing = [number for number in range(shards) if not (out / f"shard-{number:05}.jsonl").exists()]
-    with Writer(llm, settings, prompts) as writer, tqdm(missing, desc="shards", unit="shard") as bar:
+    with Writer(models, settings, prompts) as writer, tqdm(missing, desc="shards", unit="shard") as bar:
         for number in bar:
             conversations = writer.shard(number)
             lines = [json.dumps(conversation._asdict()) for conversation in conversations]

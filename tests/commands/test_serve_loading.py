@@ -26,7 +26,7 @@ from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.programs import Compilation, ProgramError
-from jaxspec.llm import LLM
+from jaxspec.load import LoadedModels, load_models
 from jaxspec.serve import known_settings
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.chat_formats import CHAT_FORMATS
@@ -57,7 +57,7 @@ def places(tmp_path_factory):
 @pytest.fixture
 def no_weights(monkeypatch):
     """Reading weights is a failure."""
-    monkeypatch.setattr("jaxspec.llm.load_target", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("jaxspec.load.load_target", lambda *_, **__: pytest.fail("too late"))
 
 
 def arguments(places, model, draft=None, more=""):
@@ -105,8 +105,7 @@ def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message, n
 )
 def test_each_kind_of_head_draws_its_own_tree(places, model, draft, tree):
     """MTP layers are made for one step."""
-    with LLM(places[model], places[draft] if draft else None, progress=False) as llm:
-        assert llm.engine.tree == TreeShape.of(tree)
+    assert load_models(places[model], places[draft] if draft else None, progress=False).tree == TreeShape.of(tree)
 
 
 def test_the_built_in_model_has_an_eagle3_head():
@@ -207,7 +206,7 @@ def test_a_template_is_read_and_bounded(places, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def built_in() -> LLM:
+def built_in() -> LoadedModels:
     return load(parse_arguments(["--speculative-algorithm", "NONE", "--log-level", "error"]))
 
 
@@ -281,8 +280,10 @@ def test_the_makers_of_a_model_recommend_how_to_sample(tmp_path, caplog):
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory) -> LLM:
-    return LLM(write_target(tmp_path_factory.mktemp("models") / "tiny", tiny_target()), num_pages=50, max_running_requests=3)
+def llm(tmp_path_factory) -> LoadedModels:
+    return load_models(
+        write_target(tmp_path_factory.mktemp("models") / "tiny", tiny_target()), num_pages=50, max_running_requests=3
+    )
 
 
 def megabytes(line: str) -> float:
@@ -292,7 +293,7 @@ def megabytes(line: str) -> float:
 
 
 @pytest.fixture
-def made(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+def made(llm: LoadedModels, monkeypatch: pytest.MonkeyPatch):
     """Those of MADE, of which the last but one takes the most memory."""
     programs = llm.engine.runner.programs
     monkeypatch.setattr(programs, "compilations", MADE)
@@ -300,7 +301,7 @@ def made(llm: LLM, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("made")
-def test_the_parts_are_what_the_arrays_take_and_add_up(llm: LLM):
+def test_the_parts_are_what_the_arrays_take_and_add_up(llm: LoadedModels):
     target, cache, requests, temporaries, total = memory_table(llm).splitlines()  # no head, no line
     nbytes = sum(array.nbytes for array in jax.tree.leaves((llm.engine.runner.params, llm.engine.runner.state)))
     assert megabytes(total) == pytest.approx(nbytes / 1e6 + 2.0, abs=0.051)
@@ -310,7 +311,7 @@ def test_the_parts_are_what_the_arrays_take_and_add_up(llm: LLM):
 
 
 @pytest.mark.usefixtures("made")
-def test_the_share_of_the_device_if_it_tells(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+def test_the_share_of_the_device_if_it_tells(llm: LoadedModels, monkeypatch: pytest.MonkeyPatch):
     class Device:
         def memory_stats(self):
             return {"bytes_limit": 2 * 10**9}
@@ -325,7 +326,7 @@ def test_the_share_of_the_device_if_it_tells(llm: LLM, monkeypatch: pytest.Monke
     ("ahead", "backend", "wait_for_all"),
     [(None, "cpu", False), (None, "gpu", True), ("first", "gpu", False), ("all", "cpu", True)],
 )
-def test_what_the_server_waits_for(llm: LLM, ahead, backend, wait_for_all, monkeypatch, caplog):
+def test_what_the_server_waits_for(llm: LoadedModels, ahead, backend, wait_for_all, monkeypatch, caplog):
     asked = []
     monkeypatch.setattr(llm.engine, "warm_up", lambda **options: asked.append(options) or 1.5)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
@@ -337,7 +338,7 @@ def test_what_the_server_waits_for(llm: LLM, ahead, backend, wait_for_all, monke
 
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("progress", [True, False])
-def test_without_progress_one_warning_says_that_programs_compile(llm: LLM, progress, monkeypatch, caplog):
+def test_without_progress_one_warning_says_that_programs_compile(llm: LoadedModels, progress, monkeypatch, caplog):
     monkeypatch.setattr(llm.engine, "warm_up", lambda **_: 1.5)
     with caplog.at_level(logging.WARNING, "jaxspec"):
         compile_programs(llm, None, progress=progress)

@@ -30,12 +30,12 @@ def test_small_helpers():
 
 @pytest.mark.parametrize(("longest", "context"), [(10, 256), (246, 256), (247, 512), (900, 1000)])
 def test_contexts_grow_by_powers_of_two(longest, context):
-    bench = SimpleNamespace(llm=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=1000))))
+    bench = SimpleNamespace(models=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=1000))))
     assert Workbench.context_for(bench, [[1], [1] * longest], 10) == context  # type: ignore
 
 
 def test_prompts_that_are_too_long_for_the_model_are_an_error():
-    bench = SimpleNamespace(llm=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=20))))
+    bench = SimpleNamespace(models=SimpleNamespace(target=SimpleNamespace(config=tiny_config(max_position_embeddings=20))))
     with pytest.raises(ValueError, match="need 21 tokens, but the model's limit is 20"):
         Workbench.context_for(bench, [[1] * 11], 10)  # type: ignore
 
@@ -44,13 +44,13 @@ def test_conversations_are_put_into_the_chat_template():
     """With or without --chat; texts only with it."""
     tokenizer = byte_tokenizer(chat_template="{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}")
     bench: Any = Workbench.__new__(Workbench)
-    bench.llm = SimpleNamespace(tokenizer=tokenizer, encode=tokenizer.encode)
+    bench.models = SimpleNamespace(tokenizer=tokenizer, encode=tokenizer.encode)
     chat = Chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     assert bench.encode([chat, "a"]) == [tokenizer.encode("<user>a<assistant>b"), tokenizer.encode("a")]
     assert bench.encode([chat, "a"], chat=True)[1] == tokenizer.encode("<user>a")
     with pytest.raises(ValueError, match="one consists of token ids"):
         bench.encode([[1, 2]], chat=True)
-    bench.llm.tokenizer = byte_tokenizer(chat_template=None)
+    bench.models.tokenizer = byte_tokenizer(chat_template=None)
     with pytest.raises(ValueError, match="the model has no chat template: leave out --chat, or give prompts of text"):
         bench.encode([chat])
 
@@ -74,7 +74,7 @@ def test_compilations_are_counted():
 
 def test_every_command_that_loads_a_model_takes_the_same_revision_and_directory(monkeypatch):
     seen: dict = {}
-    monkeypatch.setattr(workbench, "LLM", lambda *_, **options: seen.update(options))
+    monkeypatch.setattr(workbench, "load_models", lambda *_, **options: seen.update(options))
     parser = Parser("jaxspec check", "")
     add_model_options(parser)
     workbench.Workbench.of(parser.parse_args(["--model-path", "org/name", "--revision", "v2", "--download-dir", "/disk"]))

@@ -10,12 +10,13 @@ from jaxspec.decoding.drafter import Merged, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge, rank
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
 from tests.decoding.drafters import BLOCK, BlockDrafter, CopyDrafter
 from tests.sets import exhaustive
 
-PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50)), [64, 2]]
+PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50)), (64, 2)]
 KINDS = [
     {"temperature": 0},
     {"temperature": 0.8, "seed": 3},
@@ -38,8 +39,9 @@ def drafters() -> dict[str, object]:
     }
 
 
-def run(engine: Engine, **options) -> list[list[int]]:
-    requests = [engine.add(prompt, SamplingParams(max_tokens=40, **kind), **options) for prompt in PROMPTS for kind in KINDS]
+def run(engine: Engine) -> list[list[int]]:
+    params = [SamplingParams(max_tokens=40, **kind) for kind in KINDS]
+    requests = [engine.add(GenerationRequest(prompt, each)) for prompt in PROMPTS for each in params]
     while engine.has_work:
         engine.step()
     return [request.output for request in requests]
@@ -60,14 +62,16 @@ def test_the_text_is_that_of_plain_decoding(name, adaptive):
 def test_a_copy_is_accepted_where_the_text_repeats():
     """Text of three tokens does."""
     engine = tiny_engine(TreeShape(3, 1), head=CopyDrafter())
-    request = engine.add(PROMPTS[0], SamplingParams(max_tokens=120, temperature=0, allowed_token_ids=[7, 8, 9]))
+    params = SamplingParams(max_tokens=120, temperature=0, allowed_token_ids=[7, 8, 9])
+    request = engine.add(GenerationRequest(PROMPTS[0], params))
     while engine.has_work:
         engine.step()
     assert request.speculation.accept_length > 2
 
 
-def drafted(engine: Engine, prompt: list[int]) -> list[tuple[int, ...]]:
-    request, trees = engine.add(prompt, SamplingParams(max_tokens=12, temperature=0), wants_trees=True), []
+def drafted(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
+    request = engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=12, temperature=0), wants_trees=True))
+    trees = []
     while engine.has_work:
         for update in engine.step():
             if update.verification is not None and update.verification.tree is not None:
@@ -79,7 +83,7 @@ def drafted(engine: Engine, prompt: list[int]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["block", "copy and block"])
 def test_pages_of_a_drafters_own_follow_the_text(name):
     """However tokens come (one chunk, several, a prefix hit), the block finds the same features, so it drafts the same trees."""
-    prompt = list(range(20, 50))
+    prompt = PROMPTS[1]
     whole = tiny_engine(TreeShape(3, 2, 6), head=drafters()[name], prefill_chunk=64)
     chunked = tiny_engine(TreeShape(3, 2, 6), head=drafters()[name], prefill_chunk=5)
     expected = drafted(whole, prompt)
@@ -93,7 +97,7 @@ def test_a_drafter_absorbs_every_token_once_or_lags_by_it():
     """A request with trees, and one without, whose features are kept for later."""
     engine = tiny_engine(TreeShape(BLOCK, 2, 8), head=block(), request_trees=(PLAIN,), prefix_cache=False)
     for tree in (PLAIN, None):
-        engine.add(PROMPTS[1], SamplingParams(max_tokens=40, temperature=0), tree=tree)
+        engine.add(GenerationRequest(PROMPTS[1], SamplingParams(max_tokens=40, temperature=0), tree=tree))
     while engine.has_work:
         engine.step()
     state = jax.tree.map(np.asarray, engine.runner.state)

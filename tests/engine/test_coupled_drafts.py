@@ -10,7 +10,8 @@ from jaxspec.commands.common import load_prompts
 from jaxspec.commands.workbench import Pass, Workbench, run
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.llm import LLM
+from jaxspec.engine.request import GenerationRequest
+from jaxspec.load import LoadedModels
 from jaxspec.models.registry import LoadedHead
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only
@@ -38,7 +39,7 @@ ONE_OF_EACH = len(TREES) * len(KINDS)
 class Work:
     """Two requests of every kind of sampling with every tree, the first of each in front; and their texts by plain decoding."""
 
-    llm: LLM
+    llm: LoadedModels
     requests: list[tuple[list[int], SamplingParams, TreeShape]]
     plain: list[tuple[int, ...]]
 
@@ -50,10 +51,10 @@ class Work:
             (next(prompts), dataclasses.replace(kind, seed=number, max_tokens=16, ignore_eos=True), tree)
             for number, (_, tree, kind) in enumerate(itertools.product(range(seeds), TREES, KINDS))
         ]
-        return cls(bench.llm, requests, texts(bench.llm, None, requests))
+        return cls(bench.models, requests, texts(bench.models, None, requests))
 
 
-def texts(llm: LLM, head: LoadedHead | None, work: list[tuple], *, alone: bool = False) -> list[tuple[int, ...]]:
+def texts(llm: LoadedModels, head: LoadedHead | None, work: list[tuple], *, alone: bool = False) -> list[tuple[int, ...]]:
     """The tokens of each request. Requests run together, or `alone`, one after the other; without a head, decoding is plain."""
     config = EngineConfig(max_running_requests=BATCH, context_length=256, prefill_chunk=CHUNK, prefix_cache=False)
     spec, trees = (SPEC, TREES[1:]) if head else (PLAIN, ())
@@ -61,7 +62,7 @@ def texts(llm: LLM, head: LoadedHead | None, work: list[tuple], *, alone: bool =
     largest_sizes_only(engine)
     requests = []
     for prompt, params, tree in work:
-        requests.append(engine.add(prompt, params, tree=tree if head else None))
+        requests.append(engine.add(GenerationRequest(prompt, params, tree=tree if head else None)))
         while alone and engine.has_work:
             engine.step()
     while engine.has_work:
@@ -88,7 +89,7 @@ def test_sampled_drafts_are_accepted_whatever_the_head_thinks_of_itself():
     """The head's logits as trained, half and twice as large. Drafts that may not look at the noise, because of thresholds (which
     accept nothing that is not chosen), show what coupling brings."""
     bench = Workbench(None, None, context_length=2)
-    llm, prompts = bench.llm, bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts)
+    llm, prompts = bench.models, bench.encode(load_prompts(None, PROMPTS, PROMPTS).prompts)
     params = [SamplingParams(max_tokens=TOKENS, seed=seed, ignore_eos=True) for seed in range(len(prompts))]
 
     def decoded(head: LoadedHead | None, **options) -> Pass:

@@ -11,7 +11,7 @@ from jaxspec.config import TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
-from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
 
@@ -26,7 +26,7 @@ def finish(engine: Engine) -> tuple[list[Update], dict[str, GenerationOutput]]:
 
 
 def complete(engine: Engine, **params) -> GenerationOutput:
-    request = engine.add(PROMPT, SamplingParams(**{"temperature": 0.0, "max_tokens": 40, **params}))
+    request = engine.add(GenerationRequest(PROMPT, SamplingParams(**{"temperature": 0.0, "max_tokens": 40, **params})))
     return finish(engine)[1][request.id]
 
 
@@ -80,7 +80,7 @@ def test_end_of_sequence_token_and_ignore_eos(text):
 
 
 def test_updates_add_up_to_the_output(fast):
-    request = fast.add(PROMPT, SamplingParams(max_tokens=23, temperature=0, stop="no such text"))
+    request = fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=23, temperature=0, stop="no such text")))
     updates, outputs = finish(fast)
     out = outputs[request.id]
     assert "".join(update.text for update in updates) == out.text
@@ -98,8 +98,8 @@ def test_speculation_counts(fast):
 @pytest.mark.parametrize("steps_before", range(5))
 def test_abort_at_any_moment_frees_everything_and_disturbs_no_other(text, steps_before):
     engine = tiny_engine(TreeShape(3, 2, 5), max_running_requests=2, prefill_chunk=2)
-    kept = engine.add(PROMPT, SamplingParams(max_tokens=40, temperature=0))
-    aborted = [engine.add(PROMPT, SamplingParams(max_tokens=30, temperature=0)) for _ in range(3)]
+    kept = engine.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=40, temperature=0)))
+    aborted = [engine.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=30, temperature=0))) for _ in range(3)]
     for _ in range(steps_before):
         engine.step()
     for request in aborted:
@@ -118,13 +118,13 @@ def test_a_full_pool_preempts_the_newest_and_changes_nothing(monkeypatch):
     """
     params = SamplingParams(max_tokens=180, temperature=0.9, seed=3, ignore_eos=True)
     alone = tiny_engine(TreeShape(3, 2, 5), page_size=4)
-    expected = [alone.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
+    expected = [alone.add(GenerationRequest(prompt, params)) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
     finish(alone)
     assert alone.stats().preemptions == 0
     monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(64, page_size))
     engine = tiny_engine(TreeShape(3, 2, 5), page_size=4, prefix_cache=False)
     assert engine.stats().total_pages == 64
-    requests = [engine.add(prompt, params) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
+    requests = [engine.add(GenerationRequest(prompt, params)) for prompt in (PROMPT, PROMPT[::-1], PROMPT[1:])]
     finish(engine)
     assert [request.output for request in requests] == [request.output for request in expected]
     assert engine.stats().preemptions > 0 and requests[0].result().finish_reason == "length"
@@ -148,21 +148,21 @@ def test_a_full_pool_preempts_the_newest_and_changes_nothing(monkeypatch):
 )
 def test_what_cannot_be_served_is_refused_with_a_reason(fast, prompt, params, message):
     with pytest.raises(ValueError, match=message):
-        fast.add(prompt, SamplingParams(**params))
+        fast.add(GenerationRequest(prompt, SamplingParams(**params)))
     assert not fast.has_work
 
 
 def test_too_many_stop_tokens_are_refused_at_admission():
     engine = tiny_engine(TreeShape(num_steps=0), target=engine_target(eos_token_ids=(1, 2, 3, 4, 5)))
     with pytest.raises(ValueError, match="end-of-sequence tokens are 17; at most 16 fit"):
-        engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32))))
-    engine.add(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)), ignore_eos=True))
+        engine.add(GenerationRequest(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)))))
+    engine.add(GenerationRequest(PROMPT, SamplingParams(stop_token_ids=list(range(20, 32)), ignore_eos=True)))
 
 
 def test_duplicate_ids_and_missing_heads_are_refused(fast):
-    fast.add(PROMPT, SamplingParams(max_tokens=1), request_id="a")
+    fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
     with pytest.raises(ValueError, match="'a' is in use"):
-        fast.add(PROMPT, SamplingParams(max_tokens=1), request_id="a")
+        fast.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)), request_id="a")
     finish(fast)
     with pytest.raises(ValueError, match="needs a draft head"):
         Engine(engine_target(), None, None, TreeShape(5, 4, 8), fast.config)
@@ -175,7 +175,7 @@ def test_nothing_compiles_after_warm_up(caplog):
     with jax.no_tracing():
         for temperature in (0.0, 0.7):
             for prompt in (PROMPT, PROMPT * 5):
-                engine.add(prompt, SamplingParams(max_tokens=12, temperature=temperature))
+                engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=12, temperature=temperature)))
         finish(engine)
     engine.runner.table = replace(engine.runner.table, batches=(5,))
     with caplog.at_level(logging.CRITICAL, "jaxspec"):
@@ -209,7 +209,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
         requests = []
         for index, prompt in enumerate(prompts):
             params = SamplingParams(max_tokens=40, temperature=temperature, seed=index)
-            requests.append(engine.add(prompt, params, tree=TreeShape(num_steps=0) if index == 1 else None))
+            requests.append(engine.add(GenerationRequest(prompt, params, tree=TreeShape(num_steps=0) if index == 1 else None)))
         outputs = {}
         while engine.has_work:
             outputs |= {update.request_id: update.output for update in engine.step() if update.output}

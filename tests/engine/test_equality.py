@@ -4,6 +4,7 @@ import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_config, tiny_engine
 from tests.sets import exhaustive
@@ -14,7 +15,7 @@ PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 
 
 def run(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[tuple[int, ...]]:
     """Every prompt's tokens, in order; the engine is idle again afterwards."""
-    order = [engine.add(prompt, each).id for prompt, each in zip(prompts, params, strict=True)]
+    order = [engine.add(GenerationRequest(prompt, each)).id for prompt, each in zip(prompts, params, strict=True)]
     outputs = {}
     while engine.has_work:
         outputs |= {update.request_id: update.output for update in engine.step() if update.output}
@@ -93,7 +94,7 @@ def test_requests_join_and_leave_between_cycles(expected):
     params, outputs, order = mixed_params(len(PROMPTS)), {}, []
     while engine.has_work or len(order) < len(PROMPTS):
         if len(order) < len(PROMPTS):
-            order.append(engine.add(PROMPTS[len(order)], params[len(order)]).id)
+            order.append(engine.add(GenerationRequest(PROMPTS[len(order)], params[len(order)])).id)
         for _ in range(2):
             outputs |= {update.request_id: update.output for update in engine.step() if update.output}
     assert [outputs[request_id].token_ids for request_id in order] == expected
@@ -106,7 +107,7 @@ def test_a_perfect_head_is_fully_accepted(spec, full):
     params = [SamplingParams(max_tokens=length, temperature=0)]
     (plain,) = run(tiny_engine(PLAIN, target=target), [prompt], params)
     engine = tiny_engine(spec, target=target, head=oracle_head(target.config, [*prompt, *plain]))
-    request = engine.add(prompt, params[0])
+    request = engine.add(GenerationRequest(prompt, params[0]))
     while engine.has_work:
         engine.step()
     assert tuple(request.output) == plain
@@ -116,7 +117,7 @@ def test_a_perfect_head_is_fully_accepted(spec, full):
 
 def test_a_random_head_is_hardly_accepted():
     engine = tiny_engine(TreeShape(3, 2, 5))
-    request = engine.add([1, 2, 3], SamplingParams(max_tokens=60, temperature=0))
+    request = engine.add(GenerationRequest([1, 2, 3], SamplingParams(max_tokens=60, temperature=0)))
     while engine.has_work:
         engine.step()
     assert sum(request.speculation.accept_lengths) == 59  # the first token comes from the prefill

@@ -7,7 +7,7 @@ import pytest
 from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import GenerationOutput
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer, tiny_engine
 
@@ -27,7 +27,7 @@ def quiet(caplog):
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[int, ...]]:
     engine = tiny_engine()
-    return [finish(engine, [engine.add(prompt, PARAMS).id])[0].token_ids for prompt in PROMPTS]
+    return [finish(engine, [engine.add(GenerationRequest(prompt, PARAMS)).id])[0].token_ids for prompt in PROMPTS]
 
 
 def finish(engine: Engine, order: list[str]) -> list[GenerationOutput]:
@@ -60,7 +60,7 @@ def fail_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, call: in
 @pytest.mark.parametrize(("name", "call"), [("launch_cycle", 0), ("launch_cycle", 4), ("launch_prefill", 2), ("read", 5)])
 def test_a_failed_program_ends_its_own_requests_only(monkeypatch, expected, overlap, name, call):
     engine = tiny_engine(overlap=overlap)  # two rows: two requests wait
-    order = [engine.add(prompt, PARAMS).id for prompt in PROMPTS]
+    order = [engine.add(GenerationRequest(prompt, PARAMS)).id for prompt in PROMPTS]
     fail_at(engine, monkeypatch, name, call, DeviceError("boom"))
     outputs = finish(engine, order)
     failed = [output for output in outputs if output.finish_reason == "error"]
@@ -70,15 +70,17 @@ def test_a_failed_program_ends_its_own_requests_only(monkeypatch, expected, over
             assert output.token_ids == tokens[: len(output.token_ids)]
         else:
             assert output.token_ids == tokens
-    assert [output.token_ids for output in finish(engine, [engine.add(prompt, PARAMS).id for prompt in PROMPTS])] == expected
+    assert [
+        output.token_ids for output in finish(engine, [engine.add(GenerationRequest(prompt, PARAMS)).id for prompt in PROMPTS])
+    ] == expected
 
 
 def test_a_launch_that_fails_because_of_a_program_of_the_same_step_ends_the_requests_of_that_one(monkeypatch, expected):
     engine = tiny_engine()
-    first = engine.add(PROMPTS[0], PARAMS).id
+    first = engine.add(GenerationRequest(PROMPTS[0], PARAMS)).id
     for _ in range(3):
         engine.step()
-    second = engine.add(PROMPTS[1], PARAMS).id
+    second = engine.add(GenerationRequest(PROMPTS[1], PARAMS)).id
     launch_cycle, read, broken = engine.runner.launch_cycle, engine.runner.read, []
 
     def launching(*arguments):
@@ -106,18 +108,18 @@ def test_a_launch_that_fails_because_of_a_program_of_the_same_step_ends_the_requ
 def test_cached_prefixes_are_forgotten_with_the_device_state(monkeypatch):
     engine = tiny_engine()
     long = list(range(40))
-    finish(engine, [engine.add(long, PARAMS).id])
+    finish(engine, [engine.add(GenerationRequest(long, PARAMS)).id])
     fail_at(engine, monkeypatch, "launch_cycle", 0, DeviceError())
-    finish(engine, [engine.add(long, PARAMS).id])
-    (again,) = finish(engine, [engine.add(long, PARAMS).id])
+    finish(engine, [engine.add(GenerationRequest(long, PARAMS)).id])
+    (again,) = finish(engine, [engine.add(GenerationRequest(long, PARAMS)).id])
     assert again.cached_tokens == 0
-    assert finish(engine, [engine.add(long, PARAMS).id])[0].cached_tokens == 40
+    assert finish(engine, [engine.add(GenerationRequest(long, PARAMS)).id])[0].cached_tokens == 40
 
 
 @pytest.mark.parametrize("name", ["launch_cycle", "launch_prefill", "read"])
 def test_an_interrupt_in_the_middle_of_a_step_loses_nothing(monkeypatch, expected, name):
     engine = tiny_engine()
-    order = [engine.add(prompt, PARAMS).id for prompt in PROMPTS]
+    order = [engine.add(GenerationRequest(prompt, PARAMS)).id for prompt in PROMPTS]
     fail_at(engine, monkeypatch, name, 3, KeyboardInterrupt())
     outputs: dict[str, GenerationOutput] = {}
     with pytest.raises(KeyboardInterrupt):
@@ -144,7 +146,11 @@ def test_a_tokenizer_that_fails_costs_one_request(expected):
     unused = min(set(range(128)).difference(*expected, *PROMPTS))
     engine = tiny_engine(tokenizer=BrokenTokenizer(unused))
     forced = SamplingParams(max_tokens=5, temperature=0, allowed_token_ids=[unused])
-    order = [engine.add(PROMPTS[0], PARAMS).id, engine.add(PROMPTS[1], forced).id, engine.add(PROMPTS[2], PARAMS).id]
+    order = [
+        engine.add(GenerationRequest(PROMPTS[0], PARAMS)).id,
+        engine.add(GenerationRequest(PROMPTS[1], forced)).id,
+        engine.add(GenerationRequest(PROMPTS[2], PARAMS)).id,
+    ]
     first, broken, third = finish(engine, order)
     assert broken.finish_reason == "error" and "KeyError" in broken.error
     assert [first.token_ids, third.token_ids] == [expected[0], expected[2]]
@@ -155,17 +161,17 @@ def test_failures_in_a_row_are_counted(monkeypatch):
     engine = tiny_engine()
     monkeypatch.setattr(engine.runner, "launch_admission", lambda _request: 1 / 0)
     for number in range(1, 4):
-        engine.add(PROMPTS[0], PARAMS)
+        engine.add(GenerationRequest(PROMPTS[0], PARAMS))
         engine.step()
         assert engine.stats().failed_steps == number
     monkeypatch.undo()
-    finish(engine, [engine.add(PROMPTS[0], PARAMS).id])
+    finish(engine, [engine.add(GenerationRequest(PROMPTS[0], PARAMS)).id])
     assert engine.stats().failed_steps == 0
 
 
 def test_lost_pages_stop_the_engine():
     engine = tiny_engine()
-    engine.add(PROMPTS[0], SamplingParams(max_tokens=2))
+    engine.add(GenerationRequest(PROMPTS[0], SamplingParams(max_tokens=2)))
     engine.pages.allocate(3)
     with pytest.raises(IntegrityError, match=r"free \(\d+\) \+ cached \(\d+\) \+ held \(0\).* total \(128\)"):
         while engine.has_work:
@@ -174,7 +180,7 @@ def test_lost_pages_stop_the_engine():
 
 def test_a_bug_in_planning_is_not_swallowed(monkeypatch):
     engine = tiny_engine()
-    engine.add(PROMPTS[0], PARAMS)
+    engine.add(GenerationRequest(PROMPTS[0], PARAMS))
     monkeypatch.setattr(engine.scheduler, "plan", lambda _tokens: {}["missing"])
     with pytest.raises(KeyError):
         engine.step()
@@ -184,9 +190,9 @@ def test_a_timeout_ends_a_request_wherever_it_is(expected):
     now = [0.0]
     engine = tiny_engine()
     engine.clock = lambda: now[0]
-    running = engine.add(PROMPTS[0], PARAMS, timeout=5.0)
-    kept = engine.add(PROMPTS[1], PARAMS, timeout=500.0)
-    waiting = engine.add(PROMPTS[2], PARAMS, timeout=4.0)
+    running = engine.add(GenerationRequest(PROMPTS[0], PARAMS, timeout=5.0))
+    kept = engine.add(GenerationRequest(PROMPTS[1], PARAMS, timeout=500.0))
+    waiting = engine.add(GenerationRequest(PROMPTS[2], PARAMS, timeout=4.0))
     for _ in range(6):
         engine.step()
     now[0] = 5.0
@@ -196,9 +202,9 @@ def test_a_timeout_ends_a_request_wherever_it_is(expected):
     assert tuple(running.output) == expected[0][: len(running.output)] and running.output
     assert finish(engine, [kept.id])[0].token_ids == expected[1]
     with pytest.raises(ValueError, match="priority must be a whole number, got None"):
-        engine.add([1], SamplingParams(), priority=None)
+        engine.add(GenerationRequest([1], SamplingParams(), priority=None))
     with pytest.raises(ValueError, match="timeout must be above 0"):
-        engine.add(PROMPTS[0], PARAMS, timeout=0)
+        engine.add(GenerationRequest(PROMPTS[0], PARAMS, timeout=0))
 
 
 @pytest.mark.parametrize("error", [DeviceError(), KeyboardInterrupt()])
@@ -207,9 +213,9 @@ def test_a_failure_loses_no_update_of_its_step(monkeypatch, error):
     now = [0.0]
     engine = tiny_engine()
     engine.clock = lambda: now[0]
-    running = engine.add(PROMPTS[0], PARAMS)
+    running = engine.add(GenerationRequest(PROMPTS[0], PARAMS))
     engine.step()
-    late = engine.add(PROMPTS[1], PARAMS, timeout=1.0)
+    late = engine.add(GenerationRequest(PROMPTS[1], PARAMS, timeout=1.0))
     now[0] = 2.0
     fail_at(engine, monkeypatch, "launch_cycle", 0, error)
     if isinstance(error, KeyboardInterrupt):
@@ -224,7 +230,7 @@ def test_a_failure_loses_no_update_of_its_step(monkeypatch, error):
 def test_a_chunk_that_fails_silently_ends_its_own_request_too(monkeypatch, expected, overlap):
     """A chunk that is not its prompt's last reports nothing: the next result tells, and the culprit must not come back for ever."""
     engine = tiny_engine(overlap=overlap)
-    running = engine.add(PROMPTS[0], PARAMS)
+    running = engine.add(GenerationRequest(PROMPTS[0], PARAMS))
     for _ in range(3):
         engine.step()
     original = engine.runner.launch_prefill
@@ -237,24 +243,24 @@ def test_a_chunk_that_fails_silently_ends_its_own_request_too(monkeypatch, expec
         return launched
 
     monkeypatch.setattr(engine.runner, "launch_prefill", launch_prefill)
-    engine.add(list(range(40)), PARAMS, "culprit")
+    engine.add(GenerationRequest(list(range(40)), PARAMS), "culprit")
     outputs = {}
     while engine.has_work:
         outputs |= {update.request_id: update.output for update in engine.step() if update.output}
     assert outputs["culprit"].finish_reason == "error" and outputs[running.id].finish_reason in ("error", "length")
-    assert finish(engine, [engine.add(PROMPTS[2], PARAMS).id])[0].token_ids == expected[2]
+    assert finish(engine, [engine.add(GenerationRequest(PROMPTS[2], PARAMS)).id])[0].token_ids == expected[2]
 
 
 def test_made_up_ids_avoid_given_ones():
     engine = tiny_engine()
-    given = [engine.add(PROMPTS[0], PARAMS, f"request-{number}").id for number in (0, 1, 3)]
-    made_up = [engine.add(PROMPTS[0], PARAMS).id for _ in range(3)]
+    given = [engine.add(GenerationRequest(PROMPTS[0], PARAMS), f"request-{number}").id for number in (0, 1, 3)]
+    made_up = [engine.add(GenerationRequest(PROMPTS[0], PARAMS)).id for _ in range(3)]
     assert len({*given, *made_up}) == 6
 
 
 def test_a_reset_that_fails_can_be_tried_again(monkeypatch, expected):
     engine = tiny_engine()
-    order = [engine.add(PROMPTS[0], PARAMS).id]
+    order = [engine.add(GenerationRequest(PROMPTS[0], PARAMS)).id]
     fail_at(engine, monkeypatch, "launch_prefill", 0, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         engine.step()
@@ -268,7 +274,7 @@ def test_a_reset_that_fails_can_be_tried_again(monkeypatch, expected):
 
 def test_priorities():
     engine = tiny_engine(TreeShape(num_steps=0), max_running_requests=1)
-    order = [engine.add(PROMPTS[0], SamplingParams(max_tokens=3), name, priority=priority).id for name, priority in
+    order = [engine.add(GenerationRequest(PROMPTS[0], SamplingParams(max_tokens=3), priority), name).id for name, priority in
              [("first", 0), ("low", -1), ("high", 5), ("second", 0)]]  # fmt: skip
     ended = []
     while engine.has_work:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest, EngineError
+from jaxspec.engine.driver import EngineError, EngineThread
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Update
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
 from tests.sets import exhaustive
@@ -55,13 +56,13 @@ def clients(count: int, seed: int) -> list[Client]:
     return found
 
 
-async def serve(engine: AsyncEngine, client: Client, index: int) -> list[Update]:
+async def serve(engine: EngineThread, client: Client, index: int) -> list[Update]:
     """What the client gets until it ends or leaves."""
     await asyncio.sleep(client.delay)
     timeout = 0.05 if client.behaviour == "times out" else None
     updates: list[Update] = []
-    request = AsyncRequest(f"client-{index}", client.prompt, client.params, timeout=timeout)
-    with await engine.start([request]) as generation:
+    request = GenerationRequest(tuple(client.prompt), client.params, timeout=timeout)
+    with await Generation.start(engine, [request], [f"client-{index}"]) as generation:
         async for update in generation:
             updates.append(update)
             if client.behaviour == "leaves" and len(updates) > client.after:
@@ -69,7 +70,7 @@ async def serve(engine: AsyncEngine, client: Client, index: int) -> list[Update]
     return updates
 
 
-async def run_all(engine: AsyncEngine, everyone: list[Client]) -> list[list[Update] | BaseException]:
+async def run_all(engine: EngineThread, everyone: list[Client]) -> list[list[Update] | BaseException]:
     tasks = [asyncio.create_task(serve(engine, client, index)) for index, client in enumerate(everyone)]
     for task, client in zip(tasks, everyone, strict=True):
         if client.behaviour == "is cancelled":
@@ -89,7 +90,7 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
     )
     finished = count_endings(engine, monkeypatch)
     break_sometimes(engine, monkeypatch, failures)
-    server = AsyncEngine(engine)
+    server = EngineThread(engine)
     try:
         results = asyncio.run(run_all(server, everyone))
         assert server.is_healthy
@@ -133,7 +134,7 @@ def check(client: Client, result: list[Update] | BaseException, expected: tuple[
 
 
 def solo(engine: Engine, client: Client) -> tuple[int, ...]:
-    request = engine.add(client.prompt, client.params)
+    request = engine.add(GenerationRequest(client.prompt, client.params))
     while engine.has_work:
         engine.step()
     return tuple(request.output)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from jaxspec.engine.pages import HeldPages, PageAllocator, PrefixCache
-from jaxspec.engine.request import Request, Status
+from jaxspec.engine.request import GenerationRequest, Request, Status
 from jaxspec.engine.scheduler import PrefillChunk, QueueFull, Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Detokenizer
@@ -131,12 +131,14 @@ class Lives(RuleBasedStateMachine):
     def go_on_with_a_conversation(self, own, max_tokens):
         """At once, before its pages are evicted."""
         prompt = [*self.ended[-1].tokens, *own][:LONGEST_PROMPT]
-        self.add_request(prompt, max_tokens, priority=max((request.priority for request in self.unfinished), default=0) + 1)
+        self.add_request(prompt, max_tokens, priority=max((request.asked.priority for request in self.unfinished), default=0) + 1)
 
     def add_request(self, prompt: list[int], max_tokens: int, priority: int = 0, prompt_logprobs: int | None = None):
         self.number += 1
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
-        request = Request(str(self.number), tuple(prompt), params, 0, (), Detokenizer(None), priority=priority, arrival=self.number)
+        request = Request(
+            str(self.number), GenerationRequest(prompt, params, priority), 0, (), Detokenizer(None), arrival=self.number
+        )
         queued = sum(each not in self.were_admitted for each in self.scheduler.waiting)
         free_rows = self.most_rows - len(self.scheduler.admitted)
         if self.most_waiting is not None and queued - free_rows >= self.most_waiting:
@@ -322,7 +324,7 @@ class Lives(RuleBasedStateMachine):
 
 
 def importance(request: Request) -> tuple[int, int]:
-    return -request.priority, request.arrival
+    return -request.asked.priority, request.arrival
 
 
 @pytest.mark.parametrize("examples", [60, exhaustive(600)])

@@ -12,17 +12,18 @@ from jaxspec.decoding.programs import ProposeProgram, Settlement, SettleProgram
 from jaxspec.decoding.tree import Chain, as_candidates, merge, rank
 from jaxspec.decoding.verify import unpack
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Request
+from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
 
-PROMPTS = [[3, 1, 4, 1, 5], list(range(20, 50))]
+PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50))]
 KINDS = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "seed": 4}]
 ALLOWED = [5, 17, 33, 64, 100, 127]
 
 
 def requests_of(engine: Engine, **options) -> list[Request]:
-    return [engine.add(prompt, SamplingParams(max_tokens=24, **kind, **options)) for prompt in PROMPTS for kind in KINDS]
+    params = [SamplingParams(max_tokens=24, **kind, **options) for kind in KINDS]
+    return [engine.add(GenerationRequest(prompt, each)) for prompt in PROMPTS for each in params]
 
 
 def run(engine: Engine, **options) -> list[list[int]]:

@@ -1,16 +1,17 @@
 """Each token of a text has its own piece of it and its origin."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, Emitted, Output, traced_tokens
 from jaxspec.engine.pages import PageAllocator, PrefixCache
-from jaxspec.engine.request import Request, Update
+from jaxspec.engine.request import GenerationRequest, Request, Update
 from jaxspec.engine.scheduler import Scheduler
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer
-from jaxspec.text.detokenizer import Detokenizer
 
 CHAIN, NONE = TreeShape(3, 1, 4), TreeShape(num_steps=0)
 
@@ -21,8 +22,8 @@ def run(*emitted: tuple[str | bytes, int | None], spec: TreeShape = CHAIN, finis
     scheduler = Scheduler(PrefixCache(PageAllocator(9, 16)), 1, 64, counts=counts)
     output = Output(scheduler, counts, lambda: 0.0, max_steps=3)
     sampling = SamplingParams(**params)
-    detokenizer = Detokenizer.of_request(tokenizer or TinyTokenizer(), sampling, wants_trees=True)
-    request = Request("a", (1,), sampling, 0, (), detokenizer, wants_trees=True)
+    asked = GenerationRequest((1,), sampling, wants_trees=True)
+    request = Request("a", asked, 0, (), replace(asked, prompt=()).detokenizer(tokenizer or TinyTokenizer()))
     scheduler.add(request)
     for index, (text, accepted) in enumerate(emitted):
         tokens = list(text.encode() if isinstance(text, str) else text)
@@ -82,6 +83,6 @@ def test_without_a_tokenizer_there_is_no_text():
 def test_offsets_are_kept_if_logprobs_or_trees_are_wanted():
     for wanted in (SamplingParams(), SamplingParams(logprobs=0)):
         for wants_trees in (False, True):
-            detokenizer = Detokenizer.of_request(None, wanted, wants_trees=wants_trees)
+            detokenizer = GenerationRequest((), wanted, wants_trees=wants_trees).detokenizer(None)
             detokenizer.add([1, 2])
             assert detokenizer.offsets_of(0, 2) == ((0, 0) if wants_trees or wanted.logprobs is not None else None)

@@ -221,6 +221,8 @@ def test_pages_refuse_to_be_released_twice():
 
 
 def test_configuration_requests_and_scheduler_load_no_jax():
-    engine = ", ".join(f"jaxspec.engine.{name}" for name in ("pages", "request", "scheduler", "stats", "output", "trees"))
+    engine = ", ".join(
+        f"jaxspec.engine.{name}" for name in ("pages", "request", "scheduler", "stats", "output", "trees", "driver", "generation")
+    )
     code = f"import sys, jaxspec, jaxspec.config, {engine}; sys.exit('jax' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import GenerationOutput
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.testing import largest_sizes_only
 from tests.sets import exhaustive
 
@@ -19,7 +19,7 @@ def run(engine: Engine, llm: LLM, prompts: list[str | list[int]]) -> list[Genera
     outputs = []
     for prompt in prompts:
         for params in (GREEDY, SAMPLED):
-            request = engine.add(llm.encode(prompt), params)
+            request = engine.add(GenerationRequest(llm.encode(prompt), params))
             while engine.has_work:
                 engine.step()
             outputs.append(request.result())

@@ -17,6 +17,7 @@ from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram
 from jaxspec.engine import program_cache
 from jaxspec.engine.program_cache import APART, KEEP_DAYS, StoredTraces, source_digest
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine
 from jaxspec.typing import KeysValues
@@ -153,7 +154,7 @@ def test_every_kind_of_program_can_be_stored_and_says_the_same(tmp_path, caplog)
         engine = tiny_engine(TreeShape(2, 2, 4), max_running_requests=1, request_trees=(TreeShape(num_steps=0),))
         programs = engine.runner.programs
         programs.traces = traces
-        request = engine.add(list(range(8)), SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=1))
+        request = engine.add(GenerationRequest(list(range(8)), SamplingParams(max_tokens=12, temperature=0.8, seed=1, logprobs=1)))
         while engine.has_work:
             engine.step()
         results.append((request.output, request.logprobs))

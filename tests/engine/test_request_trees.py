@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Timing, Update
+from jaxspec.engine.request import GenerationRequest, Timing, Update
 from jaxspec.engine.trees import MAX_LAG
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
@@ -17,7 +17,7 @@ PARAMS = [SamplingParams(max_tokens=3 * MAX_LAG, temperature=temperature, seed=4
 
 def run(engine: Engine, trees, wants_trees: bool = False) -> tuple[list[list[int]], list, list[Update]]:
     requests = [
-        engine.add(prompt, params, tree=tree, wants_trees=wants_trees)
+        engine.add(GenerationRequest(prompt, params, tree=tree, wants_trees=wants_trees))
         for prompt, params, tree in zip(PROMPTS, PARAMS, trees, strict=True)
     ]
     updates = []
@@ -57,10 +57,10 @@ def test_pages_of_a_plain_request_are_as_good_as_any(expected):
     """The head has caught up with plain decoding when the pages are found again: the oracle head knows where it is."""
     target, text = engine_target(), expected[0]
     engine = tiny_engine(CHAIN, target=target, head=oracle_head(target.config, [*PROMPTS[0], *text]), request_trees=(PLAIN,))
-    engine.add(PROMPTS[0], PARAMS[0], tree=PLAIN)
+    engine.add(GenerationRequest(PROMPTS[0], PARAMS[0], tree=PLAIN))
     while engine.has_work:
         engine.step()
-    again = engine.add([*PROMPTS[0], *text[: 2 * MAX_LAG]], SamplingParams(max_tokens=MAX_LAG, temperature=0))
+    again = engine.add(GenerationRequest([*PROMPTS[0], *text[: 2 * MAX_LAG]], SamplingParams(max_tokens=MAX_LAG, temperature=0)))
     while engine.has_work:
         engine.step()
     assert again.cached_tokens > MAX_LAG and again.output == text[2 * MAX_LAG :]
@@ -117,14 +117,14 @@ def test_statistics_add_up(expected):
 def test_times_are_measured_from_the_arrival():
     now = [100.0]
     engine = tiny_engine(PLAIN, clock=lambda: now[0], overlap=False, max_running_requests=1)
-    first, second = (engine.add([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)) for _ in range(2))
+    first, second = (engine.add(GenerationRequest([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True))) for _ in range(2))
     while engine.has_work:
         now[0] += 1.0
         engine.step()
     # The prefill's token comes with the first step, then one per step; the second request takes the row in step 4.
     assert first.timing == Timing(1.0, 1.0, 3.0)
     assert second.timing == Timing(4.0, 4.0, 6.0)
-    waiting = engine.add([1, 2, 3], SamplingParams())
+    waiting = engine.add(GenerationRequest([1, 2, 3], SamplingParams()))
     now[0] += 5.0
     update = engine.abort(waiting.id)
     assert update.output.timing == Timing(5.0, None, 5.0)
@@ -133,7 +133,7 @@ def test_times_are_measured_from_the_arrival():
 def test_unknown_trees_are_refused():
     engine = tiny_engine(WIDE, request_trees=(PLAIN,))
     with pytest.raises(ValueError, match=r"^tree 4/1/5 is not among those of this engine: 3/2/6, 0/1/1"):
-        engine.add([1], SamplingParams(), tree=CHAIN)
+        engine.add(GenerationRequest([1], SamplingParams(), tree=CHAIN))
     assert not engine.has_work
     with pytest.raises(ValueError, match="request_trees holds 4/1/5, but there is no draft head"):
         tiny_engine(PLAIN, head=None, request_trees=(PLAIN, CHAIN))

@@ -5,7 +5,7 @@ import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import GenerationOutput
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
 from tests.sets import exhaustive
@@ -40,7 +40,7 @@ def params_of(kind: str, **others) -> SamplingParams:
 
 def run(engine: Engine, params: list[SamplingParams]) -> list[GenerationOutput]:
     """PROMPT with each of the parameters; the outputs in their order."""
-    order = [engine.add(PROMPT, each).id for each in params]
+    order = [engine.add(GenerationRequest(PROMPT, each)).id for each in params]
     outputs = {}
     while engine.has_work:
         outputs |= {update.request_id: update.output for update in engine.step() if update.output}
@@ -112,7 +112,7 @@ def test_log_probabilities_belong_to_their_tokens(alone):
 
 def test_updates_carry_the_log_probabilities_of_their_tokens():
     engine = tiny_engine()
-    request = engine.add(PROMPT, SamplingParams(max_tokens=12, temperature=0, logprobs=0))
+    request = engine.add(GenerationRequest(PROMPT, SamplingParams(max_tokens=12, temperature=0, logprobs=0)))
     entries = []
     while engine.has_work:
         for update in engine.step():

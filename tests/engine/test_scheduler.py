@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jaxspec.engine.pages import PageAllocator, PrefixCache
-from jaxspec.engine.request import Request, Status
+from jaxspec.engine.request import GenerationRequest, Request, Status
 from jaxspec.engine.scheduler import QueueFull, Scheduler, StepPlan
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Detokenizer
@@ -19,13 +19,19 @@ def scheduler_of(
 
 
 def added(
-    scheduler: Scheduler, name: str, prompt: int | tuple[int, ...], max_tokens: int = 4, logprobs: int | None = None, **fields
+    scheduler: Scheduler,
+    name: str,
+    prompt: int | tuple[int, ...],
+    max_tokens: int = 4,
+    logprobs: int | None = None,
+    priority: int = 0,
+    **fields,
 ) -> Request:
     """A new request, in the order of these calls. An int is the length of a prompt that no other request has."""
     arrival = added.calls = added.calls + 1
     tokens = tuple(range(arrival * 10_000, arrival * 10_000 + prompt)) if isinstance(prompt, int) else prompt
     params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=logprobs)
-    request = Request(name, tokens, params, 0, (), Detokenizer(None), arrival=arrival, **fields)
+    request = Request(name, GenerationRequest(tokens, params, priority), 0, (), Detokenizer(None), arrival=arrival, **fields)
     scheduler.add(request)
     return request
 

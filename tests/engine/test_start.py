@@ -14,6 +14,7 @@ from jaxspec.engine.device_state import memory_limit, nbytes
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
 from jaxspec.engine.programs import ProgramError, Programs
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.engine.runner import Runner, Start
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
@@ -101,7 +102,7 @@ def test_an_engine_compiles_first_and_then_allocates_what_fits():
     assert not any(array.shape == cache for array in jax.live_arrays()), "allocated before it is needed"
     texts = []
     for each in (usual, engine):
-        request = each.add([3, 1, 4, 1, 5], SamplingParams(max_tokens=20))
+        request = each.add(GenerationRequest([3, 1, 4, 1, 5], SamplingParams(max_tokens=20)))
         while each.has_work:
             each.step()
         texts.append(tuple(request.output))
@@ -182,7 +183,9 @@ def test_first_runs_change_no_text(every_kind):
     texts = []
     for interrupts in (False, True):
         every_kind.flush_cache()
-        requests = [every_kind.add([3, 1, 4, 1, 5][:size], params, tree=tree) for size, tree in ((5, None), (3, PLAIN))]
+        requests = [
+            every_kind.add(GenerationRequest([3, 1, 4, 1, 5][:size], params, tree=tree)) for size, tree in ((5, None), (3, PLAIN))
+        ]
         for _ in range(100):
             every_kind.step()
             if interrupts:
@@ -227,7 +230,7 @@ def test_a_program_that_fails_ends_the_start_with_its_name(kind):
     )
     engine.runner.programs.__class__ = Programs
     engine.warm_up()  # with a new state
-    request = engine.add([1, 2, 3], SamplingParams(max_tokens=4))
+    request = engine.add(GenerationRequest([1, 2, 3], SamplingParams(max_tokens=4)))
     while engine.has_work:
         engine.step()
     assert len(request.output) == 4

@@ -7,7 +7,7 @@ import pytest
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import HeldPages
-from jaxspec.engine.request import Request
+from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.trees import MAX_LAG, TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, tiny_engine
@@ -19,7 +19,7 @@ PARAMS = [SamplingParams(max_tokens=60, temperature=temperature, seed=4) for tem
 
 
 def run(engine: Engine) -> list[list[int]]:
-    requests = [engine.add(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    requests = [engine.add(GenerationRequest(prompt, params)) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
     while engine.has_work:
         engine.step()
     engine.prefix_cache.check([])
@@ -56,13 +56,13 @@ def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     target, prompt = engine_target(), PROMPTS[0]
     params = SamplingParams(max_tokens=80, temperature=0)
     plain = tiny_engine(PLAIN, target=target)
-    text = plain.add(prompt, params)
+    text = plain.add(GenerationRequest(prompt, params))
     while plain.has_work:
         plain.step()
     head = oracle_head(target.config, [*prompt, *text.output])
     engine = tiny_engine(TreeShape(4, 1), target=target, head=head, adaptive=True)
     choose_by(engine, monkeypatch, iter([PLAIN] * plain_cycles + [TreeShape(4, 1)] * 100))
-    request = engine.add(prompt, params)
+    request = engine.add(GenerationRequest(prompt, params))
     while engine.has_work:
         engine.step()
     assert request.output == text.output
@@ -81,7 +81,7 @@ def test_an_adaptive_engine_measures_and_chooses():
     params = SamplingParams(max_tokens=50, temperature=0)
     tokens = []
     for each in (engine, expected):
-        requests = [each.add(prompt[:8], params) for prompt in PROMPTS]
+        requests = [each.add(GenerationRequest(prompt[:8], params)) for prompt in PROMPTS]
         while each.has_work:
             each.step()
         tokens.append([request.output for request in requests])
@@ -104,7 +104,7 @@ def test_only_undisturbed_cycles_are_timed():
     tree = trees.all[0]
 
     def request(own: TreeShape | None = None, lag: int = 0) -> Request:
-        return Request("a", (1,), SamplingParams(), 0, (), Detokenizer(None), tree=own, held=HeldPages(lag=lag))
+        return Request("a", GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None), tree=own, held=HeldPages(lag=lag))
 
     def cycle(seconds: float, *, catch_up: bool = False, prefill: bool = False) -> None:
         (planned,) = trees.plan([request(lag=int(catch_up))], [1], trees.all, prefills=prefill)
@@ -138,7 +138,7 @@ def test_only_undisturbed_cycles_are_timed():
 
 def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
     trees = TreeChoice(TreeShape(3, 1), True)
-    request = Request("a", (1,), SamplingParams(), 0, (), Detokenizer(None))
+    request = Request("a", GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None))
 
     def behind(tree: TreeShape) -> list[Request]:
         trees.choose = lambda _bucket: tree
@@ -159,7 +159,8 @@ def test_a_tree_that_is_not_ready_is_replaced_by_the_choice_of_the_engine():
     chain = TreeShape(2, 1)
     trees = TreeChoice(TreeShape(3, 1), False, others=(chain,))
     first, second = (
-        Request(name, (1,), SamplingParams(), 0, (), Detokenizer(None), tree=tree) for name, tree in (("a", chain), ("b", None))
+        Request(name, GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None), tree=tree)
+        for name, tree in (("a", chain), ("b", None))
     )
     (together,) = trees.plan([first, second], [1, 2], [TreeShape(3, 1)], prefills=False)
     assert together.tree == TreeShape(3, 1) and together.requests == [first, second]

@@ -5,7 +5,7 @@ import pytest
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import Status
+from jaxspec.engine.request import GenerationRequest, Status
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
 
@@ -21,7 +21,7 @@ def running(*trees: TreeShape, overlap: bool = True) -> Engine:
         TREE, target=small, head=random_eagle(small.config), request_trees=(PLAIN,), page_size=PAGE, overlap=overlap
     )
     params = SamplingParams(max_tokens=120, temperature=0)
-    requests = [engine.add([3, 1, 4, *range(place)], params, tree=tree) for place, tree in enumerate(trees)]
+    requests = [engine.add(GenerationRequest([3, 1, 4, *range(place)], params, tree=tree)) for place, tree in enumerate(trees)]
     while any(request.status is not Status.RUNNING or request.generated < 3 for request in requests):
         engine.step()
     return engine

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from jaxspec.config import PLAIN
-from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.engine.driver import EngineThread
 from jaxspec.serve import listen, url_of
 from jaxspec.server.app import create_app
 from jaxspec.server.http_server import HttpServer
@@ -48,8 +48,8 @@ def serving(engine: FakeEngine, model: ServedModel, settings: ServerSettings | N
     """Runs a server in a thread; yields its URL."""
     ready = threading.Event()
     metrics, steps = RequestCollector(model.name), StepTimes()
-    async_engine = AsyncEngine(engine, [metrics, steps])
-    server = HttpServer(create_app(async_engine, model, settings, metrics=metrics, steps=steps), async_engine, ready.set)
+    engine_thread = EngineThread(engine, [metrics, steps])
+    server = HttpServer(create_app(engine_thread, model, settings, metrics=metrics, steps=steps), engine_thread, ready.set)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -59,7 +59,7 @@ def serving(engine: FakeEngine, model: ServedModel, settings: ServerSettings | N
         finally:
             server.should_exit = True
             thread.join(20)
-            async_engine.close()
+            engine_thread.close()
             if model.chat_template is not None:
                 model.chat_template.close()
     assert not thread.is_alive()

@@ -1,20 +1,20 @@
 """An engine without a model and a tokenizer of bytes: what the server's tests talk to."""
 
+import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.request import CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
+from jaxspec.engine.request import CycleCounts, DraftedTree, GenerationRequest, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.text.detokenizer import Detokenizer
 
 VOCABULARY = 256
 CONTEXT = 64
@@ -84,6 +84,7 @@ class FakeEngine:
         self.steps = 0
         self._failed_steps = 0
         self._requests: dict[str, Request] = {}
+        self._names = (f"request-{number}" for number in itertools.count())
         self._prompt_tokens = self._generated = self._verified = self._verifications = 0
         self._finished: Counter[str] = Counter()
 
@@ -101,29 +102,23 @@ class FakeEngine:
             self._allowed = steps
             self._allowance.notify()
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        tree: TreeShape | None = None,
-        wants_trees: bool = False,
-    ) -> Request:
-        assert request_id is not None and params.n == 1
+    def add(self, asked: GenerationRequest, request_id: str | None = None) -> Request:
+        prompt, params = asked.prompt, asked.params
+        assert params.n == 1
+        request_id = next(self._names) if request_id is None else request_id
+        if request_id in self._requests:
+            raise ValueError(f"request_id {request_id!r} is in use by an unfinished request: choose another")
         if len(self._requests) >= self.room:
             raise QueueFull(f"{len(self._requests)} requests wait already and max_waiting_requests is {self.room}: try again later")
         wrong = [token for token in prompt if not 0 <= token < VOCABULARY]
         if wrong:
             raise ValueError(f"prompt holds token id {wrong[0]}; ids are 0 to {VOCABULARY - 1}")
-        detokenizer = Detokenizer.of_request(self.tokenizer, params, wants_trees=wants_trees)
         self.params.append(params)
-        self.priorities.append(priority)
-        self.timeouts.append(timeout)
-        request = Request(request_id, tuple(prompt), params, 0, params.stop_token_ids, detokenizer)
-        request.cached_tokens, request.tree, request.wants_trees = self.cached_tokens, tree, wants_trees
+        self.priorities.append(asked.priority)
+        self.timeouts.append(asked.timeout)
+        detokenizer = replace(asked, prompt=()).detokenizer(self.tokenizer)
+        request = Request(request_id, asked, 0, params.stop_token_ids, detokenizer, tree=asked.tree)
+        request.cached_tokens = self.cached_tokens
         if (count := params.prompt_logprobs) is not None:
             request.prompt_logprobs[1:] = [fake_logprob(token, count) for token in prompt[1:]]
         request.added_at = request.launched_at = perf_counter()
@@ -195,7 +190,7 @@ class FakeEngine:
             accepted = min(1, spec.num_steps)
             request.cycles.append(CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps))
             drafted = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1))
-            verification = Verification(spec, accepted, drafted if request.wants_trees and accepted else None)
+            verification = Verification(spec, accepted, drafted if request.asked.wants_trees and accepted else None)
             self._verifications += 1
             self._verified += len(new)
         if request.finish_reason:

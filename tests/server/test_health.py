@@ -6,7 +6,9 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from jaxspec.engine.async_engine import AsyncEngine, AsyncRequest
+from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.health import HealthProbe
@@ -29,9 +31,9 @@ class Slow(FakeEngine):
         return super().step()
 
 
-def run(fake: FakeEngine, work: Callable[[AsyncEngine], Coroutine]) -> float:
+def run(fake: FakeEngine, work: Callable[[EngineThread], Coroutine]) -> float:
     """Seconds that it took."""
-    engine, started = AsyncEngine(fake), time.monotonic()
+    engine, started = EngineThread(fake), time.monotonic()
     try:
         asyncio.run(work(engine))
         return time.monotonic() - started
@@ -69,8 +71,8 @@ def test_other_requests_tokens_count(room: int):
     """A full queue is not a failure, as long as it moves."""
     fake = Slow()
 
-    async def work(engine: AsyncEngine) -> None:
-        with await engine.start([AsyncRequest("long", [1], SamplingParams(max_tokens=500))]):
+    async def work(engine: EngineThread) -> None:
+        with await Generation.start(engine, [GenerationRequest((1,), SamplingParams(max_tokens=500))], ["long"]):
             fake.room = room
             await HealthProbe(engine, 10).check()
             assert fake.running  # it did not wait until that one had ended
@@ -81,8 +83,8 @@ def test_other_requests_tokens_count(room: int):
 def test_a_full_queue_that_does_not_move():
     fake = Standing()
 
-    async def work(engine: AsyncEngine) -> None:
-        with await engine.start([AsyncRequest("long", [1], SamplingParams(max_tokens=500))]):
+    async def work(engine: EngineThread) -> None:
+        with await Generation.start(engine, [GenerationRequest((1,), SamplingParams(max_tokens=500))], ["long"]):
             fake.room = 1
             await HealthProbe(engine, 0.3).check()
 
@@ -93,7 +95,7 @@ def test_a_full_queue_that_does_not_move():
 def test_probes_share_one_request():
     fake = Slow()
 
-    async def work(engine: AsyncEngine) -> None:
+    async def work(engine: EngineThread) -> None:
         probe = HealthProbe(engine)
         cancelled = asyncio.ensure_future(probe.check())
         others = [asyncio.ensure_future(probe.check()) for _ in range(8)]

@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 import httpx
 import pytest
 
-from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.engine.driver import EngineThread
 from jaxspec.serve import listen, url_of
 from jaxspec.server import http_server
 from jaxspec.server.app import create_app
@@ -158,7 +158,7 @@ class Draining:
 
     def __init__(self, shutdown_timeout: float):
         self.fake, ready = FakeEngine(), threading.Event()
-        self.engine = AsyncEngine(self.fake)
+        self.engine = EngineThread(self.fake)
         model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer())
 
         settings = ServerSettings(shutdown_timeout=shutdown_timeout)

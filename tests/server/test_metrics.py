@@ -16,7 +16,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from jaxspec.engine.async_engine import Observer
+from jaxspec.engine.driver import Observer
 from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
 from jaxspec.engine.stats import ENGINE_METRICS, FINISH_REASONS, EngineStats
 from jaxspec.server.bodies import MAX_BODY_BYTES

@@ -13,6 +13,7 @@ import pytest
 
 from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
 from jaxspec.testing import engine_target, random_eagle, tiny_engine, write_head, write_target
@@ -34,7 +35,7 @@ def expected() -> list[list[int]]:
     """What the engine makes of PROMPTS, one after the other, without a server."""
     engine, outputs = new_engine(), []
     for prompt in PROMPTS:
-        engine.add(tuple(prompt.encode()), SamplingParams(max_tokens=LENGTH, temperature=0))
+        engine.add(GenerationRequest(tuple(prompt.encode()), SamplingParams(max_tokens=LENGTH, temperature=0)))
         while engine.has_work:
             outputs += [update.output for update in engine.step() if update.output]
     return [list(output.token_ids) for output in outputs]

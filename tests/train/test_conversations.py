@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxspec import LLM
 from jaxspec.commands.common import CHAT_PROMPTS
+from jaxspec.load import load_models
 from jaxspec.testing import largest_sizes_only
 from jaxspec.text.chat_template import RenderError
 from jaxspec.train import command, conversations
@@ -29,9 +29,9 @@ SETTINGS = DataSettings("built-in", per_shard=4, max_user_tokens=12, max_answer_
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(spec="plain", max_running_requests=4, context_length=128, prefill_chunk=64) as llm:
-        largest_sizes_only(llm.engine)
-        yield llm
+    llm = load_models(spec="plain", max_running_requests=4, context_length=128, prefill_chunk=64)
+    largest_sizes_only(llm.engine)
+    return llm
 
 
 def test_prompts_in_all_shapes(tmp_path):
@@ -120,7 +120,7 @@ def test_answers_keep_their_tokens_even_where_their_text_has_others(llm, monkeyp
 def test_the_engine_is_kept_busy_with_one_kind_of_request(llm, monkeypatch):
     """And a conversation is the same alone."""
     add, asked = llm.engine.add, []
-    monkeypatch.setattr(llm.engine, "add", lambda prompt, params: asked.append(params.temperature > 0) or add(prompt, params))
+    monkeypatch.setattr(llm.engine, "add", lambda question: asked.append(question.params.temperature > 0) or add(question))
     settings = DataSettings("built-in", per_shard=12, max_user_tokens=12, max_answer_tokens=12, temperatures=(0.0, 1.0))
     with Writer(llm, settings, None) as writer:
         together = writer.shard(0)

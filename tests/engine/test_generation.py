@@ -1,4 +1,4 @@
-"""The thread around the engine: nothing waits that should not, and nothing is left behind."""
+"""The engine's thread behind asyncio: nothing waits that should not, and nothing is left behind."""
 
 import asyncio
 import math
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from jaxspec.engine.async_engine import MAX_FAILED_STEPS, AsyncEngine, AsyncRequest, EngineClosed, EngineError
+from jaxspec.engine.driver import MAX_FAILED_STEPS, EngineClosed, EngineError, EngineThread
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import EngineStats
 from jaxspec.sampling_params import SamplingParams
@@ -33,7 +34,7 @@ def fake():
 @pytest.fixture
 def engine(fake: FakeEngine):
     others = set(threading.enumerate())
-    engine = AsyncEngine(fake)
+    engine = EngineThread(fake)
     yield engine
     fake.allow(math.inf)
     engine.close()
@@ -46,19 +47,31 @@ async def until(condition) -> None:
         await asyncio.sleep(0.005)
 
 
+async def start(engine: EngineThread, *names: str, params: SamplingParams = PARAMS) -> Generation:
+    return await Generation.start(engine, [GenerationRequest((1,), params)] * len(names), names)
+
+
+async def end(engine: EngineThread, request_ids: list[str] | None = None) -> int:
+    return await asyncio.wrap_future(engine.end(request_ids))
+
+
+async def flush(engine: EngineThread) -> None:
+    await asyncio.wrap_future(engine.call(lambda fake: fake.flush_cache()))
+
+
 async def stream(
-    engine: AsyncEngine, prompt: list[int], params: SamplingParams = PARAMS, request_id: str | None = None
+    engine: EngineThread, prompt: list[int], params: SamplingParams = PARAMS, request_id: str | None = None
 ) -> AsyncIterator[Update]:
-    with await engine.start([AsyncRequest(request_id or uuid.uuid4().hex, prompt, params)]) as generation:
+    with await Generation.start(engine, [GenerationRequest(prompt, params)], [request_id or uuid.uuid4().hex]) as generation:
         async for update in generation:
             yield update
 
 
-async def text_of(engine: AsyncEngine, prompt: list[int], params: SamplingParams = PARAMS) -> str:
+async def text_of(engine: EngineThread, prompt: list[int], params: SamplingParams = PARAMS) -> str:
     return "".join([update.text async for update in stream(engine, prompt, params)])
 
 
-def test_streams_at_once_each_get_their_own(engine: AsyncEngine):
+def test_streams_at_once_each_get_their_own(engine: EngineThread):
     async def work():
         params = [SamplingParams(max_tokens=number + 1) for number in range(16)]
         texts = await asyncio.gather(*(text_of(engine, [1], each) for each in params))
@@ -67,12 +80,12 @@ def test_streams_at_once_each_get_their_own(engine: AsyncEngine):
     run(work())
 
 
-def test_two_event_loops_may_share_it(engine: AsyncEngine):
+def test_two_event_loops_may_share_it(engine: EngineThread):
     for _ in range(2):
         run(text_of(engine, [1]))
 
 
-def test_it_sleeps_without_work(engine: AsyncEngine, fake: FakeEngine):
+def test_it_sleeps_without_work(engine: EngineThread, fake: FakeEngine):
     run(text_of(engine, [1]))
     steps = fake.steps
     before = time.thread_time_ns(), time.process_time_ns()
@@ -82,7 +95,7 @@ def test_it_sleeps_without_work(engine: AsyncEngine, fake: FakeEngine):
     assert process - own < 0.1e9  # a busy loop would take the whole 0.3 s
 
 
-def test_a_refusal_reaches_the_caller_before_anything_else(engine: AsyncEngine, fake: FakeEngine):
+def test_a_refusal_reaches_the_caller_before_anything_else(engine: EngineThread, fake: FakeEngine):
     async def work():
         updates = stream(engine, [999], PARAMS)
         with pytest.raises(ValueError, match="token id 999"):
@@ -93,22 +106,22 @@ def test_a_refusal_reaches_the_caller_before_anything_else(engine: AsyncEngine, 
     run(work())
 
 
-def test_requests_that_start_together_are_taken_in_all_or_none(engine: AsyncEngine, fake: FakeEngine):
+def test_requests_that_start_together_are_taken_in_all_or_none(engine: EngineThread, fake: FakeEngine):
     async def work():
-        requests = [AsyncRequest(name, [token], PARAMS) for name, token in (("a", 1), ("b", 2), ("c", 999))]
+        requests = [GenerationRequest((token,), PARAMS) for token in (1, 2, 999)]
         with pytest.raises(ValueError, match="999"):
-            await engine.start(requests)
+            await Generation.start(engine, requests, ["a", "b", "c"])
         assert fake.aborted == ["a", "b"]
         assert fake.steps == 0
 
     run(work())
 
 
-def test_an_id_in_use_is_refused_and_its_owner_unharmed(engine: AsyncEngine, fake: FakeEngine):
+def test_an_id_in_use_is_refused_and_its_owner_unharmed(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(0)
-        first = await engine.start([AsyncRequest("same", [1], PARAMS)])
-        second = asyncio.ensure_future(engine.start([AsyncRequest("other", [1], PARAMS), AsyncRequest("same", [2], PARAMS)]))
+        first = await start(engine, "same")
+        second = asyncio.ensure_future(start(engine, "other", "same"))
         await asyncio.sleep(0.01)
         fake.allow(math.inf)
         with pytest.raises(ValueError, match="'same' is in use"):
@@ -119,7 +132,7 @@ def test_an_id_in_use_is_refused_and_its_owner_unharmed(engine: AsyncEngine, fak
     run(work())
 
 
-def test_leaving_aborts_within_one_step(engine: AsyncEngine, fake: FakeEngine):
+def test_leaving_aborts_within_one_step(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(1)
         updates = stream(engine, [1], PARAMS, "mine")
@@ -133,7 +146,7 @@ def test_leaving_aborts_within_one_step(engine: AsyncEngine, fake: FakeEngine):
     run(work())
 
 
-def test_cancelling_the_task_aborts(engine: AsyncEngine, fake: FakeEngine):
+def test_cancelling_the_task_aborts(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(1)
         task = asyncio.ensure_future(text_of(engine, [1]))
@@ -148,7 +161,7 @@ def test_cancelling_the_task_aborts(engine: AsyncEngine, fake: FakeEngine):
     run(work())
 
 
-def test_cancelling_before_admission_aborts(engine: AsyncEngine, fake: FakeEngine):
+def test_cancelled_before_admission_it_is_never_admitted(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(0)
         first = asyncio.ensure_future(text_of(engine, [1]))
@@ -161,12 +174,12 @@ def test_cancelling_before_admission_aborts(engine: AsyncEngine, fake: FakeEngin
         fake.allow(math.inf)
         assert await first == TEXT[:18] + "x"
         await until(lambda: not fake.running)
-        assert len(fake.aborted) == 1
+        assert len(fake.params) == 1 and not fake.aborted
 
     run(work())
 
 
-def test_a_slow_reader_does_not_hold_the_engine(engine: AsyncEngine, fake: FakeEngine):
+def test_a_slow_reader_does_not_hold_the_engine(engine: EngineThread, fake: FakeEngine):
     async def work():
         slow = stream(engine, [1], PARAMS)
         await anext(slow)
@@ -177,10 +190,10 @@ def test_a_slow_reader_does_not_hold_the_engine(engine: AsyncEngine, fake: FakeE
     run(work())
 
 
-def test_an_event_loop_that_went_away_is_forgotten(engine: AsyncEngine, fake: FakeEngine):
+def test_an_event_loop_that_went_away_is_forgotten(engine: EngineThread, fake: FakeEngine):
     async def leave():
         fake.allow(0)
-        await engine.start([AsyncRequest("left", [1], PARAMS)])
+        await start(engine, "left")
 
     asyncio.run(leave())
     fake.allow(math.inf)
@@ -191,7 +204,7 @@ def test_an_event_loop_that_went_away_is_forgotten(engine: AsyncEngine, fake: Fa
     run(text_of(engine, [1]))
 
 
-def test_a_failing_step_fails_its_requests_only(engine: AsyncEngine, fake: FakeEngine):
+def test_a_failing_step_fails_its_requests_only(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(0)
         first = asyncio.ensure_future(text_of(engine, [1]))
@@ -209,10 +222,10 @@ def test_a_failing_step_fails_its_requests_only(engine: AsyncEngine, fake: FakeE
     run(work())
 
 
-def test_a_request_that_fails_ends_the_others_of_its_generation_only(engine: AsyncEngine, fake: FakeEngine):
+def test_a_request_that_fails_ends_the_others_of_its_generation_only(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(0)
-        first = await engine.start([AsyncRequest(name, [1], PARAMS) for name in ("a", "b")])
+        first = await start(engine, "a", "b")
         second = asyncio.ensure_future(text_of(engine, [1]))
         await asyncio.sleep(0.02)
         fake.ends_with = "error"
@@ -228,10 +241,10 @@ def test_a_request_that_fails_ends_the_others_of_its_generation_only(engine: Asy
     run(work())
 
 
-def test_running_out_of_time_is_an_outcome(engine: AsyncEngine, fake: FakeEngine):
+def test_running_out_of_time_is_an_outcome(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.ends_with = "timeout"
-        generation = await engine.start([AsyncRequest("a", [1], PARAMS, 3, 2.5)])
+        generation = await Generation.start(engine, [GenerationRequest((1,), PARAMS, 3, 2.5)], ["a"])
         outputs = [update.output async for update in generation]
         assert [output.finish_reason for output in outputs] == ["timeout"]
         assert (fake.priorities, fake.timeouts) == ([3], [2.5])
@@ -239,7 +252,7 @@ def test_running_out_of_time_is_an_outcome(engine: AsyncEngine, fake: FakeEngine
     run(work())
 
 
-def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: AsyncEngine, fake: FakeEngine):
+def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.failures = MAX_FAILED_STEPS
         for _ in range(MAX_FAILED_STEPS):
@@ -257,7 +270,7 @@ def test_failing_again_and_again_is_unhealthy_until_a_step_works(engine: AsyncEn
 def test_an_exception_out_of_the_engine_ends_everything(error: Exception, caplog: pytest.LogCaptureFixture):
     """Not a single step more, and nobody waits for ever."""
     fake = FakeEngine()
-    engine = AsyncEngine(fake)
+    engine = EngineThread(fake)
 
     async def work():
         fake.allow(1)
@@ -276,7 +289,7 @@ def test_an_exception_out_of_the_engine_ends_everything(error: Exception, caplog
         with pytest.raises(EngineClosed, match="restart the server"):
             await text_of(engine, [1])
         with pytest.raises(EngineClosed):
-            await engine.flush_cache()
+            await flush(engine)
         assert not engine.is_healthy
         assert fake.steps == 2
         assert fake.aborted == []  # a broken engine is not touched
@@ -291,23 +304,23 @@ def test_an_engine_that_breaks_at_a_command_strands_nobody(caplog: pytest.LogCap
         def flush_cache(self):
             raise IntegrityError("secret")
 
-    engine = AsyncEngine(Breaking())
+    engine = EngineThread(Breaking())
 
     async def work():
         with pytest.raises(EngineClosed, match="restart the server"):
-            await engine.flush_cache()
+            await flush(engine)
 
     run(work())
     engine.close()
 
 
-def test_flushing_the_cache(engine: AsyncEngine, fake: FakeEngine):
+def test_flushing_the_cache(engine: EngineThread, fake: FakeEngine):
     async def work():
-        await engine.flush_cache()  # without work
+        await flush(engine)  # without work
         fake.allow(0)
         running = asyncio.ensure_future(text_of(engine, [1]))
         await until(lambda: fake.running == 1)
-        flushing = asyncio.ensure_future(engine.flush_cache())
+        flushing = asyncio.ensure_future(flush(engine))
         await asyncio.sleep(0.02)
         assert (fake.flushes, flushing.done()) == (1, False)  # between two steps only
         fake.allow(math.inf)
@@ -318,25 +331,25 @@ def test_flushing_the_cache(engine: AsyncEngine, fake: FakeEngine):
     run(work())
 
 
-def test_a_full_queue_takes_all_or_none(engine: AsyncEngine, fake: FakeEngine):
+def test_a_full_queue_takes_all_or_none(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.room = 2
         with pytest.raises(QueueFull):
-            await engine.start([AsyncRequest(name, [1], PARAMS) for name in "abc"])
+            await start(engine, *"abc")
         assert fake.aborted == ["a", "b"]
         assert await text_of(engine, [1]) == TEXT[:18] + "x"
 
     run(work())
 
 
-def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: AsyncEngine, fake: FakeEngine):
+def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: EngineThread, fake: FakeEngine):
     """The refusal and the cancellation may cross: what was never admitted must not be aborted."""
 
     async def work():
         fake.allow(1)
-        first = await engine.start([AsyncRequest("same", [1], PARAMS)])
+        first = await start(engine, "same")
         await until(lambda: fake.steps == 1)
-        second = asyncio.ensure_future(engine.start([AsyncRequest("same", [2], PARAMS)]))
+        second = asyncio.ensure_future(start(engine, "same"))
         await asyncio.sleep(0.02)  # it waits for admission: the engine stands in a step
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -348,7 +361,7 @@ def test_a_start_that_is_cancelled_harms_no_owner_of_its_ids(engine: AsyncEngine
     run(work())
 
 
-def test_closing_ends_waiting_streams(engine: AsyncEngine, fake: FakeEngine):
+def test_closing_ends_waiting_streams(engine: EngineThread, fake: FakeEngine):
     async def work():
         fake.allow(1)
         updates = stream(engine, [1], PARAMS)
@@ -387,7 +400,7 @@ class Watching:
 
 def test_observers_see_every_step_every_end_and_when_work_runs_out(fake: FakeEngine):
     watching = Watching()
-    engine = AsyncEngine(fake, [Watching(), watching])
+    engine = EngineThread(fake, [Watching(), watching])
     run(text_of(engine, [1]))
     engine.close()
     assert len(watching.steps) == fake.steps
@@ -398,7 +411,7 @@ def test_observers_see_every_step_every_end_and_when_work_runs_out(fake: FakeEng
 
 def test_observers_see_what_clients_leave(fake: FakeEngine):
     watching = Watching()
-    engine = AsyncEngine(fake, [watching])
+    engine = EngineThread(fake, [watching])
 
     async def leave() -> None:
         async for _ in stream(engine, [1], PARAMS):
@@ -416,7 +429,7 @@ def test_an_observer_that_fails_does_not_strand_anybody(fake: FakeEngine, caplog
         def after_step(self, stats: EngineStats, idle: bool) -> None:
             raise RuntimeError("observer")
 
-    engine = AsyncEngine(fake, [Failing()])
+    engine = EngineThread(fake, [Failing()])
     with pytest.raises(EngineError):
         run(text_of(engine, [1]))
     assert not engine.is_healthy
@@ -425,13 +438,13 @@ def test_an_observer_that_fails_does_not_strand_anybody(fake: FakeEngine, caplog
 
 
 @pytest.mark.parametrize("everything", [True, False])
-def test_aborted_from_elsewhere_a_request_ends_with_what_it_has(fake: FakeEngine, engine: AsyncEngine, everything: bool):
+def test_aborted_from_elsewhere_a_request_ends_with_what_it_has(fake: FakeEngine, engine: EngineThread, everything: bool):
     async def work() -> None:
         fake.allow(3)
         updates = stream(engine, [1], PARAMS, "mine")
         first = await anext(updates)
         other = asyncio.ensure_future(collect(stream(engine, [2], PARAMS, "other")))
-        abort = asyncio.ensure_future(engine.abort(None if everything else ["mine", "nobody's"]))
+        abort = asyncio.ensure_future(end(engine, None if everything else ["mine", "nobody's"]))
         await asyncio.sleep(0.05)
         fake.allow(math.inf)
         assert await abort >= 1
@@ -442,7 +455,7 @@ def test_aborted_from_elsewhere_a_request_ends_with_what_it_has(fake: FakeEngine
             assert (await other)[-1].output.finish_reason == "length"
         else:
             await other
-        assert await engine.abort() == 0
+        assert await end(engine) == 0
 
     run(work())
 

@@ -1,0 +1,154 @@
+"""Loading: from the names of a model and a draft head to what an engine needs."""
+
+import sys
+import warnings
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
+from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
+from jaxspec.config import DTYPES, PLAIN, EngineConfig, TreeLike, TreeShape
+from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.program_cache import enable_compilation_cache
+from jaxspec.engine.runner import Start
+from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass
+class LoadedModels:
+    """A target, its draft head and its tokenizer, and how an engine shall run them."""
+
+    name: str
+    """As it was given at the start: a path or a name."""
+    directory: Path
+    """Of the target."""
+    target: LoadedTarget
+    head: LoadedHead | None
+    tokenizer: Tokenizer | None
+    tree: TreeShape
+    config: EngineConfig
+    progress: bool
+    """Show progress bars."""
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
+        LLM."""
+        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress))
+
+
+def load_models(
+    model: str | Path | None = None,
+    draft: str | Path | None = None,
+    spec: TreeLike | None = None,
+    *,
+    token_map: str | Path | None = None,
+    dtype: DTypeLike = "auto",
+    progress: bool | None = None,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    **options,
+) -> LoadedModels:
+    """The models behind LLM's arguments. Raises ValueError and TypeError as LLM."""
+    unknown = sorted(options.keys() - {field.name for field in fields(EngineConfig)})
+    if unknown:
+        known = ", ".join(field.name for field in fields(EngineConfig))
+        raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
+    config = EngineConfig(**options)
+    hub = HubOptions(revision, None if download_dir is None else str(download_dir))
+    files = find_files(model, draft, None if spec is None else TreeShape.of(spec), token_map, config, hub)
+    enable_compilation_cache()
+    progress = sys.stderr.isatty() if progress is None else progress
+    if files.head is not None:
+        check_head(files.head, target_model_config(files.target), files.token_map)
+    target = load_target(files.target, choose_dtype(dtype, files.target), progress=progress)
+    head = None if files.head is None else load_head(files.head, target, token_map=files.token_map, progress=progress)
+    tokenizer = load_tokenizer(files.target)
+    target = ending_with(target, tokenizer)
+    _warn(config, target.config.max_position_embeddings)
+    tree = files.spec or default_tree(head.config.algorithm if head else None, files.head)
+    return LoadedModels(
+        BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, tree, config, progress
+    )
+
+
+class ModelFiles(NamedTuple):
+    """The files to load."""
+
+    target: Path
+    head: Path | None
+    token_map: Path | None
+    spec: TreeShape | None
+    """None: the head decides (defaults.default_tree)."""
+
+
+def find_files(
+    model: str | Path | None,
+    draft: str | Path | None,
+    spec: TreeShape | None,
+    token_map: str | Path | None,
+    config: EngineConfig,
+    hub: HubOptions = DEFAULTS,
+) -> ModelFiles:
+    """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
+    target = model_directory(model, hub)
+    if spec == PLAIN:
+        for name, given in (("token_map", token_map), ("draft", draft)):
+            if given is not None:
+                raise ValueError(f"TreeShape(num_steps=0) drafts nothing: leave out {name}")
+    head = None if spec == PLAIN else local_path(draft, hub.newest) if draft is not None else own_head(target)
+    if head is None:
+        if spec is not None and spec != PLAIN:
+            raise ValueError(f"the draft tree {spec} needs a draft head, and {model} comes with none: give draft")
+        if token_map is not None:
+            raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
+        if config.head_options:
+            raise ValueError(f"{config.head_options[0]} needs a draft head, and there is none: give draft")
+    return ModelFiles(target, head, None if token_map is None else local_path(token_map, hub.newest), spec)
+
+
+def ending_with(target: LoadedTarget, tokenizer: Tokenizer | None) -> LoadedTarget:
+    """The target, with the tokenizer's end-of-sequence token among its own: a finetuned model's configs may not name it."""
+    config, token = target.config, None if tokenizer is None else tokenizer.eos_token_id
+    if token is None or token in config.eos_token_ids or token >= config.vocab_size:
+        return target
+    return replace(target, config=replace(config, eos_token_ids=(*config.eos_token_ids, token)))
+
+
+def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:
+    """The dtype of weights and cache.
+
+    "auto" is float32 on a CPU (bfloat16 matmuls run 4-16 times slower there) and 16 bits on a GPU: float16 if the
+    checkpoint is, else bfloat16.
+    """
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    if name == "auto":
+        if jax.default_backend() == "cpu":
+            return jnp.dtype(jnp.float32)
+        name = gpu_dtype(target_model_config(directory).dtype)
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {name!r}")
+    return jnp.dtype(name)
+
+
+def _warn(config: EngineConfig, made_for: int) -> None:
+    """Warnings about options that work, but may surprise."""
+    if config.is_lossy:
+        warnings.warn(
+            "accept_threshold_single or accept_threshold_acc is below 1: speculation is lossy, it changes what the model says",
+            stacklevel=4,
+        )
+    if config.context_length is not None and config.context_length > made_for:
+        warnings.warn(
+            f"context_length {config.context_length} is more than the {made_for} tokens that the model was made for: text "
+            "beyond that may be poor",
+            stacklevel=4,
+        )
