@@ -5,9 +5,10 @@ programs. The engine keeps its state (`empty`) with its own, gives it every toke
 candidates before the target runs (`propose`). head_drafter.py drafts with a trained head.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -39,37 +40,37 @@ class Draft(NamedTuple):
     """Arrays that its `learn` reads; nothing else does."""
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """A source of drafts. `state.draft` is its own; everything else of the state it may read and must not change."""
+class Drafter(ABC):
+    """A source of drafts. `state.draft` is its own; everything else of the state it may read and must not change.
 
-    @property
-    def weights(self) -> Any:
-        """A pytree of arrays; inside a program they are traced. Nothing below depends on them."""
+    What is said of weights, features and state here holds for one that has none.
+    """
+
+    weights: Any = ()
+    """A pytree of arrays; inside a program they are traced. Nothing below depends on them."""
+    capture: tuple[int, ...] = ()
+    """The layers of the target whose input residual streams make the feature; (): the hidden after its final norm."""
+    feature_size: int = 0
+    """Width of the feature of one position; 0: it reads none."""
+    lags: bool = False
+    """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next tree."""
+    max_topk: int
+    """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
+
+    def _derive(self, **facts: Any) -> None:
+        """Sets those of the above that follow from the fields of a frozen dataclass."""
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     def with_weights(self, weights: Any) -> "Drafter":
         """The same drafter with these weights."""
-
-    @property
-    def capture(self) -> tuple[int, ...]:
-        """The layers of the target whose input residual streams make the feature; (): the hidden after its final norm."""
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the feature of one position; 0: it reads none."""
-
-    @property
-    def lags(self) -> bool:
-        """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next
-        tree."""
-
-    @property
-    def max_topk(self) -> int:
-        """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
+        return self
 
     def empty(self, sizes: Sizes) -> Any:
         """Its state for `sizes.rows` requests and its pages, if it has any: zeros."""
+        return ()
 
+    @abstractmethod
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
     ) -> Draft:
@@ -77,9 +78,11 @@ class Drafter(Protocol):
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> Any:
         """Its state after these tokens."""
+        return state.draft
 
     def learn(self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Int[Array, " b"]) -> Any:
         """Its state after the target chose these tokens behind the roots. `memo`: its draft's, or None in plain cycles."""
+        return state.draft
 
 
 class Models(NamedTuple):
@@ -90,72 +93,38 @@ class Models(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NoDrafter:
+class NoDrafter(Drafter):
     """Plain decoding: proposes the root only."""
 
-    weights: tuple[()] = ()
-    capture: tuple[int, ...] = ()
-    feature_size: int = 0
-    lags: bool = False
-    max_topk: int = 0
-
-    def with_weights(self, weights: tuple[()]) -> "NoDrafter":
-        return self
-
-    def empty(self, sizes: Sizes) -> tuple[()]:
-        return ()
+    max_topk = 0
 
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
     ) -> Draft:
         return Draft(Chain(jnp.zeros((len(batch.rows), 0), jnp.int32)))
 
-    def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> tuple[()]:
-        return ()
-
-    def learn(
-        self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Int[Array, " b"]
-    ) -> tuple[()]:  # fmt: skip
-        return ()
-
 
 @dataclass(frozen=True)
-class Merged:
+class Merged(Drafter):
     """Several drafters at once, whose candidates are ranked together. Those that read features must read the same."""
 
     sources: tuple[Drafter, ...]
 
     def __post_init__(self):
-        if len({(each.capture, each.feature_size) for each in self.sources if each.feature_size}) > 1:
-            layers = ", ".join(str(each.capture) for each in self.sources if each.feature_size)
+        readers = [each for each in self.sources if each.feature_size]
+        if len({(each.capture, each.feature_size) for each in readers}) > 1:
+            layers = ", ".join(str(each.capture) for each in readers)
             raise ValueError(f"merged drafters must read the same layers of the target, got {layers}: leave out all but one")
-
-    @property
-    def weights(self) -> tuple[Any, ...]:
-        return tuple(each.weights for each in self.sources)
+        self._derive(
+            weights=tuple(each.weights for each in self.sources),
+            capture=readers[0].capture if readers else (),
+            feature_size=readers[0].feature_size if readers else 0,
+            lags=any(each.lags for each in self.sources),
+            max_topk=max(each.max_topk for each in self.sources),
+        )
 
     def with_weights(self, weights: Sequence[Any]) -> "Merged":
-        return replace(self, sources=tuple(each.with_weights(own) for each, own in zip(self.sources, weights, strict=True)))
-
-    @property
-    def _reader(self) -> Drafter:
-        return next((each for each in self.sources if each.feature_size), NoDrafter())
-
-    @property
-    def capture(self) -> tuple[int, ...]:
-        return self._reader.capture
-
-    @property
-    def feature_size(self) -> int:
-        return self._reader.feature_size
-
-    @property
-    def lags(self) -> bool:
-        return any(each.lags for each in self.sources)
-
-    @property
-    def max_topk(self) -> int:
-        return max(each.max_topk for each in self.sources)
+        return Merged(tuple(each.with_weights(own) for each, own in zip(self.sources, weights, strict=True)))
 
     def empty(self, sizes: Sizes) -> tuple[Any, ...]:
         return tuple(each.empty(sizes) for each in self.sources)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import nnx
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Coupling, Prediction, calibrate, uncalibrated
-from jaxspec.decoding.drafter import Draft, NewTokens
+from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
 from jaxspec.decoding.settings import SamplingKind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.tree import Candidates, Chain
@@ -96,7 +96,7 @@ class HeadState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts with a trained head: EAGLE, EAGLE-3 or MTP."""
 
     config: HeadConfig
@@ -105,7 +105,14 @@ class HeadDrafter:
     window: SlidingWindow | None = None
     """The part of its cache that it sees; None: all of it."""
     weights: dict = field(default_factory=dict, compare=False, repr=False)
-    lags: ClassVar[bool] = True
+    lags = True
+
+    def __post_init__(self):
+        self._derive(
+            capture=self.config.captured_layers,
+            feature_size=self.config.feature_size,
+            max_topk=self.config.draft_vocab_size or self.config.layer.vocab_size,
+        )
 
     @classmethod
     def of(cls, head: LoadedHead, window: SlidingWindow | None = None, kernels: Kernels = DEFAULT_KERNELS) -> "HeadDrafter":
@@ -118,18 +125,6 @@ class HeadDrafter:
     @property
     def head(self) -> DraftHead:
         return nnx.merge(self.graph, self.weights)
-
-    @property
-    def capture(self) -> tuple[int, ...]:
-        return self.config.captured_layers
-
-    @property
-    def feature_size(self) -> int:
-        return self.config.feature_size
-
-    @property
-    def max_topk(self) -> int:
-        return self.config.draft_vocab_size or self.config.layer.vocab_size
 
     def empty(self, sizes: Sizes) -> HeadState:
         hidden = jnp.zeros((sizes.rows, self.config.layer.hidden_size), sizes.dtype)

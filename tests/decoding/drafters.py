@@ -1,7 +1,7 @@
 """Drafters as strangers write them, from public names only: a copy from the text, a block in one forward, and both at once."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.coupling import Coupling
-from jaxspec.decoding.drafter import Draft, NewTokens
+from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.tree import Candidates, Chain
 from jaxspec.models.llama import Llama
@@ -19,20 +19,10 @@ BLOCK = 4
 
 
 @dataclass(frozen=True)
-class CopyDrafter:
+class CopyDrafter(Drafter):
     """The tokens after the last earlier occurrence of the text's last two."""
 
-    weights: tuple[()] = ()
-    capture: tuple[int, ...] = ()
-    feature_size: ClassVar[int] = 0
-    lags: ClassVar[bool] = False
-    max_topk: ClassVar[int] = 1
-
-    def with_weights(self, weights: Any) -> "CopyDrafter":
-        return self
-
-    def empty(self, sizes: Sizes) -> tuple[()]:
-        return ()
+    max_topk = 1
 
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
@@ -44,12 +34,6 @@ class CopyDrafter:
         behind = jnp.max(jnp.where(same, places + 2, newest), -1)[:, None] + jnp.arange(tree.num_steps)
         return Draft(Chain(jnp.take_along_axis(text, jnp.minimum(behind, newest), 1)))
 
-    def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> tuple[()]:
-        return ()
-
-    def learn(self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Any) -> tuple[()]:
-        return ()
-
 
 class BlockState(NamedTuple):
     pages: jax.Array
@@ -59,15 +43,14 @@ class BlockState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BlockDrafter:
+class BlockDrafter(Drafter):
     """BLOCK positions at once, from the feature in the last slot of pages of its own: two tokens for each."""
 
     feature_size: int
-    weights: Any = field(compare=False, repr=False)
+    weights: Any = field(default=(), compare=False, repr=False)
     """[BLOCK, f, v]: the logits of each position are a product of the feature."""
-    capture: ClassVar[tuple[int, ...]] = ()
-    lags: ClassVar[bool] = True
-    max_topk: ClassVar[int] = 2
+    lags = True
+    max_topk = 2
 
     @classmethod
     def random(cls, feature_size: int, vocab_size: int) -> "BlockDrafter":
