@@ -223,8 +223,8 @@ class Runner:
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
         if len(self.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
-            for tree in self.table.own:
-                self.programs.ask_for(next(self.table.cycles(len(requests), tree)))
+            for each in self.table.own:
+                self.programs.ask_for(next(self.table.cycles(len(requests), each)))
         program, rows, page_table = self._cycle_of(requests, tree)
         return launched(self._run(program, rows, page_table), requests, tree=tree)
 
