@@ -48,7 +48,7 @@ def load(arguments: ServerArguments) -> LoadedModels:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         models = load_models(arguments.model, arguments.draft, arguments.tree, progress=bars, **options)
-        models.engine  # noqa: B018 -- made now, as its errors are those of the settings
+        models.engine  # noqa: B018  # loaded here: it may warn, and refuse a setting
     for warning in caught:
         logger.warning("%s", in_flags(str(warning.message)))  # such as that lossy thresholds are set
     log_model(models, arguments)

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from jaxspec.commands.common import CHAT_PROMPTS
+from jaxspec.engine.request import GenerationRequest
 from jaxspec.load import load_models
+from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import largest_sizes_only
 from jaxspec.text.chat_template import RenderError
+from jaxspec.text.prompts import ChatEncoder
 from jaxspec.train import command, conversations
 from jaxspec.train.conversations import (
     CUT,
@@ -94,10 +97,14 @@ def test_answers_are_the_targets_own(llm):
     with Writer(llm, greedy, prompts) as writer:
         written = writer.shard(0)
     assert len(written) == 4
+    chats = ChatEncoder(llm.tokenizer)
     for messages, (tokens, [(start, end)], _) in zip(prompts, written, strict=True):
-        assert tokens[:start] == llm.encode_chat(messages) and end == len(tokens) <= start + 12
-        [output] = llm.generate([tokens[:start]], {"temperature": 0, "max_tokens": 12})
-        assert list(output.token_ids) == tokens[start:]
+        assert tokens[:start] == chats.encode(messages) and end == len(tokens) <= start + 12
+        request = llm.engine.add(GenerationRequest(tokens[:start], SamplingParams(temperature=0, max_tokens=12)))
+        while llm.engine.has_work:
+            llm.engine.step()
+        assert request.output == tokens[start:]
+    chats.close()
 
 
 def test_answers_keep_their_tokens_even_where_their_text_has_others(llm, monkeypatch):
@@ -175,8 +182,8 @@ def test_several_turns_are_answered_in_order(llm, monkeypatch):
         monkeypatch.setattr(writer._template, "render", lambda messages: "".join(message["content"] for message in messages))
         for last in ("stop", "length"):
             writing = writer._write(script, random.Random(0))
-            assert next(writing).prompt == encode("import os")
-            assert writing.send(answer("\nx = 1")).prompt == encode("import os\nx = 1\nimport re")
+            assert list(next(writing).prompt) == encode("import os")
+            assert list(writing.send(answer("\nx = 1")).prompt) == encode("import os\nx = 1\nimport re")
             with pytest.raises(StopIteration) as ended:
                 writing.send(answer("\ny = 2", last))
                 writing.send(answer("\nz = 3"))
