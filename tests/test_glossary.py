@@ -19,7 +19,6 @@ REPLACED_WORDS = {
     "intake": "limits",
     "suspects": "blamed",
     "native": "sglang",
-    "settle": "advance",
     "whoever": "the noun itself",
     "its": "the noun itself",
     "their": "the noun itself",

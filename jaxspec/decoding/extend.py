@@ -29,11 +29,11 @@ def fall_behind(state: State, batch: Batch, verified: Verified, accepted: Accept
     """Keeps the feature of a plain cycle's token for later, so that the cycle costs no more than without a drafter."""
     before = state.features
     lag = before.lag[batch.rows]
-    place = jnp.where(accepted.emitted > 0, lag, before.postponed.shape[1])
-    features = verified.features[:, 0, : before.postponed.shape[2]]
-    postponed = before.postponed.at[batch.rows, place].set(features, mode="drop")
+    place = jnp.where(accepted.emitted > 0, lag, before.lagging.shape[1])
+    features = verified.features[:, 0, : before.lagging.shape[2]]
+    lagging = before.lagging.at[batch.rows, place].set(features, mode="drop")
     lags = before.lag.at[batch.rows].set(lag + accepted.emitted)
-    return state._replace(features=before._replace(lag=lags, postponed=postponed))
+    return state._replace(features=before._replace(lag=lags, lagging=lagging))
 
 
 @jax.named_scope("catch_up")
@@ -44,7 +44,7 @@ def catch_up(models: Models, state: State, rows: Int[Array, " b"], page_table: I
     Out: the drafter's slots 7, 8 and 9 are written; lag 0
     """
     batch = gather(state, rows, page_table)
-    features, history, lag = state.features.postponed[rows], state.history[rows], state.features.lag[rows]
+    features, history, lag = state.features.lagging[rows], state.history[rows], state.features.lag[rows]
     first = batch.sequences.length + 1 - lag
     slots = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)
     tokens = jnp.take_along_axis(history, jnp.minimum(slots, history.shape[1] - 1), 1)

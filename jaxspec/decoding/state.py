@@ -32,7 +32,7 @@ class Features(NamedTuple):
     """Of the last prefilled position, carried from chunk to chunk."""
     lag: Int[Array, " r"]
     """Slots by which the drafter lags behind the target, because plain cycles leave it out (extend.catch_up)."""
-    postponed: Float[Array, "r lag f"]
+    lagging: Float[Array, "r lag f"]
     """Of the newest `lag` positions, oldest first."""
 
 
@@ -140,7 +140,7 @@ def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any
         features=Features(
             last=jnp.zeros((rows, feature_size), sizes.dtype),
             lag=jnp.zeros(rows, jnp.int32),
-            postponed=jnp.zeros((rows, sizes.max_lag, feature_size), sizes.dtype),
+            lagging=jnp.zeros((rows, sizes.max_lag, feature_size), sizes.dtype),
         ),
         draft=draft,
     )

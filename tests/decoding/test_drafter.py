@@ -109,7 +109,7 @@ def test_a_drafter_absorbs_every_token_once_or_lags_by_it():
 def test_no_drafter_has_no_state_and_proposes_the_root():
     engine = tiny_engine(PLAIN)
     assert engine.runner.state.draft == () and engine.runner.params["draft"] == ()
-    assert engine.runner.state.features.postponed.size == 0 and not NoDrafter().max_topk
+    assert engine.runner.state.features.lagging.size == 0 and not NoDrafter().max_topk
 
 
 def test_drafters_that_read_different_features_are_refused():

@@ -55,11 +55,11 @@ def compiled(program: Any, algorithm: str, window: SlidingWindow | None = None, 
 
 
 def fresh(algorithm: str, tokens: list[int], params: SamplingParams = GREEDY, rows: int = 1) -> State:
-    """Admitted, with nothing in the caches but NaN. Features that would wrongly be taken for postponed ones are huge."""
+    """Admitted, with nothing in the caches but NaN. Features that would wrongly be taken for lagging ones are huge."""
     target, head = models(algorithm)
     size = {"pages": rows * PAGES, "page_size": PAGE, "max_length": LENGTH, "max_lag": MAX_LAG}
     state = poisoned_state(target, head, rows=rows, **size)
-    features = state.features._replace(postponed=jnp.full_like(state.features.postponed, 1e6))
+    features = state.features._replace(lagging=jnp.full_like(state.features.lagging, 1e6))
     state = state._replace(features=features)
     return admit(state, admission_of(params, tokens, rows=rows, max_length=LENGTH, vocab_size=target.config.vocab_size))
 
