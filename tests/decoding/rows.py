@@ -14,7 +14,7 @@ from jaxspec.decoding.settings import Settings
 from jaxspec.decoding.state import Admission, Sizes, State
 from jaxspec.engine import device_state as engine
 from jaxspec.engine.device_state import new_state
-from jaxspec.engine.request import Request
+from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import TinyTokenizer
@@ -55,7 +55,8 @@ def models_of(target: LoadedTarget, head: LoadedHead, params: tuple[dict, dict] 
 def request(params: SamplingParams, prompt: Sequence[int] = (0,)) -> Request:
     """A request that has just arrived."""
     seed = 0 if params.seed is None else params.seed
-    return Request("test", tuple(prompt), params, seed, params.stop_token_ids, Detokenizer(TinyTokenizer(), ()), row=0)
+    asked = GenerationRequest(tuple(prompt), params)
+    return Request("test", asked, seed, params.stop_token_ids, Detokenizer(TinyTokenizer(), ()), row=0)
 
 
 def settings_of(params: Sequence[SamplingParams], vocab_size: int, prompt: Sequence[int] = (0,)) -> Settings:

@@ -45,7 +45,7 @@ def run_in_two(engine: Engine, between: Callable[[Proposal], Settlement], mask: 
                 runner.launch_admission(chunk.request)
             launched.append(runner.launch_prefill(chunk, mask))
         for program in launched:
-            if program.emits:
+            if program.most_emitted:
                 for request, new in zip(program.requests, runner.read(program), strict=True):
                     engine.output.add(request, new, program.tree)
     return [request.output for request in requests]
