@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse, Response
 from jaxspec.engine.driver import EngineThread
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as, only
+from jaxspec.server.fields import NAME_OR_NAMES, Only, RequestModel, RequestName, RequestNames, described_as
 from jaxspec.server.health import HealthProbe
 from jaxspec.server.metrics import StepTimes
 from jaxspec.server.middleware import admin_only
@@ -151,8 +151,8 @@ class AbortRequest(RequestModel):
     """All requests are ended."""
 
     # Not supported yet.
-    finished_reason: Annotated[Any, only()] = None
-    abort_message: Annotated[Any, only()] = None
+    finished_reason: Annotated[Any, Only()] = None
+    abort_message: Annotated[Any, Only()] = None
 
 
 class AbortResponse(ResponseModel):

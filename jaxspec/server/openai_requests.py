@@ -12,6 +12,7 @@ from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
     Copies,
     LogprobCount,
+    Only,
     Priority,
     Prompt,
     RequestModel,
@@ -20,7 +21,6 @@ from jaxspec.server.fields import (
     TokenCount,
     TokenCountOrZero,
     described_as,
-    only,
 )
 from jaxspec.server.model import ServedModel, is_single
 from jaxspec.server.neutral_fields import ChatNeutralFields, CompletionNeutralFields, OpenAINeutralFields
@@ -107,12 +107,12 @@ class Message(RequestModel):
     name: str | None = None
 
     # openai-python sends these when a reply becomes part of the next request.
-    refusal: Annotated[Any, only()] = None
-    annotations: Annotated[Any, only([])] = None
-    audio: Annotated[Any, only()] = None
-    function_call: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
-    tool_call_id: Annotated[Any, only()] = None
+    refusal: Annotated[Any, Only()] = None
+    annotations: Annotated[Any, Only([])] = None
+    audio: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only()] = None
+    tool_calls: Annotated[Any, Only([])] = None
+    tool_call_id: Annotated[Any, Only()] = None
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates expect it: one string, parts joined by line breaks."""
@@ -124,7 +124,7 @@ def _unused_tools(value: Any, info: ValidationInfo) -> Any:
     return None if info.data.get("tool_choice") == "none" else value
 
 
-type Tools = Annotated[Any, only([]), BeforeValidator(_unused_tools)]
+type Tools = Annotated[Any, Only([]), BeforeValidator(_unused_tools)]
 
 
 class ChatRequest(OpenAIRequest, ChatNeutralFields):

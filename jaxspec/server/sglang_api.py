@@ -20,6 +20,7 @@ from jaxspec.server.fields import (
     ONE,
     ListsOfTokenIds,
     LogprobCount,
+    Only,
     Priority,
     RequestName,
     RequestNames,
@@ -27,7 +28,6 @@ from jaxspec.server.fields import (
     TokenIds,
     described_as,
     one_or_each,
-    only,
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
@@ -63,11 +63,11 @@ class SglangSampling(SglangSamplingFields):
     max_new_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     """The most tokens to generate; 0: only the prompt is scored, without stream."""
     # Not supported yet.
-    json_schema: Annotated[Any, only()] = None
-    regex: Annotated[Any, only()] = None
-    ebnf: Annotated[Any, only()] = None
-    structural_tag: Annotated[Any, only()] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
+    json_schema: Annotated[Any, Only()] = None
+    regex: Annotated[Any, Only()] = None
+    ebnf: Annotated[Any, Only()] = None
+    structural_tag: Annotated[Any, Only()] = None
+    spaces_between_special_tokens: Annotated[Any, Only(True)] = None
 
 
 type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1, max_length=MAX_COMPLETIONS), FailFast()]

@@ -13,7 +13,7 @@ from pydantic import FailFast, Field
 
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import MAX_INT, RequestModel, Strings, TemplateOptions, described_as, only
+from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, TemplateOptions, described_as
 from jaxspec.server.model import ServedModel, check_unicode
 from jaxspec.server.openai_requests import Message
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
@@ -55,10 +55,10 @@ class TokenizeRequest(RequestModel):
     """Variables that the model's own template reads."""
 
     # Not supported yet.
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
-    tools: Annotated[Any, only([])] = None
-    chat_template: Annotated[Any, only()] = None
+    add_generation_prompt: Annotated[Any, Only(True)] = None
+    continue_final_message: Annotated[Any, Only(False)] = None
+    tools: Annotated[Any, Only([])] = None
+    chat_template: Annotated[Any, Only()] = None
     """Never from a request: a template is a program."""
 
 
