@@ -29,9 +29,9 @@ from jaxspec.server.running import RequestBatch, RunningRequests, without_output
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeTrace,
-    TraceBuilder,
     VllmSpeculation,
     sglang_speculation,
+    speculative_trace,
     vllm_speculation,
 )
 from jaxspec.server.streaming import respond
@@ -207,7 +207,7 @@ class OpenAIBuilder(ABC):
         self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._model, self._body, self._batch, self._created = model, body, batch, int(time())
         self._options = body.stream_options or StreamOptions()
-        self._trace = TraceBuilder(model) if batch.prompts[0].wants_trees else None
+        self._has_trace = batch.prompts[0].wants_trees
         self._begun: set[int] = set()
         """Choices that had an event."""
         self._outputs: dict[int, GenerationOutput] = {}
@@ -239,15 +239,15 @@ class OpenAIBuilder(ABC):
             self._outputs[index] = update.output
         is_first = index not in self._begun
         pieces = self.pieces(index, update, is_first)
-        if not pieces and (self._trace is not None or self._body.return_token_ids):
+        if not pieces and (self._has_trace or self._body.return_token_ids):
             pieces = [self.empty(index)]  # for tokens whose text is held back
         if not pieces:
             return []
         self._begun.add(index)
         self._add_token_ids(pieces[0], update.token_ids, with_prompt=is_first)
         events = [self._event(self.event_type, self.event_object, [piece]) for piece in pieces]
-        if self._trace is not None:
-            events[0].speculative_trace = self._trace.add(update)
+        if self._has_trace:
+            events[0].speculative_trace = speculative_trace(update, self._model)
         for event in events:
             if self._options.continuous_usage_stats:
                 event.usage = token_counts(sum(len(each.prompt) for each in self._batch.prompts), self._generated)
@@ -273,7 +273,7 @@ class OpenAIBuilder(ABC):
 
     def _statistics(self, outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
         """Usage; and for a single choice with speculation vLLM's `metrics` and, on request, SGLang's `sglext`."""
-        fields: dict[str, Any] = {"usage": usage(outputs, self._batch.firsts(outputs))}
+        fields: dict[str, Any] = {"usage": usage(outputs, outputs[:: self._batch.n])}
         if len(outputs) == 1 and (speculation := vllm_speculation(outputs[0].speculation)) is not None:
             fields["metrics"] = Metrics(speculative_decoding=speculation)
             if self._body.return_spec_tokens_details:
@@ -294,9 +294,7 @@ class CompletionBuilder(OpenAIBuilder):
 
     def choice(self, index: int, output: GenerationOutput) -> Choice:
         echo = self._echo(index)
-        logprobs = None
-        if output.logprobs is not None:
-            logprobs = self._logprobs(output, len(echo))
+        logprobs = None if output.logprobs is None else self._logprobs(output, len(echo))
         if logprobs is not None and output.prompt_logprobs is not None:
             asked = self._batch.prompt_of(index)
             special = asked.params.skip_special_tokens

@@ -39,9 +39,9 @@ from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeOptions,
     SpeculativeTrace,
-    TraceBuilder,
     chosen_tree,
     sglang_speculation,
+    speculative_trace,
     wants_trace,
 )
 from jaxspec.server.streaming import respond
@@ -263,7 +263,7 @@ class GenerateBuilder:
         self._text_of: Callable[[int], str] | None = model.token_text if body.return_text_in_logprobs else None
         self._is_single = is_single(body.text if body.input_ids is None else body.input_ids) and batch.n == 1
         self._progress = [_Progress() for _ in self._ids]
-        self._trace = TraceBuilder(model) if batch.prompts[0].wants_trees else None
+        self._has_trace = batch.prompts[0].wants_trees
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> GenerateResponse | list[GenerateResponse]:
         """A single prompt gets one response; lists of prompts, and n > 1, get a list."""
@@ -286,8 +286,8 @@ class GenerateBuilder:
                 **self._logprobs("output", progress.token_ids, progress.logprobs),
             )
             event = GenerateEvent(text=progress.text, output_ids=progress.token_ids, meta_info=meta_info)
-        if self._trace is not None:
-            event.speculative_trace = self._trace.add(update)
+        if self._has_trace:
+            event.speculative_trace = speculative_trace(update, self._model)
         if not self._is_single:
             event.index = index
         return [event]
