@@ -25,7 +25,7 @@ from jaxspec.server.openai_requests import (
     completion_batch,
 )
 from jaxspec.server.responses import ResponseModel, failures, json_response, success, success_or_stream
-from jaxspec.server.running import RequestBatch, RunningRequests, without_output
+from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeTrace,
@@ -226,8 +226,6 @@ class OpenAIBuilder(ABC):
         """The pieces that an update adds to a choice; none if it adds nothing."""
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> OpenAIEvent:
-        if self._batch.prompt_only:
-            outputs = [without_output(output) for output in outputs]
         choices = [self.choice(index, output) for index, output in enumerate(outputs)]
         for choice, output in zip(choices, outputs, strict=True):
             self._add_token_ids(choice, output.token_ids, with_prompt=True)

@@ -33,7 +33,7 @@ from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
 from jaxspec.server.neutral_fields import GenerateNeutralFields
 from jaxspec.server.responses import ResponseModel, failures, success_or_stream
-from jaxspec.server.running import RequestBatch, RunningRequests, without_output
+from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.speculation import (
     SglangSpeculation,
@@ -234,9 +234,8 @@ def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
         if not body.return_logprob and getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{name} needs return_logprob to be true", param=name)
     if body.return_text_in_logprobs and model.tokenizer is None:
-        raise ApiError(
-            400, "return_text_in_logprobs must not be true: this model has no tokenizer", param="return_text_in_logprobs"
-        )
+        message = "return_text_in_logprobs must not be true: this model has no tokenizer"
+        raise ApiError(400, message, param="return_text_in_logprobs")
 
 
 @dataclass
@@ -267,8 +266,6 @@ class GenerateBuilder:
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> GenerateResponse | list[GenerateResponse]:
         """A single prompt gets one response; lists of prompts, and n > 1, get a list."""
-        if self._batch.prompt_only:
-            outputs = [without_output(output) for output in outputs]
         responses = [self._finished(index, output) for index, output in enumerate(outputs)]
         return responses[0] if self._is_single else responses
 
