@@ -347,14 +347,11 @@ def _arguments(path: Path, key: str, value: Any, parser: Parser) -> Iterator[str
         if str(value).lower() == "true":
             yield name
     elif isinstance(value, dict) and name == VLLM_FLAG:
-        yield f"{name}={json.dumps({key: _number(entry) for key, entry in value.items()})}"
+        numbers = {key: int(entry) if isinstance(entry, str) and entry.isdecimal() else entry for key, entry in value.items()}
+        yield f"{name}={json.dumps(numbers)}"
     elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
     elif isinstance(value, str) and value:
         yield f"{name}={value}"
     else:
         raise ValueError(f"{where} must be a value, got {value!r:.80}")
-
-
-def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -202,7 +202,9 @@ class Averages:
         return (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0
 
 
-def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes) -> APIRouter:
+def info_routes(
+    running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes
+) -> tuple[APIRouter, APIRouter]:  # fmt: skip
     """The endpoints over one engine and its model."""
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
@@ -281,10 +283,7 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
         averages.restart()
         return PlainTextResponse("Cache flushed.\n")
 
-    both = APIRouter()
-    both.include_router(router)
-    both.include_router(control)
-    return both
+    return router, control
 
 
 def describe_model(model: ServedModel) -> ModelInfo:

@@ -286,10 +286,6 @@ class CompletionBuilder(OpenAIBuilder):
     whole_type, whole_object = CompletionResponse, "text_completion"
     event_type, event_object = CompletionEvent, "text_completion"
 
-    def __init__(self, model: ServedModel, body: OpenAIRequest, batch: RequestBatch):
-        super().__init__(model, body, batch)
-        self._echo_lengths: dict[int, int] = {}
-
     def choice(self, index: int, output: GenerationOutput) -> Choice:
         echo = self._echo(index)
         logprobs = None if output.logprobs is None else self._logprobs(output, len(echo))
@@ -305,11 +301,7 @@ class CompletionBuilder(OpenAIBuilder):
 
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
         text = (self._echo(index) if is_first else "") + update.text
-        logprobs = None
-        if update.logprobs:
-            if index not in self._echo_lengths:
-                self._echo_lengths[index] = len(self._echo(index))
-            logprobs = self._logprobs(update, self._echo_lengths[index])
+        logprobs = self._logprobs(update, 0) if update.logprobs else None  # echo with logprobs can't be streamed
         if not text and logprobs is None and update.output is None:
             return []
         finish_reason = None if update.output is None else update.output.finish_reason
