@@ -145,4 +145,4 @@ class RequestModel(BaseModel):
 
 def adding[Model: RequestModel](fields: Mapping[str, Any]) -> Callable[[type[Model]], type[Model]]:
     """The decorator of a request model that has these fields too, given as pydantic's create_model takes them."""
-    return lambda model: create_model(model.__name__, __base__=model, **fields)
+    return lambda model: create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)

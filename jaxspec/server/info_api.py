@@ -14,11 +14,12 @@ from fastapi.responses import PlainTextResponse, Response
 from jaxspec.engine.driver import EngineThread
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import NAME_OR_NAMES, Only, RequestModel, RequestName, RequestNames, described_as
+from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as
 from jaxspec.server.health import HealthProbe
 from jaxspec.server.metrics import StepTimes
 from jaxspec.server.middleware import admin_only
 from jaxspec.server.model import ServedModel
+from jaxspec.server.neutral_fields import each, neutral
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.settings import ServerSettings
@@ -142,6 +143,7 @@ class LoadsResponse(ResponseModel):
     aggregate: AggregateLoad
 
 
+@neutral(each("finished_reason abort_message"))
 class AbortRequest(RequestModel):
     """POST /abort_request, SGLang's."""
 
@@ -149,10 +151,6 @@ class AbortRequest(RequestModel):
     """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are not an error."""
     abort_all: bool | None = None
     """All requests are ended."""
-
-    # Not supported yet.
-    finished_reason: Annotated[Any, Only()] = None
-    abort_message: Annotated[Any, Only()] = None
 
 
 class AbortResponse(ResponseModel):

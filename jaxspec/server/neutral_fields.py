@@ -4,6 +4,7 @@ From the published request classes of SGLang 0.5.23 and vLLM 0.33.0 (22 November
 requests, so a default must pass; any other value is refused by name.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from jaxspec.server.fields import Only, RequestModel, adding
@@ -49,7 +50,7 @@ CHAT = (
     """, False)
     | each("separate_reasoning stream_reasoning include_reasoning", True)
     | each("return_flat_raw_top_logprobs_b64 add_generation_prompt", True)
-    | each("tool_choice function_call", "none", "auto")
+    | each("function_call", "none", "auto")
     | each("functions", [])
     | each("modalities", ["text"])
     | each("verbosity", "medium")
@@ -76,22 +77,6 @@ GENERATE = (
 )  # fmt: skip
 
 
-def fields_of(neutral: Neutral) -> dict[str, Any]:
-    """Fields for pydantic's create_model."""
-    return {name: (Annotated[Any, Only(*values)], None) for name, values in neutral.items()}
-
-
-@adding(fields_of(OPENAI))
-class OpenAINeutralFields(RequestModel): ...
-
-
-@adding(fields_of(COMPLETION))
-class CompletionNeutralFields(RequestModel): ...
-
-
-@adding(fields_of(CHAT))
-class ChatNeutralFields(RequestModel): ...
-
-
-@adding(fields_of(GENERATE))
-class GenerateNeutralFields(RequestModel): ...
+def neutral[Model: RequestModel](fields: Neutral) -> Callable[[type[Model]], type[Model]]:
+    """The decorator of a request that has these fields, too."""
+    return adding({name: (Annotated[Any, Only(*values)], None) for name, values in fields.items()})

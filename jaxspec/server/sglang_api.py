@@ -20,8 +20,8 @@ from jaxspec.server.fields import (
     ONE,
     ListsOfTokenIds,
     LogprobCount,
-    Only,
     Priority,
+    RequestModel,
     RequestName,
     RequestNames,
     StringOrStrings,
@@ -31,7 +31,7 @@ from jaxspec.server.fields import (
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
-from jaxspec.server.neutral_fields import GenerateNeutralFields
+from jaxspec.server.neutral_fields import GENERATE, each, neutral
 from jaxspec.server.responses import ResponseModel, failures, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
@@ -57,24 +57,20 @@ CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SGLANG_NAM
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
+@neutral(each("json_schema regex ebnf structural_tag") | each("spaces_between_special_tokens", True))
 class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 
     max_new_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     """The most tokens to generate; 0: only the prompt is scored, without stream."""
-    # Not supported yet.
-    json_schema: Annotated[Any, Only()] = None
-    regex: Annotated[Any, Only()] = None
-    ebnf: Annotated[Any, Only()] = None
-    structural_tag: Annotated[Any, Only()] = None
-    spaces_between_special_tokens: Annotated[Any, Only(True)] = None
 
 
 type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1, max_length=MAX_COMPLETIONS), FailFast()]
 type OneOrEach = Annotated[Annotated[SglangSampling, Tag(ONE)] | Annotated[SamplingOfEach, Tag(EACH)], one_or_each]
 
 
-class GenerateRequest(GenerateNeutralFields):
+@neutral(GENERATE)
+class GenerateRequest(RequestModel):
     """POST /generate, with either text or input_ids. A list of prompts gets a list of responses."""
 
     text: StringOrStrings = None
@@ -154,14 +150,14 @@ class GenerateResponse(GenerateEvent):
     meta_info: MetaInfo
 
 
-GENERATE = success_or_stream(GenerateResponse | list[GenerateResponse], "each with the whole text so far") | failures(404, 415, 504)
+ANSWERS = success_or_stream(GenerateResponse | list[GenerateResponse], "each with the whole text so far") | failures(404, 415, 504)
 
 
 def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     """The endpoint over one engine and its model."""
     router = APIRouter()
 
-    @router.post("/generate", responses=GENERATE, openapi_extra=documented(GenerateRequest))
+    @router.post("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
     async def generate(body: Annotated[GenerateRequest, Depends(JsonBody(GenerateRequest))], request: Request) -> Response:
         client_names = {**CLIENT_NAMES, "prompt": "input_ids" if body.text is None else "text"}
         build = partial(GenerateBuilder, model, body, request.state.request_id, perf_counter())
@@ -230,8 +226,8 @@ def names_at(index: int) -> dict[str, str]:
 
 def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
     """Refuses fields that have no effect without return_logprob, and text without a tokenizer."""
-    for name, neutral in {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": False}.items():
-        if not body.return_logprob and getattr(body, name) not in (None, neutral):
+    for name, nothing in {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": False}.items():
+        if not body.return_logprob and getattr(body, name) not in (None, nothing):
             raise ApiError(400, f"{name} needs return_logprob to be true", param=name)
     if body.return_text_in_logprobs and model.tokenizer is None:
         message = "return_text_in_logprobs must not be true: this model has no tokenizer"

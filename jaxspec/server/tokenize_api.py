@@ -15,6 +15,7 @@ from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, TemplateOptions, described_as
 from jaxspec.server.model import ServedModel, check_unicode
+from jaxspec.server.neutral_fields import each, neutral
 from jaxspec.server.openai_requests import Message
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ IdsToDecode = Annotated[
 ]
 
 
+@neutral(each("add_generation_prompt", True) | each("continue_final_message", False) | each("tools", []))
 class TokenizeRequest(RequestModel):
     """POST /tokenize, with either prompt or messages."""
 
@@ -53,11 +55,6 @@ class TokenizeRequest(RequestModel):
     """vLLM's: the response has the tokens as they are in the vocabulary."""
     chat_template_kwargs: TemplateOptions | None = None
     """Variables that the model's own template reads."""
-
-    # Not supported yet.
-    add_generation_prompt: Annotated[Any, Only(True)] = None
-    continue_final_message: Annotated[Any, Only(False)] = None
-    tools: Annotated[Any, Only([])] = None
     chat_template: Annotated[Any, Only()] = None
     """Never from a request: a template is a program."""
 
