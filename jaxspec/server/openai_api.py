@@ -271,7 +271,10 @@ class OpenAIBuilder(ABC):
 
     def _statistics(self, outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
         """Usage; and for a single choice with speculation vLLM's `metrics` and, on request, SGLang's `sglext`."""
-        fields: dict[str, Any] = {"usage": usage(outputs, outputs[:: self._batch.n])}
+        firsts = outputs[:: self._batch.n]  # a prompt counts once
+        counts = token_counts(sum(len(each.prompt_token_ids) for each in firsts), sum(len(each.token_ids) for each in outputs))
+        cached = PromptTokensDetails(cached_tokens=sum(each.cached_tokens for each in firsts))
+        fields: dict[str, Any] = {"usage": Usage(**dict(counts), prompt_tokens_details=cached)}
         if len(outputs) == 1 and (speculation := vllm_speculation(outputs[0].speculation)) is not None:
             fields["metrics"] = Metrics(speculative_decoding=speculation)
             if self._body.return_spec_tokens_details:
@@ -354,13 +357,6 @@ class ChatBuilder(OpenAIBuilder):
             finish_reason = update.output.finish_reason
             pieces.append(ChatDeltaChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=finish_reason))
         return pieces
-
-
-def usage(outputs: Sequence[GenerationOutput], firsts: Sequence[GenerationOutput]) -> Usage:
-    """Token counts over all choices; `firsts` has the first completion of each prompt, so that a prompt counts once."""
-    counts = token_counts(sum(len(output.prompt_token_ids) for output in firsts), sum(len(output.token_ids) for output in outputs))
-    cached = PromptTokensDetails(cached_tokens=sum(output.cached_tokens for output in firsts))
-    return Usage(**dict(counts), prompt_tokens_details=cached)
 
 
 def token_counts(prompt: int, completion: int) -> TokenCounts:
