@@ -83,10 +83,8 @@ Prompt = Annotated[
 StringOrStrings = Annotated[str | Strings | None, described_as("a string or a list of strings")]
 
 
-def _logit_bias(value: Any) -> dict[int, float] | None:
+def _logit_bias(value: Any) -> dict[int, float]:
     """JSON keys are strings. Checked by hand, so that the first wrong entry of a large object ends the check."""
-    if value is None:
-        return None
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
         raise PydanticCustomError(
             "logit_bias", "Input should be an object of at most {most} token ids and biases", {"most": MAX_LOGIT_BIAS}
