@@ -48,34 +48,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jaxspec.commands.serve_loading import compile_programs, load, load_chat_template, sampling_defaults
     from jaxspec.engine.programs import ProgramError  # loads JAX
 
-    with listener:
+    with listener, contextlib.ExitStack() as stack:
         if not is_loopback(listener) and arguments.settings.api_key is None:
             logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
         try:
             models = load(arguments)
             chat_template = load_chat_template(arguments, models)
+            stack.enter_context(chat_template or contextlib.nullcontext())
             defaults = sampling_defaults(models.directory) if arguments.model_sampling else {}
-        except (ValueError, OSError) as error:
-            return _refuse(in_flags(str(error)), 2)
-        except ProgramError as error:
-            return _fail(error)
-        with chat_template or contextlib.nullcontext():
             importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
             importing.start()
             try:
                 compile_programs(models, arguments.compile_ahead, progress=arguments.shows_progress)
-            except ValueError as error:
-                return _refuse(in_flags(str(error)), 2)
-            except ProgramError as error:
-                return _fail(error)
             finally:
                 importing.join()
-            gc.collect()
-            gc.freeze()  # what is loaded by now stays: a full collection of it would stop all threads for a second
-            try:
-                serve(models, chat_template, defaults, arguments, listener)
-            except SystemExit as ended:
-                status = ended.code if isinstance(ended.code, int) else 1
+        except (ValueError, OSError) as error:
+            return _refuse(in_flags(str(error)), 2)
+        except ProgramError as error:
+            logger.debug("the start has failed", exc_info=error)
+            return _refuse(str(error), 1)
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: a full collection of it would stop all threads for a second
+        try:
+            serve(models, chat_template, defaults, arguments, listener)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
     if models.engine.runner.programs.is_compiling:  # XLA can't be interrupted, and Python must not end while a thread is in it
         logging.shutdown()
         os._exit(status)
@@ -188,11 +185,6 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
 def _refuse(message: str, status: int) -> int:
     print(f"python -m jaxspec.serve: error: {message}", file=sys.stderr)
     return status
-
-
-def _fail(error: Exception) -> int:
-    logger.debug("the start has failed", exc_info=error)
-    return _refuse(str(error), 1)
 
 
 if __name__ == "__main__":

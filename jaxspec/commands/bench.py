@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
 
 from jaxspec.commands.common import run_guarded
 
@@ -12,28 +11,18 @@ PACKAGE = "jaxspec.bench" if find_spec("jaxspec.bench") else "benchmarks"
 """The folder benchmarks/ is installed as jaxspec.bench. A clone that is not installed has only the folder."""
 
 
-class Benchmark(NamedTuple):
-    """A module of benchmarks/. Its `main` takes arguments and returns the exit status."""
-
-    name: str
-    summary: str
-
-    @property
-    def module(self) -> str:
-        return f"{PACKAGE}.{self.name}"
-
-
-BENCHMARKS = (
-    Benchmark("speculative", "find the fastest draft tree per batch size; writes a file for `serve --config` and a picture"),
-    Benchmark("throughput", "tokens/s with and without speculation, accept length, parts of a cycle, memory"),
-    Benchmark("acceptance", "how many drafts a head gets accepted: by depth, chains against trees"),
-    Benchmark("serving", "latency, throughput and goodput of a running server (OpenAI or SGLang API)"),
-    Benchmark("peers", "compare with transformers, OpenVINO, CTranslate2, llama.cpp and vLLM on a CPU"),
-    Benchmark("gpu", "the first hour on a GPU: kernels, matrix products, whole cycles, the engine, and what takes the time"),
-    Benchmark("lossless", "check-lossless over several trees and many prompts, with a record"),
-    Benchmark("start", "seconds from launching a server to its first token"),
-    Benchmark("report", "one HTML page with tables and plots of all results"),
-)
+BENCHMARKS = {
+    "speculative": "find the fastest draft tree per batch size; writes a file for `serve --config` and a picture",
+    "throughput": "tokens/s with and without speculation, accept length, parts of a cycle, memory",
+    "acceptance": "how many drafts a head gets accepted: by depth, chains against trees",
+    "serving": "latency, throughput and goodput of a running server (OpenAI or SGLang API)",
+    "peers": "compare with transformers, OpenVINO, CTranslate2, llama.cpp and vLLM on a CPU",
+    "gpu": "the first hour on a GPU: kernels, matrix products, whole cycles, the engine, and what takes the time",
+    "lossless": "check-lossless over several trees and many prompts, with a record",
+    "start": "seconds from launching a server to its first token",
+    "report": "one HTML page with tables and plots of all results",
+}
+"""Modules of benchmarks/, each with its line in the list. Their `main` takes arguments and returns the exit status."""
 CLIENTS = """For more load patterns and data sets use these clients (`jaxspec serve` listens on port 30000; NAME is the model's name
 in the API, DIR its directory, for the tokenizer):
 
@@ -59,16 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return 0
-    chosen = next((benchmark for benchmark in BENCHMARKS if benchmark.name == arguments[0]), None)
-    if chosen is None:
-        names = ", ".join(benchmark.name for benchmark in BENCHMARKS)
-        print(f"jaxspec bench: error: unknown benchmark {arguments[0][:80]!r}; benchmarks: {names}", file=sys.stderr)
+    name, *rest = arguments
+    if name not in BENCHMARKS:
+        print(f"jaxspec bench: error: unknown benchmark {name[:80]!r}; benchmarks: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    return run_guarded(f"jaxspec bench {chosen.name}", lambda: import_module(chosen.module).main(arguments[1:]))
+    return run_guarded(f"jaxspec bench {name}", lambda: import_module(f"{PACKAGE}.{name}").main(rest))
 
 
 def overview() -> str:
     """Every benchmark with one line, and the other clients."""
     lines = ["usage: jaxspec bench NAME [options]", "", "benchmarks (`jaxspec bench NAME --help` lists the options):"]
-    lines += [f"  {benchmark.name:<14} {benchmark.summary}" for benchmark in BENCHMARKS]
+    lines += [f"  {name:<14} {summary}" for name, summary in BENCHMARKS.items()]
     return "\n".join([*lines, "", CLIENTS])

@@ -80,13 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_model_options(parser)
     add_tree_options(parser)
     add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy; sampled runs are seeded"
-    )
-    parser.add_argument(
-        "--min-accept-length", type=float, default=USELESS, metavar="X", help="fail below this accept length (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy; sampled runs are seeded")
+    least = "fail below this accept length (default: %(default)s)"
+    add("--min-accept-length", type=float, default=USELESS, metavar="X", help=least)
+    add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
 
     def run() -> int:

@@ -181,17 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     description = "Compare speculation with plain decoding at batch 1, token for token, greedy and sampled with seeds."
     parser = Parser("jaxspec check-lossless", description, "The exit status is 1 if any output differs.")
     add_model_options(parser)
-    group = parser.add_argument_group("what is compared")
-    group.add_argument(
-        "--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: 5/4/8; MTP: 1/1/2; SmolLM2: 2/1/3)"
-    )
-    group.add_argument("--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="batch sizes (default: 1 4)")
-    group.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="temperature of the sampled runs (default: %(default)s)"
-    )
-    group.add_argument(
-        "--seed", type=int, default=1000, metavar="N", help="seed of the first sampled prompt (default: %(default)s)"
-    )
+    add = parser.add_argument_group("what is compared").add_argument
+    add("--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: 5/4/8; MTP: 1/1/2; SmolLM2: 2/1/3)")
+    add("--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="batch sizes (default: 1 4)")
+    add("--temperature", type=float, default=0.8, metavar="T", help="temperature of the sampled runs (default: %(default)s)")
+    add("--seed", type=int, default=1000, metavar="N", help="seed of the first sampled prompt (default: %(default)s)")
     add_prompt_options(parser, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)

@@ -131,16 +131,15 @@ FLAG = "--speculative-config"
 
 
 class SpeculativeConfig(NamedTuple):
-    """The contents of --speculative-config."""
+    """Which head and tree a command line asks for; None: not said."""
 
     algorithm: str | None
     draft: str | None
-    tree: TreeShape
-    """A chain: vLLM drafts no trees."""
+    tree: TreeShape | None
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """The JSON, checked. Raises ValueError, naming the key.
+    """The JSON of --speculative-config, checked. The tree is a chain: vLLM drafts no others. Raises ValueError, naming the key.
 
     In:  '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
     Out: algorithm "EAGLE3", draft "head", tree 3/1/4

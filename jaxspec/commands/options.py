@@ -1,4 +1,4 @@
-"""The options of the commands: one table, from which parsers, the engine's and the server's settings, and docs/ are made.
+"""The options of the commands: one table, from which parsers, the engine's and the server's settings are made.
 
 Names are SGLang's, with vLLM's and short ones beside them. Importing this loads no JAX, so that --help is instant.
 """
@@ -7,7 +7,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -361,18 +361,3 @@ def help_of(config: Any, field: str, default: Any = None) -> str:
     default = config.__dataclass_fields__[field].default if default is None else default
     shown = unset.rstrip(".") if default is None else "" if default is False or default == () else default
     return text[0].lower() + text[1:].rstrip(".") + (f" (default: {shown})" if shown != "" else "")
-
-
-def as_markdown() -> Iterator[str]:
-    """The table of docs/command_line.md."""
-    yield "| option | also | meaning |"
-    yield "|---|---|---|"
-    for section, options in TABLE.items():
-        yield f"| **{section}** | | |"
-        for option in options:
-            flag, *others = option.spellings if option.flag.startswith("-") else [option.metavar]
-            yield f"| `{flag}` | {', '.join(f'`{other}`' for other in others)} | {option.text} |".replace("|  |", "| |")
-
-
-if __name__ == "__main__":
-    print("\n".join(as_markdown()))

@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
-from jaxspec.commands.compat import add_ignored, list_ignored, parse_speculative_config
+from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import SMOLLM2
@@ -214,26 +214,20 @@ def _refuse_second_key(argv: Sequence[str]) -> None:
             raise ValueError(f"{name} takes one key, but a word follows it: remove it, or name the model before {name}")
 
 
-class _Speculation(NamedTuple):
-    algorithm: str | None
-    draft: str | None
-    tree: TreeShape | None
-
-
-def _speculation(options: argparse.Namespace, given: Collection[str], needing_head: Sequence[str]) -> _Speculation:
+def _speculation(options: argparse.Namespace, given: Collection[str], needing_head: Sequence[str]) -> SpeculativeConfig:
     """Which head and tree, in our options, SGLang's or vLLM's."""
     if options.speculative_config is not None:
         for name in ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE):
             if name in given:
                 raise ValueError(f"{VLLM_FLAG} and {OPTIONS[name].flag} say the same: leave one of them out")
-        return _Speculation(*parse_speculative_config(options.speculative_config))
+        return parse_speculative_config(options.speculative_config)
     algorithm = _algorithm(options.speculative_algorithm)
     if algorithm != "NONE":
-        return _Speculation(algorithm, options.speculative_draft_model_path, chosen_tree(options))
+        return SpeculativeConfig(algorithm, options.speculative_draft_model_path, chosen_tree(options))
     for name in (*_OF_THE_HEAD, *needing_head):
         if name in given:
             raise ValueError(f"{OPTIONS[name].flag} can't be combined with --speculative-algorithm NONE: leave one of them out")
-    return _Speculation(algorithm, None, PLAIN)
+    return SpeculativeConfig(algorithm, None, PLAIN)
 
 
 def _algorithm(name: str | None) -> str | None:
@@ -353,14 +347,11 @@ def _arguments(path: Path, key: str, value: Any, parser: Parser) -> Iterator[str
         if str(value).lower() == "true":
             yield name
     elif isinstance(value, dict) and name == VLLM_FLAG:
-        yield f"{name}={json.dumps({key: _number(entry) for key, entry in value.items()})}"
+        numbers = {key: int(entry) if isinstance(entry, str) and entry.isdecimal() else entry for key, entry in value.items()}
+        yield f"{name}={json.dumps(numbers)}"
     elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
     elif isinstance(value, str) and value:
         yield f"{name}={value}"
     else:
         raise ValueError(f"{where} must be a value, got {value!r:.80}")
-
-
-def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -79,8 +79,6 @@ class Pass:
     outputs: list[GenerationOutput]
     seconds: float
     """Wall time from the first prompt queued to the last token, prefills included."""
-    decode_seconds: float
-    """Summed over the requests: from a request's first token to its last."""
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
@@ -89,11 +87,6 @@ class Pass:
     @property
     def tokens_per_second(self) -> float:
         return sum(map(len, self.tokens)) / self.seconds
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """Per request, without prefill: the speed that a user sees."""
-        return sum(len(tokens) - 1 for tokens in self.tokens) / self.decode_seconds
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -111,17 +104,13 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
     engine.flush_cache()
     started = time.perf_counter()
     order = [engine.add(GenerationRequest(tuple(prompt), each)).id for prompt, each in zip(prompts, params, strict=True)]
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
     outputs: dict[str, GenerationOutput] = {}
     while engine.has_work:
         for update in engine.step():
-            last[update.request_id] = time.perf_counter()
-            first.setdefault(update.request_id, last[update.request_id])
+            ended = time.perf_counter()
             if update.output:
                 outputs[update.request_id] = update.output
-    decoding = sum(last[request] - first[request] for request in order)
-    return Pass([outputs[request] for request in order], max(last.values()) - started, decoding)
+    return Pass([outputs[request] for request in order], ended - started)
 
 
 def mean(values: Sequence[float]) -> float:

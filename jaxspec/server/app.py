@@ -103,10 +103,10 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID, "retry-after"],
         )
-    for router in (openai_routes(running, model), sglang_routes(running, model), tokenize_routes(model, settings.tokenizer_info)):
+    generating = openai_routes(running, model), sglang_routes(running, model)
+    informing = tokenize_routes(model, settings.tokenizer_info), *info_routes(running, model, settings, steps or StepTimes())
+    for router in (*generating, *informing, playground_routes()):
         app.include_router(router)
-    app.include_router(info_routes(running, model, settings, steps or StepTimes()))
-    app.include_router(playground_routes())
     if metrics is not None:
         add_metrics(app, engine, metrics)  # last, so that it counts refused requests too
     return app

@@ -107,8 +107,10 @@ def add_handlers(app: FastAPI) -> None:
     """Makes the application turn every exception into an ErrorResponse."""
 
     @app.exception_handler(ApiError)
-    async def api_error(_request: Request, error: ApiError) -> Response:
-        return error.response
+    @app.exception_handler(EngineError)
+    @app.exception_handler(QueueFull)
+    async def known_error(_request: Request, error: Exception) -> Response:
+        return from_engine(error).response
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(_request: Request, error: RequestValidationError) -> Response:
@@ -130,11 +132,6 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnected)
     async def client_disconnected(_request: Request, _error: ClientDisconnected) -> Response:
         return Response(status_code=499)  # only for the access log; 499 is nginx's status for this
-
-    @app.exception_handler(EngineError)
-    @app.exception_handler(QueueFull)
-    async def engine_error(_request: Request, error: Exception) -> Response:
-        return from_engine(error).response
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:

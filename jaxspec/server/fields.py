@@ -1,10 +1,10 @@
 """Types of request fields: strict, with limits, and a way to refuse options by name.
 
-No option is silently ignored: a known but unsupported field takes only values without effect (`only`), and an unknown field is
+No option is silently ignored: a known but unsupported field takes only values without effect (`Only`), and an unknown field is
 refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -18,6 +18,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     PlainValidator,
     WrapValidator,
+    create_model,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -36,13 +37,8 @@ MAX_FIELDS = 300
 MAX_TEMPLATE_OPTIONS = 16
 
 
-def only(*neutral: Any) -> "Only":
-    """For an option that is not supported yet: allows null and these values, which have no effect."""
-    return Only(*neutral)
-
-
 class Only:
-    """The check made by `only`, and how /openapi.json shows it."""
+    """For an option that is not supported yet: allows null and these values, which have no effect."""
 
     def __init__(self, *neutral: Any):
         self._neutral = neutral
@@ -87,10 +83,8 @@ Prompt = Annotated[
 StringOrStrings = Annotated[str | Strings | None, described_as("a string or a list of strings")]
 
 
-def _logit_bias(value: Any) -> dict[int, float] | None:
+def _logit_bias(value: Any) -> dict[int, float]:
     """JSON keys are strings. Checked by hand, so that the first wrong entry of a large object ends the check."""
-    if value is None:
-        return None
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
         raise PydanticCustomError(
             "logit_bias", "Input should be an object of at most {most} token ids and biases", {"most": MAX_LOGIT_BIAS}
@@ -145,3 +139,8 @@ class RequestModel(BaseModel):
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise PydanticCustomError("too_many_fields", "Input should be an object of at most {most} fields", {"most": MAX_FIELDS})
         return value
+
+
+def adding[Model: RequestModel](fields: Mapping[str, Any]) -> Callable[[type[Model]], type[Model]]:
+    """The decorator of a request model that has these fields too, given as pydantic's create_model takes them."""
+    return lambda model: create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)

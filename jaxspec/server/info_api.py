@@ -14,11 +14,12 @@ from fastapi.responses import PlainTextResponse, Response
 from jaxspec.engine.driver import EngineThread
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as, only
+from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as
 from jaxspec.server.health import HealthProbe
 from jaxspec.server.metrics import StepTimes
 from jaxspec.server.middleware import admin_only
 from jaxspec.server.model import ServedModel
+from jaxspec.server.neutral_fields import each, neutral
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.settings import ServerSettings
@@ -142,6 +143,7 @@ class LoadsResponse(ResponseModel):
     aggregate: AggregateLoad
 
 
+@neutral(each("finished_reason abort_message"))
 class AbortRequest(RequestModel):
     """POST /abort_request, SGLang's."""
 
@@ -149,10 +151,6 @@ class AbortRequest(RequestModel):
     """Requests to end, by `rid`, `request_id` or the header x-request-id. Unknown names are not an error."""
     abort_all: bool | None = None
     """All requests are ended."""
-
-    # Not supported yet.
-    finished_reason: Annotated[Any, only()] = None
-    abort_message: Annotated[Any, only()] = None
 
 
 class AbortResponse(ResponseModel):
@@ -202,7 +200,9 @@ class Averages:
         return (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0
 
 
-def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes) -> APIRouter:
+def info_routes(
+    running: RunningRequests, model: ServedModel, settings: ServerSettings, steps: StepTimes
+) -> tuple[APIRouter, APIRouter]:  # fmt: skip
     """The endpoints over one engine and its model."""
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
@@ -281,10 +281,7 @@ def info_routes(running: RunningRequests, model: ServedModel, settings: ServerSe
         averages.restart()
         return PlainTextResponse("Cache flushed.\n")
 
-    both = APIRouter()
-    both.include_router(router)
-    both.include_router(control)
-    return both
+    return router, control
 
 
 def describe_model(model: ServedModel) -> ModelInfo:

@@ -58,12 +58,8 @@ def prompt_offsets(model: ServedModel, token_ids: Sequence[int], max_offset: int
 
 def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
     """The entries of both."""
-    return CompletionLogprobs(
-        tokens=first.tokens + second.tokens,
-        token_logprobs=first.token_logprobs + second.token_logprobs,
-        top_logprobs=first.top_logprobs + second.top_logprobs,
-        text_offset=first.text_offset + second.text_offset,
-    )
+    later = dict(second)
+    return CompletionLogprobs(**{field: entries + later[field] for field, entries in first})
 
 
 class ChatAlternative(TypedDict):

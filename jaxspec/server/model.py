@@ -74,12 +74,8 @@ class ServedModel:
 
     def refuse_name(self, name: str) -> NoReturn:
         """Raises ApiError 404."""
-        raise ApiError(
-            404,
-            f"model {echo(name)} does not exist; this server has: {', '.join(self.names)}",
-            param="model",
-            code="model_not_found",
-        )
+        message = f"model {echo(name)} does not exist; this server has: {', '.join(self.names)}"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
     def prompts(self, given: Any, param: str) -> list[tuple[str, list[int]]]:
         """The client's name and the token ids of each prompt. `given`: one prompt or a list of them, text or token ids."""
@@ -144,12 +140,7 @@ class ServedModel:
         """
         head = text[: LONG_TOKEN * self.context_length]
         if len(head) < len(text) and (tokens := len(tokenizer.encode(head)) - TRUNCATION_SLACK) > self.context_length:
-            raise ApiError(
-                400,
-                f"{param} has more than {tokens} tokens, but the context length is {self.context_length}, output included",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise self._exceeded(f"{param} has more than {tokens} tokens", param)
 
     def budget(self, prompt_tokens: int, max_tokens: int | None, default: int | None, *, param: str, budget_param: str) -> int:
         """Tokens to generate: max_tokens, else the default (None: no limit) or the rest of the context, whichever is less.
@@ -159,15 +150,14 @@ class ServedModel:
         left = self.context_length - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
             more = "" if max_tokens is None else f" and {budget_param} asks for {max_tokens} more"
-            raise ApiError(
-                400,
-                f"{param} has {prompt_tokens} tokens{more}, but the context length is {self.context_length}, output included",
-                param=param if left < 1 else budget_param,
-                code="context_length_exceeded",
-            )
+            raise self._exceeded(f"{param} has {prompt_tokens} tokens{more}", param if left < 1 else budget_param)
         if max_tokens is not None:
             return max_tokens
         return left if default is None else min(default, left)
+
+    def _exceeded(self, what: str, param: str) -> ApiError:
+        message = f"{what}, but the context length is {self.context_length}, output included"
+        return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def is_single(given: Any) -> bool:
@@ -180,6 +170,5 @@ def check_unicode(text: str, param: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ApiError(
-            400, f"{param} is not valid Unicode: character {error.start} is half of a surrogate pair", param=param
-        ) from None
+        message = f"{param} is not valid Unicode: character {error.start} is half of a surrogate pair"
+        raise ApiError(400, message, param=param) from None

@@ -25,13 +25,13 @@ from jaxspec.server.openai_requests import (
     completion_batch,
 )
 from jaxspec.server.responses import ResponseModel, failures, json_response, success, success_or_stream
-from jaxspec.server.running import RequestBatch, RunningRequests, without_output
+from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeTrace,
-    TraceBuilder,
     VllmSpeculation,
     sglang_speculation,
+    speculative_trace,
     vllm_speculation,
 )
 from jaxspec.server.streaming import respond
@@ -207,7 +207,7 @@ class OpenAIBuilder(ABC):
         self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._model, self._body, self._batch, self._created = model, body, batch, int(time())
         self._options = body.stream_options or StreamOptions()
-        self._trace = TraceBuilder(model) if batch.prompts[0].wants_trees else None
+        self._has_trace = batch.prompts[0].wants_trees
         self._begun: set[int] = set()
         """Choices that had an event."""
         self._outputs: dict[int, GenerationOutput] = {}
@@ -226,8 +226,6 @@ class OpenAIBuilder(ABC):
         """The pieces that an update adds to a choice; none if it adds nothing."""
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> OpenAIEvent:
-        if self._batch.prompt_only:
-            outputs = [without_output(output) for output in outputs]
         choices = [self.choice(index, output) for index, output in enumerate(outputs)]
         for choice, output in zip(choices, outputs, strict=True):
             self._add_token_ids(choice, output.token_ids, with_prompt=True)
@@ -239,15 +237,15 @@ class OpenAIBuilder(ABC):
             self._outputs[index] = update.output
         is_first = index not in self._begun
         pieces = self.pieces(index, update, is_first)
-        if not pieces and (self._trace is not None or self._body.return_token_ids):
+        if not pieces and (self._has_trace or self._body.return_token_ids):
             pieces = [self.empty(index)]  # for tokens whose text is held back
         if not pieces:
             return []
         self._begun.add(index)
         self._add_token_ids(pieces[0], update.token_ids, with_prompt=is_first)
         events = [self._event(self.event_type, self.event_object, [piece]) for piece in pieces]
-        if self._trace is not None:
-            events[0].speculative_trace = self._trace.add(update)
+        if self._has_trace:
+            events[0].speculative_trace = speculative_trace(update, self._model)
         for event in events:
             if self._options.continuous_usage_stats:
                 event.usage = token_counts(sum(len(each.prompt) for each in self._batch.prompts), self._generated)
@@ -273,7 +271,10 @@ class OpenAIBuilder(ABC):
 
     def _statistics(self, outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
         """Usage; and for a single choice with speculation vLLM's `metrics` and, on request, SGLang's `sglext`."""
-        fields: dict[str, Any] = {"usage": usage(outputs, self._batch.firsts(outputs))}
+        firsts = outputs[:: self._batch.n]  # a prompt counts once
+        counts = token_counts(sum(len(each.prompt_token_ids) for each in firsts), sum(len(each.token_ids) for each in outputs))
+        cached = PromptTokensDetails(cached_tokens=sum(each.cached_tokens for each in firsts))
+        fields: dict[str, Any] = {"usage": Usage(**dict(counts), prompt_tokens_details=cached)}
         if len(outputs) == 1 and (speculation := vllm_speculation(outputs[0].speculation)) is not None:
             fields["metrics"] = Metrics(speculative_decoding=speculation)
             if self._body.return_spec_tokens_details:
@@ -288,15 +289,9 @@ class CompletionBuilder(OpenAIBuilder):
     whole_type, whole_object = CompletionResponse, "text_completion"
     event_type, event_object = CompletionEvent, "text_completion"
 
-    def __init__(self, model: ServedModel, body: OpenAIRequest, batch: RequestBatch):
-        super().__init__(model, body, batch)
-        self._echo_lengths: dict[int, int] = {}
-
     def choice(self, index: int, output: GenerationOutput) -> Choice:
         echo = self._echo(index)
-        logprobs = None
-        if output.logprobs is not None:
-            logprobs = self._logprobs(output, len(echo))
+        logprobs = None if output.logprobs is None else self._logprobs(output, len(echo))
         if logprobs is not None and output.prompt_logprobs is not None:
             asked = self._batch.prompt_of(index)
             special = asked.params.skip_special_tokens
@@ -309,11 +304,7 @@ class CompletionBuilder(OpenAIBuilder):
 
     def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
         text = (self._echo(index) if is_first else "") + update.text
-        logprobs = None
-        if update.logprobs:
-            if index not in self._echo_lengths:
-                self._echo_lengths[index] = len(self._echo(index))
-            logprobs = self._logprobs(update, self._echo_lengths[index])
+        logprobs = self._logprobs(update, 0) if update.logprobs else None  # echo with logprobs can't be streamed
         if not text and logprobs is None and update.output is None:
             return []
         finish_reason = None if update.output is None else update.output.finish_reason
@@ -366,13 +357,6 @@ class ChatBuilder(OpenAIBuilder):
             finish_reason = update.output.finish_reason
             pieces.append(ChatDeltaChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=finish_reason))
         return pieces
-
-
-def usage(outputs: Sequence[GenerationOutput], firsts: Sequence[GenerationOutput]) -> Usage:
-    """Token counts over all choices; `firsts` has the first completion of each prompt, so that a prompt counts once."""
-    counts = token_counts(sum(len(output.prompt_token_ids) for output in firsts), sum(len(output.token_ids) for output in outputs))
-    cached = PromptTokensDetails(cached_tokens=sum(output.cached_tokens for output in firsts))
-    return Usage(**dict(counts), prompt_tokens_details=cached)
 
 
 def token_counts(prompt: int, completion: int) -> TokenCounts:

@@ -12,6 +12,7 @@ from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
     Copies,
     LogprobCount,
+    Only,
     Priority,
     Prompt,
     RequestModel,
@@ -20,10 +21,9 @@ from jaxspec.server.fields import (
     TokenCount,
     TokenCountOrZero,
     described_as,
-    only,
 )
 from jaxspec.server.model import ServedModel, is_single
-from jaxspec.server.neutral_fields import ChatNeutralFields, CompletionNeutralFields, OpenAINeutralFields
+from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, each, neutral
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, chosen_tree, wants_trace
@@ -46,7 +46,8 @@ class StreamOptions(RequestModel):
     """OpenAI's padding against traffic analysis. Accepted without effect: the API does not promise it."""
 
 
-class OpenAIRequest(OpenAISamplingFields, OpenAINeutralFields):
+@neutral(OPENAI)
+class OpenAIRequest(OpenAISamplingFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
@@ -75,7 +76,8 @@ class OpenAIRequest(OpenAISamplingFields, OpenAINeutralFields):
     prompt_cache_key: str | None = None
 
 
-class CompletionRequest(OpenAIRequest, CompletionNeutralFields):
+@neutral(COMPLETION)
+class CompletionRequest(OpenAIRequest):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -99,20 +101,14 @@ class TextPart(RequestModel):
 type TextParts = Annotated[list[TextPart], FailFast()]
 
 
+# openai-python sends these fields when a reply becomes part of the next request.
+@neutral(each("refusal audio function_call tool_call_id") | each("annotations tool_calls", []))
 class Message(RequestModel):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | TextParts, described_as('a string or a list of {"type": "text", "text": ...} parts')]
     name: str | None = None
-
-    # openai-python sends these when a reply becomes part of the next request.
-    refusal: Annotated[Any, only()] = None
-    annotations: Annotated[Any, only([])] = None
-    audio: Annotated[Any, only()] = None
-    function_call: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
-    tool_call_id: Annotated[Any, only()] = None
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates expect it: one string, parts joined by line breaks."""
@@ -124,10 +120,11 @@ def _unused_tools(value: Any, info: ValidationInfo) -> Any:
     return None if info.data.get("tool_choice") == "none" else value
 
 
-type Tools = Annotated[Any, only([]), BeforeValidator(_unused_tools)]
+type Tools = Annotated[Any, Only([]), BeforeValidator(_unused_tools)]
 
 
-class ChatRequest(OpenAIRequest, ChatNeutralFields):
+@neutral(CHAT)
+class ChatRequest(OpenAIRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
@@ -142,6 +139,7 @@ class ChatRequest(OpenAIRequest, ChatNeutralFields):
 
     parallel_tool_calls: bool | None = None
     """Accepted without effect: there are no tools."""
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
     tools: Tools = None
     """Not supported yet, but with tool_choice "none" a model would not use them anyway."""
     chat_template_kwargs: TemplateOptions | None = None

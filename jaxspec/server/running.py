@@ -47,10 +47,6 @@ class RequestBatch:
         """The prompt of a completion."""
         return self.prompts[index // self.n]
 
-    def firsts(self, outputs: Sequence[GenerationOutput]) -> Sequence[GenerationOutput]:
-        """The first completion of each prompt."""
-        return outputs[:: self.n]
-
     def names(self, request_id: str) -> list[str]:
         """The name by which each completion can be aborted: its rid, else the HTTP request's `request_id`."""
         name = request_id if self.rid is None else self.rid
@@ -109,14 +105,14 @@ class RunningRequests:
         if self._is_draining:
             raise ApiError(503, "the server is shutting down")
 
-    def check_free(self, name: str, param: str) -> None:
-        """Raises ApiError if a running request has this name."""
-        if name in self._engine_ids:
-            raise ApiError(400, f"{param} {name!r} is in use by a running request: choose another", param=param)
-
     @contextmanager
-    def named(self, names: Mapping[str, Sequence[str]]) -> Iterator[None]:
-        """Engine requests have these names as long as the context lasts. Several may share a name."""
+    def named(self, names: Mapping[str, Sequence[str]], param: str | None) -> Iterator[None]:
+        """Engine requests have these names as long as the context lasts.
+
+        Several may share a name, unless it is a client's: then `param` is its field, and a name in use raises ApiError.
+        """
+        if param is not None and (used := [name for name in names if name in self._engine_ids]):
+            raise ApiError(400, f"{param} {used[0]!r} is in use by a running request: choose another", param=param)
         for name, engine_ids in names.items():
             self._engine_ids.setdefault(name, set()).update(engine_ids)
         try:
@@ -170,10 +166,7 @@ def _register(
     engine_ids_of: dict[str, list[str]] = {}
     for name, engine_id in zip(batch.names(request.state.request_id), engine_ids, strict=True):
         engine_ids_of.setdefault(name, []).append(engine_id)
-    if batch.rid is not None:
-        for name in engine_ids_of:
-            running.check_free(name, param)
-    request.state.on_end.enter_context(running.named(engine_ids_of))
+    request.state.on_end.enter_context(running.named(engine_ids_of, None if batch.rid is None else param))
 
 
 async def collect(generation: Generation) -> list[GenerationOutput]:

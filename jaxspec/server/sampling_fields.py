@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList, Whole, docstrings
 from jaxspec.sampling_params import SamplingParams, declaration
 from jaxspec.server.errors import refused
-from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, RequestModel, StringOrStrings, TokenIds, only
+from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, Only, RequestModel, StringOrStrings, TokenIds, adding
 
 OPENAI_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).openai)}
 SGLANG_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).sglang)}
@@ -43,24 +43,22 @@ def fields_of(names: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-class _Unsupported(RequestModel):
-    stop_regex: Annotated[Any, only([])] = None
+class SamplingFields(RequestModel):
+    """The parameters are added at run time."""
 
+    stop_regex: Annotated[Any, Only([])] = None
 
-if TYPE_CHECKING:
-
-    class SamplingFields(_Unsupported):
-        """For type checkers: the fields are created at run time."""
+    if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    class OpenAISamplingFields(SamplingFields): ...
 
-    class SglangSamplingFields(SamplingFields): ...
+@adding(fields_of(OPENAI_NAMES))
+class OpenAISamplingFields(SamplingFields): ...
 
-else:
-    OpenAISamplingFields = create_model("OpenAISamplingFields", __base__=_Unsupported, **fields_of(OPENAI_NAMES))
-    SglangSamplingFields = create_model("SglangSamplingFields", __base__=_Unsupported, **fields_of(SGLANG_NAMES))
+
+@adding(fields_of(SGLANG_NAMES))
+class SglangSamplingFields(SamplingFields): ...
 
 
 def sampling_params(client_names: Mapping[str, str], **fields: Any) -> SamplingParams:

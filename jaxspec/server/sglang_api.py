@@ -21,27 +21,27 @@ from jaxspec.server.fields import (
     ListsOfTokenIds,
     LogprobCount,
     Priority,
+    RequestModel,
     RequestName,
     RequestNames,
     StringOrStrings,
     TokenIds,
     described_as,
     one_or_each,
-    only,
 )
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
-from jaxspec.server.neutral_fields import GenerateNeutralFields
+from jaxspec.server.neutral_fields import GENERATE, each, neutral
 from jaxspec.server.responses import ResponseModel, failures, success_or_stream
-from jaxspec.server.running import RequestBatch, RunningRequests, without_output
+from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.speculation import (
     SglangSpeculation,
     SpeculativeOptions,
     SpeculativeTrace,
-    TraceBuilder,
     chosen_tree,
     sglang_speculation,
+    speculative_trace,
     wants_trace,
 )
 from jaxspec.server.streaming import respond
@@ -57,24 +57,20 @@ CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SGLANG_NAM
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
+@neutral(each("json_schema regex ebnf structural_tag") | each("spaces_between_special_tokens", True))
 class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 
     max_new_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     """The most tokens to generate; 0: only the prompt is scored, without stream."""
-    # Not supported yet.
-    json_schema: Annotated[Any, only()] = None
-    regex: Annotated[Any, only()] = None
-    ebnf: Annotated[Any, only()] = None
-    structural_tag: Annotated[Any, only()] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
 
 
 type SamplingOfEach = Annotated[list[SglangSampling], Field(min_length=1, max_length=MAX_COMPLETIONS), FailFast()]
 type OneOrEach = Annotated[Annotated[SglangSampling, Tag(ONE)] | Annotated[SamplingOfEach, Tag(EACH)], one_or_each]
 
 
-class GenerateRequest(GenerateNeutralFields):
+@neutral(GENERATE)
+class GenerateRequest(RequestModel):
     """POST /generate, with either text or input_ids. A list of prompts gets a list of responses."""
 
     text: StringOrStrings = None
@@ -154,14 +150,14 @@ class GenerateResponse(GenerateEvent):
     meta_info: MetaInfo
 
 
-GENERATE = success_or_stream(GenerateResponse | list[GenerateResponse], "each with the whole text so far") | failures(404, 415, 504)
+ANSWERS = success_or_stream(GenerateResponse | list[GenerateResponse], "each with the whole text so far") | failures(404, 415, 504)
 
 
 def sglang_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     """The endpoint over one engine and its model."""
     router = APIRouter()
 
-    @router.post("/generate", responses=GENERATE, openapi_extra=documented(GenerateRequest))
+    @router.post("/generate", responses=ANSWERS, openapi_extra=documented(GenerateRequest))
     async def generate(body: Annotated[GenerateRequest, Depends(JsonBody(GenerateRequest))], request: Request) -> Response:
         client_names = {**CLIENT_NAMES, "prompt": "input_ids" if body.text is None else "text"}
         build = partial(GenerateBuilder, model, body, request.state.request_id, perf_counter())
@@ -230,13 +226,12 @@ def names_at(index: int) -> dict[str, str]:
 
 def check_logprobs(body: GenerateRequest, model: ServedModel) -> None:
     """Refuses fields that have no effect without return_logprob, and text without a tokenizer."""
-    for name, neutral in {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": False}.items():
-        if not body.return_logprob and getattr(body, name) not in (None, neutral):
+    for name, nothing in {"logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": False}.items():
+        if not body.return_logprob and getattr(body, name) not in (None, nothing):
             raise ApiError(400, f"{name} needs return_logprob to be true", param=name)
     if body.return_text_in_logprobs and model.tokenizer is None:
-        raise ApiError(
-            400, "return_text_in_logprobs must not be true: this model has no tokenizer", param="return_text_in_logprobs"
-        )
+        message = "return_text_in_logprobs must not be true: this model has no tokenizer"
+        raise ApiError(400, message, param="return_text_in_logprobs")
 
 
 @dataclass
@@ -263,12 +258,10 @@ class GenerateBuilder:
         self._text_of: Callable[[int], str] | None = model.token_text if body.return_text_in_logprobs else None
         self._is_single = is_single(body.text if body.input_ids is None else body.input_ids) and batch.n == 1
         self._progress = [_Progress() for _ in self._ids]
-        self._trace = TraceBuilder(model) if batch.prompts[0].wants_trees else None
+        self._has_trace = batch.prompts[0].wants_trees
 
     def whole(self, outputs: Sequence[GenerationOutput]) -> GenerateResponse | list[GenerateResponse]:
         """A single prompt gets one response; lists of prompts, and n > 1, get a list."""
-        if self._batch.prompt_only:
-            outputs = [without_output(output) for output in outputs]
         responses = [self._finished(index, output) for index, output in enumerate(outputs)]
         return responses[0] if self._is_single else responses
 
@@ -286,8 +279,8 @@ class GenerateBuilder:
                 **self._logprobs("output", progress.token_ids, progress.logprobs),
             )
             event = GenerateEvent(text=progress.text, output_ids=progress.token_ids, meta_info=meta_info)
-        if self._trace is not None:
-            event.speculative_trace = self._trace.add(update)
+        if self._has_trace:
+            event.speculative_trace = speculative_trace(update, self._model)
         if not self._is_single:
             event.index = index
         return [event]

@@ -4,7 +4,7 @@ from typing import NotRequired, TypedDict
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.output import traced_tokens
-from jaxspec.engine.request import DraftedTree, Speculation, Update
+from jaxspec.engine.request import Speculation, Update
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
@@ -80,28 +80,19 @@ class SpeculativeTrace(TypedDict):
     """The tree that the tokens come from; null for prefill and plain decoding."""
 
 
-class TraceBuilder:
-    """Builds the `speculative_trace` of each event of one stream."""
-
-    def __init__(self, model: ServedModel):
-        self._model = model
-
-    def add(self, update: Update) -> SpeculativeTrace:
-        """The tokens of an update, and the tree that they come from."""
-        tokens: list[ShownToken] = []
-        for token in traced_tokens(update):
-            tokens.append({"id": token.id, "text": token.text, "from": token.origin})
-            if token.depth:
-                tokens[-1]["depth"] = token.depth
-        verification = update.verification
-        tree = None
-        if verification is not None and verification.tree is not None:
-            tree = self._shown(verification.tree, verification.spec)
-        return {"tokens": tokens, "tree": tree}
-
-    def _shown(self, tree: DraftedTree, shape: TreeShape) -> ShownTree:
-        texts = [None if self._model.tokenizer is None else self._model.token_text(token) for token in tree.tokens]
-        return {"shape": str(shape), "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
+def speculative_trace(update: Update, model: ServedModel) -> SpeculativeTrace:
+    """The tokens of an update, and the tree that they come from."""
+    tokens: list[ShownToken] = []
+    for token in traced_tokens(update):
+        tokens.append({"id": token.id, "text": token.text, "from": token.origin})
+        if token.depth:
+            tokens[-1]["depth"] = token.depth
+    shown: ShownTree | None = None
+    if (verification := update.verification) is not None and (tree := verification.tree) is not None:
+        texts = [None if model.tokenizer is None else model.token_text(each) for each in tree.tokens]
+        shape = str(verification.spec)
+        shown = {"shape": shape, "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
+    return {"tokens": tokens, "tree": shown}
 
 
 class VllmSpeculation(ResponseModel):

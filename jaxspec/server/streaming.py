@@ -16,7 +16,7 @@ from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
 from jaxspec.server.responses import json_response, to_json
-from jaxspec.server.running import RequestBatch, RunningRequests, check_in_time, collect, start
+from jaxspec.server.running import RequestBatch, RunningRequests, check_in_time, collect, start, without_output
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,8 @@ async def respond(
         if stream:
             return await EventStream.open(generation, builder)
         outputs = await collect(generation)
+        if batch.prompt_only:
+            outputs = [without_output(output) for output in outputs]
         return await run_in_threadpool(lambda: json_response(builder.whole(outputs)))
 
     return await unless_disconnected(request, work())

@@ -13,8 +13,9 @@ from pydantic import FailFast, Field
 
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import MAX_INT, RequestModel, Strings, TemplateOptions, described_as, only
+from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, TemplateOptions, described_as
 from jaxspec.server.model import ServedModel, check_unicode
+from jaxspec.server.neutral_fields import each, neutral
 from jaxspec.server.openai_requests import Message
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
 from jaxspec.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ IdsToDecode = Annotated[
 ]
 
 
+@neutral(each("add_generation_prompt", True) | each("continue_final_message", False) | each("tools", []))
 class TokenizeRequest(RequestModel):
     """POST /tokenize, with either prompt or messages."""
 
@@ -53,12 +55,7 @@ class TokenizeRequest(RequestModel):
     """vLLM's: the response has the tokens as they are in the vocabulary."""
     chat_template_kwargs: TemplateOptions | None = None
     """Variables that the model's own template reads."""
-
-    # Not supported yet.
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
-    tools: Annotated[Any, only([])] = None
-    chat_template: Annotated[Any, only()] = None
+    chat_template: Annotated[Any, Only()] = None
     """Never from a request: a template is a program."""
 
 

@@ -18,16 +18,16 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def test_every_benchmark_is_in_the_list():
     runnable = {path.stem for path in FOLDER.glob("*.py") if "    exit_on_error(" in path.read_text()}
     runnable |= {path.parent.name for path in FOLDER.glob("*/__main__.py")}
-    assert {benchmark.module for benchmark in BENCHMARKS} == {f"{PACKAGE}.{name}" for name in runnable}
-    assert all(f"  {benchmark.name} " in overview() and benchmark.summary in overview() for benchmark in BENCHMARKS)
+    assert set(BENCHMARKS) == runnable
+    assert all(f"  {name} " in overview() and summary in overview() for name, summary in BENCHMARKS.items())
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
-def test_its_help_is_its_own(benchmark, capsys):
-    assert callable(import_module(benchmark.module).main)
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_its_help_is_its_own(name, capsys):
+    assert callable(import_module(f"{PACKAGE}.{name}").main)
     with pytest.raises(SystemExit) as exit:
-        main([benchmark.name, "--help"])
-    assert exit.value.code == 0 and capsys.readouterr().out.startswith(f"usage: jaxspec bench {benchmark.name} ")
+        main([name, "--help"])
+    assert exit.value.code == 0 and capsys.readouterr().out.startswith(f"usage: jaxspec bench {name} ")
 
 
 def test_arguments_and_status_pass_through_and_errors_are_lines(monkeypatch, capsys):

@@ -1,13 +1,14 @@
 """What the command lines share: trees, numbers, and wrong options in one line."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jaxspec import TreeShape
 from jaxspec.commands import options
-from jaxspec.commands.options import Option, Parser, add_tree_options, as_markdown, chosen_tree, tree, whole
+from jaxspec.commands.options import TABLE, Option, Parser, add_tree_options, chosen_tree, tree, whole
 
 
 def test_trees_are_named_as_in_sglang():
@@ -70,6 +71,20 @@ def test_a_wrong_option_is_answered_with_the_one_that_was_perhaps_meant(capsys):
     assert capsys.readouterr().err == "jaxspec x: error: there is no option --tre: did you mean --tree? (see --help)\n"
 
 
+def as_markdown() -> Iterator[str]:
+    """The table of docs/command_line.md; `python -m tests.commands.test_options` prints it."""
+    yield "| option | also | meaning |"
+    yield "|---|---|---|"
+    for section, listed in TABLE.items():
+        yield f"| **{section}** | | |"
+        for option in listed:
+            flag, *others = option.spellings if option.flag.startswith("-") else [option.metavar]
+            yield f"| `{flag}` | {', '.join(f'`{other}`' for other in others)} | {option.text} |".replace("|  |", "| |")
+
+
 def test_the_table_of_the_documentation_is_this_one():
-    """`python -m jaxspec.commands.options` prints it."""
     assert "\n".join(as_markdown()) in (Path(__file__).parents[2] / "docs/command_line.md").read_text()
+
+
+if __name__ == "__main__":
+    print("\n".join(as_markdown()))
