@@ -17,12 +17,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
-from tqdm import tqdm
 
 from jaxspec.checkpoints.json_files import read_object
-from jaxspec.checkpoints.parameter_store import check_stored, load_parameters, parameter_name
+from jaxspec.checkpoints.parameter_store import load_parameters, mapped_parameters
 from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, Text, Whole, short
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.eagle import EagleConfig
@@ -206,28 +204,9 @@ def check_fit(manifest: Manifest, target: ModelConfig) -> None:
         raise ValueError(f"the draft head's token map names token {max(manifest.token_map)}; the target has {target.vocab_size}")
 
 
-def mapped_ids(manifest: Manifest) -> np.ndarray | None:
-    """The head's token map, int32 target ids, if it was converted with one."""
-    return None if manifest.token_map is None else np.asarray(manifest.token_map, np.int32)
-
-
-def check_parameters(path: Path, config: ModelConfig | HeadConfig) -> None:
-    """Raises ValueError unless the stored parameters have the model's names and shapes."""
-    check_stored(path / PARAMETERS, abstract_model(config, jnp.float32).params)
-
-
 def stored_arrays(
     path: Path, config: ModelConfig | HeadConfig, *, doing: str, progress: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], np.ndarray]]:
-    """Yields every parameter as it is stored, as a view of the mapped file. Raises like `load_converted`.
-
-    `doing` is the label of the progress bar.
-    """
+    """Every parameter as it is stored, as `mapped_parameters`. `doing` is the first word of the progress bar."""
     expected = abstract_model(config, jnp.float32).params
-    stored = check_stored(path / PARAMETERS, expected)
-    total = sum(array.size for array in stored.values())
-    with tqdm(total=total, desc=f"{doing} {path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
-        for keys in flatten_dict(expected):
-            found = stored[parameter_name(keys)]
-            yield keys, found.values()
-            bar.update(found.size)
+    return mapped_parameters(path / PARAMETERS, expected, f"{doing} {path.name}", progress=progress)

@@ -141,14 +141,25 @@ def load_parameters(directory: str | os.PathLike[str], expected: dict, *, progre
 
     Raises ValueError naming what is missing, unknown, has another shape or dtype, or can't be read.
     """
-    leaves, stored = flatten_dict(expected), check_stored(directory, expected)
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
-    title, loaded = f"loading {Path(directory).parent.name}", {}
+    leaves, title = flatten_dict(expected), f"loading {Path(directory).parent.name}"
+    arrays = mapped_parameters(directory, expected, title, progress=progress)
+    return unflatten_dict({keys: _place(values, leaves[keys]) for keys, values in arrays})
+
+
+def mapped_parameters(
+    directory: str | os.PathLike[str], expected: dict, title: str, *, progress: bool = False
+) -> Iterator[tuple[tuple, np.ndarray]]:
+    """Yields every parameter of `expected` by its keys, as it is stored: a view of the mapped file. Raises as `load_parameters`.
+
+    `title` is the label of the progress bar.
+    """
+    stored = check_stored(directory, expected)
+    total = sum(array.size for array in stored.values())
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
-        for keys, leaf in leaves.items():
-            loaded[keys] = _place(stored[parameter_name(keys)].values(), leaf)
-            bar.update(loaded[keys].nbytes)
-    return unflatten_dict(loaded)
+        for keys in flatten_dict(expected):
+            found = stored[parameter_name(keys)]
+            yield keys, found.values()
+            bar.update(found.size)
 
 
 def _place(values: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
