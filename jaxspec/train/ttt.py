@@ -5,7 +5,7 @@ Losses and masks are those of SafeAILab's trainer: tests/train/test_reference.py
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,10 +54,6 @@ class Rows(NamedTuple):
     """Within the conversation."""
     learnt: Bool[Array, "b n"] | np.ndarray
     """True for tokens of answers, but for the last token of a conversation: nothing follows it."""
-
-    def map(self, function: Callable[[Any], Any]) -> "Rows":
-        """The same function of every field."""
-        return Rows(function(self.tokens), function(self.segments), function(self.positions), function(self.learnt))
 
 
 def whole_rows(batch: int, width: int) -> Rows:
@@ -142,7 +138,7 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
         counted.append(shifted(learnt, number) & (shifted(segments, number) == segments))
 
     ids = head.target_vocab()
-    has_id = jnp.ones_like(learnt) if ids is None else members(ids, target.config.vocab_size)[taught.choice]
+    has_id = jnp.ones_like(learnt) if ids is None else jnp.zeros(target.config.vocab_size, bool).at[ids].set(True)[taught.choice]
     weights = [(shifted(counts, -number - 1) & has_id) / tokens.size for number, counts in enumerate(counted)]
     aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # to where the target predicts the same token
     total, losses, drafted = distances(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2), loss)
@@ -260,11 +256,6 @@ def restricted_logits(target: Llama, hidden: Float[Array, "*rows h"], ids: Int[A
     if ids is None:
         return target.logits(hidden)
     return target.output_columns(ids).dot(hidden, jnp.float32)
-
-
-def members(ids: Int[Array, " v"], vocab_size: int) -> Bool[Array, " vocab"]:
-    """Which tokens have a draft id."""
-    return jnp.zeros(vocab_size, bool).at[ids].set(True)
 
 
 def shifted(values: Array, places: int) -> Array:
