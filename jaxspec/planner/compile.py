@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,23 +182,14 @@ def compile_cycles(
     """
     if reason := why_not(gpu):
         raise ValueError(reason)
-    shapes = [
-        {
-            "tree": [each.tree.num_steps, each.tree.topk, each.tree.num_draft_tokens],
-            "batch": each.batch,
-            "pages": each.pages,
-            "page_size": each.page_size,
-        }
-        for each in cycles
-    ]
-    paths = {name: path and str(path) for name, path in (("model", model), ("draft", draft), ("token_map", token_map))}
-    return _ask(paths | {"gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills, "cycles": shapes})
+    request = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills}
+    return _ask(request | {"cycles": [asdict(each) for each in cycles]})
 
 
 def _ask(request: dict[str, Any]) -> list[CompiledCycle]:
     command = [sys.executable, "-m", "jaxspec.planner.worker"]
     with tempfile.TemporaryDirectory() as scratch:
-        task = json.dumps(request | {"scratch": scratch})
+        task = json.dumps(request | {"scratch": scratch}, default=str)  # of paths
         limit = SECONDS_PER_CYCLE * len(request["cycles"])
         try:
             done = subprocess.run(
