@@ -99,14 +99,7 @@ def metadata(rows: Rows, step: int) -> AttentionMetadata:
     queries, keys = segments[:, :, None], segments[:, None, :]
     seen = (keys > 0) & ((queries == keys) | (queries == 0)) & jnp.tril(jnp.ones((width, width), bool))
     eye = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
-    zeros = jnp.zeros(batch, jnp.int32)
-    return AttentionMetadata(
-        positions=jnp.asarray(rows.positions) + step,
-        page_table=jnp.zeros((batch, 0), jnp.int32),
-        start=zeros,
-        length=zeros,
-        mask=jnp.concatenate([seen] + [eye] * step, -1),
-    )
+    return AttentionMetadata.of_window(jnp.asarray(rows.positions) + step, jnp.concatenate([seen] + [eye] * step, -1))
 
 
 def teach(target: Llama, captured_layers: tuple[int, ...], rows: Rows) -> Lesson:
