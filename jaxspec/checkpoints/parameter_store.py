@@ -172,20 +172,13 @@ def _stored_array(path: Path) -> StoredArray:
     """A parameter from its Zarr description (zarr.json, Zarr 3), which must be of the one form that `_saving` makes."""
     description = read_object(path / "zarr.json") if (path / "zarr.json").is_file() else {}
     shape, dtype = description.get("shape"), description.get("data_type")
-    plain = {
-        "name": "sharding_indexed",
-        "configuration": {
-            "chunk_shape": shape,
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-            "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        },
-    }
-    grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
+    values = {"name": "bytes", "configuration": {"endian": "little"}}
+    plain = {"chunk_shape": shape, "codecs": [values], "index_codecs": [values, {"name": "crc32c"}]}
     if (
         not (isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape))
         or dtype not in STORED_DTYPES
-        or description.get("codecs") != [plain]
-        or description.get("chunk_grid") != grid
+        or description.get("codecs") != [{"name": "sharding_indexed", "configuration": plain}]
+        or description.get("chunk_grid") != {"name": "regular", "configuration": {"chunk_shape": shape}}
     ):
         raise ValueError(f"{path} is damaged: its zarr.json is missing or describes no single file of plain values")
     return StoredArray(path.joinpath("c", *("0" for _ in shape)), jnp.dtype(dtype), tuple(shape))

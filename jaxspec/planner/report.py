@@ -202,9 +202,8 @@ def launches_of(compiled: CompiledCycle | str, num_layers: int) -> str:
     if isinstance(compiled, str):
         return f"Launches and temporaries are not counted: {compiled}."
     stages = compiled.stages
-    known = {name: title for name, title in STAGES.items() if name in stages}
-    rows = [[title, f"{stages[name]}"] for name, title in known.items()]
-    rows += [[name, f"{count}"] for name, count in stages.items() if name not in known]
+    ordered = dict.fromkeys(name for name in (*STAGES, *stages) if name in stages)
+    rows = [[STAGES.get(name, name), f"{stages[name]}"] for name in ordered]
     rows += [
         ["together", f"{len(compiled.greedy_launches)}"],
         ["per layer of the target, commit included", f"{compiled.per_layer(num_layers):.1f}"],
