@@ -11,7 +11,6 @@ that in the manifest.
 """
 
 import logging
-import math
 import os
 import shutil
 import sys
@@ -27,6 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
 from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.tensor_files import TensorInfo
 from jaxspec.checkpoints.writing import remove_directory
 
 STORED_DTYPES = (
@@ -97,20 +97,14 @@ class StoredArray(NamedTuple):
     """A parameter on disk."""
 
     file: Path
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of its values."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    info: TensorInfo
 
     def values(self) -> np.ndarray:
         """The values as a view of the mapped file. Raises ValueError if the file is missing or has another length."""
         found = self.file.stat().st_size if self.file.is_file() else 0
-        if found != self.size + INDEX_BYTES:
-            raise ValueError(f"{self.file} has {found} bytes; expected {self.size + INDEX_BYTES}: the file is damaged")
-        return np.memmap(self.file, np.uint8, "r", 0, self.size).view(self.dtype).reshape(self.shape)
+        if found != self.info.size + INDEX_BYTES:
+            raise ValueError(f"{self.file} has {found} bytes; expected {self.info.size + INDEX_BYTES}: the file is damaged")
+        return np.memmap(self.file, np.uint8, "r", 0, self.info.size).view(self.info.dtype).reshape(self.info.shape)
 
 
 def stored_parameters(directory: str | os.PathLike[str]) -> dict[str, StoredArray]:
@@ -154,12 +148,12 @@ def mapped_parameters(
     `title` is the label of the progress bar.
     """
     stored = check_stored(directory, expected)
-    total = sum(array.size for array in stored.values())
+    total = sum(array.info.size for array in stored.values())
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
         for keys in flatten_dict(expected):
             found = stored[parameter_name(keys)]
             yield keys, found.values()
-            bar.update(found.size)
+            bar.update(found.info.size)
 
 
 def _place(values: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -181,7 +175,7 @@ def _stored_array(path: Path) -> StoredArray:
         or description.get("chunk_grid") != {"name": "regular", "configuration": {"chunk_shape": shape}}
     ):
         raise ValueError(f"{path} is damaged: its zarr.json is missing or describes no single file of plain values")
-    return StoredArray(path.joinpath("c", *("0" for _ in shape)), jnp.dtype(dtype), tuple(shape))
+    return StoredArray(path.joinpath("c", *("0" for _ in shape)), TensorInfo(jnp.dtype(dtype), tuple(shape)))
 
 
 def check_stored(directory: str | os.PathLike[str], expected: dict) -> dict[str, StoredArray]:
@@ -194,7 +188,7 @@ def check_stored(directory: str | os.PathLike[str], expected: dict) -> dict[str,
     if unknown:
         raise ValueError(f"{directory} has {len(unknown)} unknown parameters: {', '.join(unknown[:5])}")
     for name, leaf in leaves.items():
-        found = stored[name]
+        found = stored[name].info
         if found.shape != leaf.shape:
             raise ValueError(f"{directory}: parameter {name!r} has shape {found.shape}; expected {leaf.shape}")
         castable = jnp.issubdtype(found.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.floating)
