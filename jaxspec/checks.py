@@ -8,7 +8,7 @@ import inspect
 import itertools
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Protocol
@@ -157,15 +157,18 @@ class OneOrList(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """A JSON object. The listed fields must pass their checks, be missing or, with `nulls`, be null; others may be anything."""
+    """A JSON object. The listed fields must pass their checks, be missing or, as far as `nulls` allows, be null; others may be
+    anything."""
 
     checks: Mapping[str, Check]
-    nulls: bool = True
+    nulls: Container[str] | None = None
+    """The fields that may be null. None: all."""
 
     def clean(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be an object, got {short(value)}")
-        known = {key: value[key] for key in self.checks if key in value and not (self.nulls and value[key] is None)}
+        null = {key for key in value if value[key] is None and (self.nulls is None or key in self.nulls)}
+        known = {key: value[key] for key in self.checks if key in value and key not in null}
         return value | {key: self.checks[key].clean(f"{name}: {key}", each) for key, each in known.items()}
 
 

@@ -39,15 +39,15 @@ LAYER = Fields(
         "rope": Fields(
             {name: check for name, check in ROPE.items() if name in RopeConfig.__dataclass_fields__}
             | {"theta": ROPE["rope_theta"], "kind": Text(), "original_max_position": SIZE},
-            nulls=False,
+            nulls=(),
         )
     },
-    nulls=False,
+    nulls=(),
 )
 HEAD = Fields(
     {name: check for name, check in MODEL.items() if name in Eagle3Config.__dataclass_fields__}
     | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()},
-    nulls=False,
+    nulls=("draft_vocab_size",),
 )
 CONTENTS = Fields(
     {
@@ -59,10 +59,9 @@ CONTENTS = Fields(
         "token_map": ListOf(TOKEN_ID, MAX_IDS),
         "draft": Text(64),
     },
-    nulls=False,
+    nulls=("token_map", "draft"),
 )
 """The types and ranges in jaxspec.json; `config` is a LAYER for a target, else a HEAD."""
-OPTIONAL = ("token_map", "draft", "draft_vocab_size")
 DRAFT = "draft"
 PARAMETERS = "parameters"
 VERSION = 1
@@ -142,8 +141,8 @@ def read_manifest(directory: Path) -> Manifest:
     if contents.get("digest") != digest(contents):
         raise ValueError(f"{path} was changed after it was written: convert the original again")
     try:
-        contents = CONTENTS.clean("it", _known(contents))
-        values = (LAYER if contents["kind"] == "target" else HEAD).clean("config", _known(contents["config"]))
+        contents = CONTENTS.clean("it", contents)
+        values = (LAYER if contents["kind"] == "target" else HEAD).clean("config", contents["config"])
         config = _build(KINDS[contents["kind"]], values)
         manifest = Manifest(config, **{name: contents[name] for name in CONTENTS.checks if name in contents and name != "kind"})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -155,11 +154,6 @@ def read_manifest(directory: Path) -> Manifest:
         if PurePath(name).name != name:
             raise ValueError(f"{path} names the file {short(name)}, which is not one of its directory")
     return manifest
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """The values without those that may be null and are."""
-    return {name: value for name, value in values.items() if value is not None or name not in OPTIONAL}
 
 
 def _build(config: type, values: dict[str, Any]) -> Any:
