@@ -12,7 +12,7 @@ from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import LAYER_IDS, is_target
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
-from jaxspec.checkpoints.parameter_store import StoredArray, stored_parameters
+from jaxspec.checkpoints.parameter_store import stored_parameters
 from jaxspec.checkpoints.tensor_files import TensorInfo, errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
@@ -56,7 +56,7 @@ def _describe_converted(path: Path, target: Path | None) -> str:
             fits = _fits(manifest.config, target)
             check_fit(manifest, target_model_config(target))
     stored = stored_parameters(path / PARAMETERS)
-    dtypes = _count(stored.values())
+    dtypes = _count(array.info for array in stored.values())
     lines = {"what": f"{_kind(manifest.config)} (converted from {manifest.dialect})", **_sizes(manifest.config)}
     lines |= {"parameters": f"{dtypes.total():,} in {len(stored)} arrays", "dtypes": _listed(dtypes)}
     if is_converted(path / DRAFT):
@@ -68,7 +68,7 @@ def _describe_converted(path: Path, target: Path | None) -> str:
     return _table(lines)
 
 
-def _count(arrays: Iterable[TensorInfo | StoredArray]) -> Counter[str]:
+def _count(arrays: Iterable[TensorInfo]) -> Counter[str]:
     """Parameters per dtype."""
     dtypes = Counter[str]()
     for array in arrays:

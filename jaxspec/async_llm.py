@@ -2,9 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 from jaxspec.config import TreeLike
@@ -61,8 +60,7 @@ class AsyncLLM:
             EngineError: the engine failed on the request, or it is closed.
         """
         token_ids = await asyncio.to_thread(encode, self.tokenizer, prompt)
-        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
-        async for update in self._run(ask, sampling_params, request_id):
+        async for update in self._run(token_ids, sampling_params, request_id, priority=priority, timeout=timeout, tree=tree):
             yield update
 
     async def chat(
@@ -79,13 +77,13 @@ class AsyncLLM:
         """Answers a conversation in the model's chat template; otherwise as `generate`."""
         self._thread.check_open()
         token_ids = await asyncio.to_thread(self._chats.encode, messages, chat_template_kwargs)
-        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
-        async for update in self._run(ask, sampling_params, request_id):
+        async for update in self._run(token_ids, sampling_params, request_id, priority=priority, timeout=timeout, tree=tree):
             yield update
 
     async def _run(
-        self, ask: Callable[[SamplingParams], GenerationRequest], sampling_params: Params | None, request_id: str | None
+        self, token_ids: Sequence[int], sampling_params: Params | None, request_id: str | None, **options: Any
     ) -> AsyncIterator[Update]:
+        """`options`: the other fields of GenerationRequest."""
         copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._running:
@@ -93,7 +91,8 @@ class AsyncLLM:
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
         self._running[name] = names
         try:
-            with await Generation.start(self._thread, [ask(copy) for copy in copies], names) as generation:
+            requests = [GenerationRequest(tuple(token_ids), copy, **options) for copy in copies]
+            with await Generation.start(self._thread, requests, names) as generation:
                 async for update in generation:
                     index = names.index(update.request_id)
                     yield replace(update, index=index, output=update.output and replace(update.output, index=index))

@@ -8,10 +8,20 @@ import inspect
 import itertools
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+
+class Check(Protocol):
+    """What a value from outside must be."""
+
+    def clean(self, name: str, value: Any) -> Any:
+        """The value as Python's own types; strings, ids and biases as tuples.
+
+        Raises ValueError, naming the parameter or its first wrong part.
+        """
 
 
 class Whole(NamedTuple):
@@ -21,7 +31,6 @@ class Whole(NamedTuple):
     most: int | None = None
 
     def clean(self, name: str, value: Any) -> int:
-        """The value as an int. Raises ValueError, naming the parameter."""
         if not is_int(value) or value < self.least or (self.most is not None and value > self.most):
             limits = f">= {self.least}" if self.most is None else f"from {self.least} to {self.most}"
             raise ValueError(f"{name} must be a whole number {limits}, got {short(value)}")
@@ -36,7 +45,6 @@ class Number(NamedTuple):
     above: bool = False
 
     def clean(self, name: str, value: Any) -> float:
-        """The value as Python's number. Raises ValueError, naming the parameter."""
         if not is_number(value) or not self.least <= value <= self.most:
             raise ValueError(f"{name} must be a number between {self.least} and {self.most}, got {short(value)}")
         if self.above and value == self.least:
@@ -48,7 +56,6 @@ class Seed(NamedTuple):
     """A whole number of 64 bits, with or without sign."""
 
     def clean(self, name: str, value: Any) -> int:
-        """The value as an int. Raises ValueError, naming the parameter."""
         if not is_int(value) or not -(2**63) <= value < 2**64:
             raise ValueError(f"{name} must be a 64-bit whole number, got {short(value)}")
         return int(value)
@@ -58,7 +65,6 @@ class Flag(NamedTuple):
     """True or False."""
 
     def clean(self, name: str, value: Any) -> bool:
-        """The value. Raises ValueError, naming the parameter."""
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, got {short(value)}")
         return value
@@ -72,7 +78,6 @@ class StringList(NamedTuple):
     """Characters."""
 
     def clean(self, name: str, value: Any) -> tuple[str, ...]:
-        """The strings as a tuple. Raises ValueError, naming the parameter."""
         strings = (value,) if isinstance(value, str) else value
         if not isinstance(strings, tuple | list) or not all(isinstance(string, str) for string in strings):
             raise ValueError(f"{name} must be a string or a list of strings, got {short(value)}")
@@ -89,7 +94,6 @@ class IdList(NamedTuple):
     most: int | None = None
 
     def clean(self, name: str, value: Any) -> tuple[int, ...]:
-        """The ids as a tuple. Raises ValueError, naming the parameter."""
         if not isinstance(value, tuple | list) or not all(is_int(token) and token >= 0 for token in value):
             raise ValueError(f"{name} must be a list of token ids, got {short(value)}")
         if self.most is not None and len(value) > self.most:
@@ -106,7 +110,6 @@ class Biases(NamedTuple):
     most: int
 
     def clean(self, name: str, value: Any) -> tuple[tuple[int, float], ...]:
-        """Pairs of token id and number. Raises ValueError, naming the parameter."""
         pairs = tuple(value.items()) if isinstance(value, Mapping) else value
         if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise ValueError(f"{name} must map token ids to numbers, got {short(value)}")
@@ -127,7 +130,6 @@ class Text(NamedTuple):
     """Characters."""
 
     def clean(self, name: str, value: Any) -> str:
-        """The value. Raises ValueError, naming the parameter."""
         if not isinstance(value, str) or len(value) > self.longest:
             raise ValueError(f"{name} must be a string of at most {self.longest} characters, got {short(value)}")
         return value
@@ -136,11 +138,10 @@ class Text(NamedTuple):
 class ListOf(NamedTuple):
     """A list whose items all pass a check."""
 
-    item: "Check"
+    item: Check
     most: int = 10_000
 
     def clean(self, name: str, value: Any) -> list[Any]:
-        """The cleaned items. Raises ValueError, naming the first wrong one."""
         if not isinstance(value, list) or len(value) > self.most:
             raise ValueError(f"{name} must be a list of at most {self.most} items, got {short(value)}")
         return [self.item.clean(f"{name}.{index}", each) for index, each in enumerate(value)]
@@ -149,40 +150,37 @@ class ListOf(NamedTuple):
 class OneOrList(NamedTuple):
     """A value that passes a check, or a list of such values."""
 
-    item: "Check"
+    item: Check
 
     def clean(self, name: str, value: Any) -> Any:
-        """The cleaned value or values. Raises ValueError, naming the first wrong one."""
         return ListOf(self.item).clean(name, value) if isinstance(value, list) else self.item.clean(name, value)
 
 
 class Fields(NamedTuple):
-    """A JSON object. The listed fields must pass their checks, be missing or, with `nulls`, be null; others may be anything."""
+    """A JSON object. The listed fields must pass their checks, be missing or, as far as `nulls` allows, be null; others may be
+    anything."""
 
-    checks: "Mapping[str, Check]"
-    nulls: bool = True
+    checks: Mapping[str, Check]
+    nulls: Container[str] | None = None
+    """The fields that may be null. None: all."""
 
     def clean(self, name: str, value: Any) -> dict[str, Any]:
-        """The object with its fields cleaned. Raises ValueError, naming the first wrong one."""
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be an object, got {short(value)}")
-        known = {key: value[key] for key in self.checks if key in value and not (self.nulls and value[key] is None)}
+        null = {key for key in value if value[key] is None and (self.nulls is None or key in self.nulls)}
+        known = {key: value[key] for key in self.checks if key in value and key not in null}
         return value | {key: self.checks[key].clean(f"{name}: {key}", each) for key, each in known.items()}
 
 
 class ObjectOf(NamedTuple):
     """A JSON object whose values all pass a check."""
 
-    value: "Check"
+    value: Check
 
     def clean(self, name: str, value: Any) -> dict[str, Any]:
-        """The object with cleaned values. Raises ValueError, naming the first wrong one."""
         if not isinstance(value, dict):
             raise ValueError(f"{name} must be an object, got {short(value)}")
         return {key: self.value.clean(f"{name}: {short(key)}", each) for key, each in value.items()}
-
-
-type Check = Whole | Number | Seed | Flag | StringList | IdList | Biases | Text | ListOf | OneOrList | Fields | ObjectOf
 
 
 def is_int(value: Any) -> bool:
@@ -193,6 +191,21 @@ def is_int(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether it is a finite number, NumPy's included."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def require_least(settings: object, least: Mapping[str, int]) -> None:
+    """Raises ValueError if one of these fields is below its bound. None passes."""
+    for name, bound in least.items():
+        value = vars(settings)[name]
+        if value is not None and value < bound:
+            raise ValueError(f"{name} must be at least {bound}, got {value}")
+
+
+def require_one_of(settings: object, known: Mapping[str, Sequence[str]]) -> None:
+    """Raises ValueError if one of these fields is none of the values that are known for it."""
+    for name, values in known.items():
+        if vars(settings)[name] not in values:
+            raise ValueError(f"{name} must be one of {', '.join(values)}, got {vars(settings)[name]!r:.80}")
 
 
 def short(value: object) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from jaxspec.checks import checked, refuse_unsupported, require_size
+from jaxspec.checks import checked, refuse_unsupported, require_least, require_one_of, require_size
 
 if TYPE_CHECKING:
     from jaxspec.models.feed_forward import FeedForward
@@ -60,16 +60,13 @@ class RopeConfig:
             if scaling.get(key) not in (None, neutral):
                 raise ValueError(f"{key}={scaling[key]!r:.80} of the rope parameters is not supported: expected {neutral}")
         trained = config.get("max_position_embeddings") if kind == "yarn" else None
+        settings = {"attention_factor": yarn_factor(scaling)} if kind == "yarn" else {}
+        named_alike = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
         return cls(
             theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
             kind=kind,
-            factor=float(scaling.get("factor") or 1.0),
-            low_freq_factor=float(scaling.get("low_freq_factor") or 1.0),
-            high_freq_factor=float(scaling.get("high_freq_factor") or 4.0),
             original_max_position=scaling.get("original_max_position_embeddings") or trained or 8192,
-            beta_fast=float(scaling.get("beta_fast") or 32.0),
-            beta_slow=float(scaling.get("beta_slow") or 1.0),
-            attention_factor=float(scaling.get("attention_factor") or (yarn_factor(scaling) if kind == "yarn" else 1.0)),
+            **settings | {name: float(scaling[name]) for name in named_alike if scaling.get(name)},
         )
 
     @property
@@ -259,6 +256,7 @@ _KINDS: dict[type, tuple[type, str]] = {
     int: (Integral, "a whole number"), float: (Real, "a number"), bool: (bool, "True or False"), str: (str, "a string")
 }  # fmt: skip
 """By the type of a field: what it accepts, and how messages call that."""
+_POSITIVE = ("max_running_requests", "page_size", "num_pages", "prefill_chunk", "max_waiting_requests", "draft_window_size")
 
 
 @dataclass(frozen=True)
@@ -315,28 +313,14 @@ class EngineConfig:
                 object.__setattr__(self, name, tuple(map(TreeShape.of, trees)))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-        for name in ("max_running_requests", "page_size", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_pages is not None and self.num_pages < 1:
-            raise ValueError(f"num_pages must be at least 1, got {self.num_pages}")
-        if self.context_length is not None and self.context_length < 2:
-            raise ValueError(f"context_length must be at least 2, got {self.context_length}")
+        require_least(self, dict.fromkeys(_POSITIVE, 1) | {"context_length": 2, "draft_sink_size": 0})
         for name in ("mem_fraction", "accept_threshold_single", "accept_threshold_acc"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
-        if self.max_waiting_requests is not None and self.max_waiting_requests < 1:
-            raise ValueError(f"max_waiting_requests must be at least 1, got {self.max_waiting_requests}")
         if self.adaptive_trees and not self.adaptive:
             raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
-        if self.attention_kernel not in (None, *ATTENTION_KERNELS):
-            raise ValueError(f"attention_kernel must be one of {', '.join(ATTENTION_KERNELS)}, got {self.attention_kernel!r}")
-        if self.matmul not in MATMULS:
-            raise ValueError(f"matmul must be one of {', '.join(MATMULS)}, got {self.matmul!r}")
-        if self.draft_window_size is not None and self.draft_window_size < 1:
-            raise ValueError(f"draft_window_size must be at least 1, got {self.draft_window_size}")
-        if self.draft_sink_size < 0:
-            raise ValueError(f"draft_sink_size must be at least 0, got {self.draft_sink_size}")
+        kernels = {} if self.attention_kernel is None else {"attention_kernel": ATTENTION_KERNELS}
+        require_one_of(self, kernels | {"matmul": MATMULS})
         if self.draft_sink_size and self.draft_window_size is None:
             raise ValueError(f"draft_sink_size ({self.draft_sink_size}) needs a draft_window_size: without one the head sees all")
 

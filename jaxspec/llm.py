@@ -186,19 +186,16 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, prompts: Sequence[Prompt], sampling_params: Params | Sequence[Params] | None, ask: Ask) -> "Call":
+    def _call(self, prompts: Sequence[Prompt], sampling_params: Params | Sequence[Params] | None, ask: Ask) -> list["Completion"]:
         """What to ask the engine for."""
-        call = Call([], [], [])
+        call = []
         for number, (prompt, given) in enumerate(zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)):
             label = f"prompt {number}: " if len(prompts) > 1 else ""
             try:
                 token_ids, copies = self.encode(prompt), SamplingParams.of(given).copies()
             except ValueError as error:
                 raise ValueError(f"{label}{error}") from None
-            for index, copy in enumerate(copies):
-                call.requests.append(ask(tuple(token_ids), copy))
-                call.places.append((number, index))
-                call.labels.append(label)
+            call += [Completion(ask(tuple(token_ids), copy), (number, index), label) for index, copy in enumerate(copies)]
         return call
 
     def _outputs(
@@ -206,17 +203,17 @@ class LLM:
     ) -> list[GenerationOutput]:
         call = self._call(prompts, sampling_params, ask)
         outputs: dict[int, GenerationOutput] = {}
-        with tqdm(desc="generating", unit="completion", total=len(call.requests), disable=not self.progress) as bar:
+        with tqdm(desc="generating", unit="completion", total=len(call), disable=not self.progress) as bar:
             for place, update in self._updates(call):
                 if update.output is not None:
                     outputs[place] = update.output
                     bar.update()
         return [outputs[place] for place in range(len(outputs))]
 
-    def _updates(self, call: "Call") -> Iterator[tuple[int, Update]]:
+    def _updates(self, call: list["Completion"]) -> Iterator[tuple[int, Update]]:
         """Pairs of a completion's place among all and its update."""
         inbox: SimpleQueue[Update | EngineError] = SimpleQueue()
-        ticket, unfinished = self._thread.submit(call.requests, inbox.put), len(call.requests)
+        ticket, unfinished = self._thread.submit([each.request for each in call], inbox.put), len(call)
         try:
             ticket.admitted.result()
             order = {request_id: place for place, request_id in enumerate(ticket.ids)}
@@ -226,27 +223,27 @@ class LLM:
                     raise update
                 self._thread.check_open()
                 place, unfinished = order[update.request_id], unfinished - (update.output is not None)
-                if call.places[place] != (0, 0):
-                    prompt_index, index = call.places[place]
+                if call[place].place != (0, 0):
+                    prompt_index, index = call[place].place
                     output = update.output and replace(update.output, prompt_index=prompt_index, index=index)
                     update = replace(update, prompt_index=prompt_index, index=index, output=output)
                 yield place, update
         except ValueError as error:
             if ticket.admitted.exception() is not error:
                 raise
-            raise ValueError(f"{call.labels[len(ticket.ids)]}{error}") from None
+            raise ValueError(f"{call[len(ticket.ids)].label}{error}") from None
         finally:  # also after Ctrl-C and when a stream is left early
             if unfinished:
                 self._thread.abort(ticket)
 
 
-class Call(NamedTuple):
-    """The completions of one call, in order."""
+class Completion(NamedTuple):
+    """One completion of a call."""
 
-    requests: list[GenerationRequest]
-    places: list[tuple[int, int]]
-    """Which prompt each completes, and which of its completions it is."""
-    labels: list[str]
+    request: GenerationRequest
+    place: tuple[int, int]
+    """Which prompt it completes, and which of that prompt's completions it is."""
+    label: str
     """How errors name its prompt, such as "prompt 3: "."""
 
 

@@ -64,7 +64,8 @@ def load_models(
         raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
     config = EngineConfig(**options)
     hub = HubOptions(revision, None if download_dir is None else str(download_dir))
-    files = find_files(model, draft, None if spec is None else TreeShape.of(spec), token_map, config, hub)
+    tree = None if spec is None else TreeShape.of(spec)
+    files = find_files(model, draft, tree, token_map, config, hub)
     enable_compilation_cache()
     progress = sys.stderr.isatty() if progress is None else progress
     if files.head is not None:
@@ -74,7 +75,7 @@ def load_models(
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
-    tree = files.spec or default_tree(head.config.algorithm if head else None, files.head)
+    tree = tree or default_tree(head.config.algorithm if head else None, files.head)
     return LoadedModels(
         BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, tree, config, progress
     )
@@ -86,8 +87,6 @@ class ModelFiles(NamedTuple):
     target: Path
     head: Path | None
     token_map: Path | None
-    spec: TreeShape | None
-    """None: the head decides (defaults.default_tree)."""
 
 
 def find_files(
@@ -112,7 +111,7 @@ def find_files(
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
         if config.head_options:
             raise ValueError(f"{config.head_options[0]} needs a draft head, and there is none: give draft")
-    return ModelFiles(target, head, None if token_map is None else local_path(token_map, hub.newest), spec)
+    return ModelFiles(target, head, None if token_map is None else local_path(token_map, hub.newest))
 
 
 def ending_with(target: LoadedTarget, tokenizer: Tokenizer | None) -> LoadedTarget:

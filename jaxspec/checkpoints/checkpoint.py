@@ -66,9 +66,6 @@ class Checkpoint:
                 listed, found = index.get(name, "no file"), self.file_of.get(name, "no file")
                 raise ValueError(f"{self.path}: the index lists tensor {short(name)} in {listed}, but it is in {found}")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.infos
-
     def check(self, needed: Mapping[str, Needed], ignored: Collection[str] = ()) -> None:
         """Raises ValueError naming every tensor that is missing, has the wrong shape or kind, or is unknown."""
         problems = []

@@ -17,12 +17,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
-from tqdm import tqdm
 
 from jaxspec.checkpoints.json_files import read_object
-from jaxspec.checkpoints.parameter_store import check_stored, load_parameters, parameter_name
+from jaxspec.checkpoints.parameter_store import load_parameters, mapped_parameters
 from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, Text, Whole, short
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.eagle import EagleConfig
@@ -41,15 +39,15 @@ LAYER = Fields(
         "rope": Fields(
             {name: check for name, check in ROPE.items() if name in RopeConfig.__dataclass_fields__}
             | {"theta": ROPE["rope_theta"], "kind": Text(), "original_max_position": SIZE},
-            nulls=False,
+            nulls=(),
         )
     },
-    nulls=False,
+    nulls=(),
 )
 HEAD = Fields(
     {name: check for name, check in MODEL.items() if name in Eagle3Config.__dataclass_fields__}
     | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()},
-    nulls=False,
+    nulls=("draft_vocab_size",),
 )
 CONTENTS = Fields(
     {
@@ -61,10 +59,9 @@ CONTENTS = Fields(
         "token_map": ListOf(TOKEN_ID, MAX_IDS),
         "draft": Text(64),
     },
-    nulls=False,
+    nulls=("token_map", "draft"),
 )
 """The types and ranges in jaxspec.json; `config` is a LAYER for a target, else a HEAD."""
-OPTIONAL = ("token_map", "draft", "draft_vocab_size")
 DRAFT = "draft"
 PARAMETERS = "parameters"
 VERSION = 1
@@ -144,8 +141,8 @@ def read_manifest(directory: Path) -> Manifest:
     if contents.get("digest") != digest(contents):
         raise ValueError(f"{path} was changed after it was written: convert the original again")
     try:
-        contents = CONTENTS.clean("it", _known(contents))
-        values = (LAYER if contents["kind"] == "target" else HEAD).clean("config", _known(contents["config"]))
+        contents = CONTENTS.clean("it", contents)
+        values = (LAYER if contents["kind"] == "target" else HEAD).clean("config", contents["config"])
         config = _build(KINDS[contents["kind"]], values)
         manifest = Manifest(config, **{name: contents[name] for name in CONTENTS.checks if name in contents and name != "kind"})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -157,11 +154,6 @@ def read_manifest(directory: Path) -> Manifest:
         if PurePath(name).name != name:
             raise ValueError(f"{path} names the file {short(name)}, which is not one of its directory")
     return manifest
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """The values without those that may be null and are."""
-    return {name: value for name, value in values.items() if value is not None or name not in OPTIONAL}
 
 
 def _build(config: type, values: dict[str, Any]) -> Any:
@@ -206,28 +198,9 @@ def check_fit(manifest: Manifest, target: ModelConfig) -> None:
         raise ValueError(f"the draft head's token map names token {max(manifest.token_map)}; the target has {target.vocab_size}")
 
 
-def mapped_ids(manifest: Manifest) -> np.ndarray | None:
-    """The head's token map, int32 target ids, if it was converted with one."""
-    return None if manifest.token_map is None else np.asarray(manifest.token_map, np.int32)
-
-
-def check_parameters(path: Path, config: ModelConfig | HeadConfig) -> None:
-    """Raises ValueError unless the stored parameters have the model's names and shapes."""
-    check_stored(path / PARAMETERS, abstract_model(config, jnp.float32).params)
-
-
 def stored_arrays(
     path: Path, config: ModelConfig | HeadConfig, *, doing: str, progress: bool = False
 ) -> Iterator[tuple[tuple[str | int, ...], np.ndarray]]:
-    """Yields every parameter as it is stored, as a view of the mapped file. Raises like `load_converted`.
-
-    `doing` is the label of the progress bar.
-    """
+    """Every parameter as it is stored, as `mapped_parameters`. `doing` is the first word of the progress bar."""
     expected = abstract_model(config, jnp.float32).params
-    stored = check_stored(path / PARAMETERS, expected)
-    total = sum(array.size for array in stored.values())
-    with tqdm(total=total, desc=f"{doing} {path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
-        for keys in flatten_dict(expected):
-            found = stored[parameter_name(keys)]
-            yield keys, found.values()
-            bar.update(found.size)
+    return mapped_parameters(path / PARAMETERS, expected, f"{doing} {path.name}", progress=progress)

@@ -12,7 +12,11 @@ from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
 
 DIALECTS = ("safeailab", "sglang", "speculators", "mimo")
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ROPE_SETTINGS = {
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+}
 
 
 class Exported(NamedTuple):
@@ -120,18 +124,6 @@ def rope_settings(rope: RopeConfig) -> dict[str, Any]:
     """rope_theta and, if the angles are scaled, rope_scaling."""
     if rope.kind == "default":
         return {"rope_theta": rope.theta}
-    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_max_position,
-        }
-    if rope.kind == "yarn":
-        scaling |= {
-            "original_max_position_embeddings": rope.original_max_position,
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "attention_factor": rope.attention_factor,
-        }
-    return {"rope_theta": rope.theta, "rope_scaling": scaling}
+    settings = vars(rope) | {"rope_type": rope.kind, "original_max_position_embeddings": rope.original_max_position}
+    names = ("rope_type", "factor", *ROPE_SETTINGS.get(rope.kind, ()))
+    return {"rope_theta": rope.theta, "rope_scaling": {name: settings[name] for name in names}}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxspec.checkpoints.exporting import ARCHITECTURES, rope_settings
 from jaxspec.checkpoints.writing import write_checkpoint
 from jaxspec.config import RopeConfig
 from jaxspec.models.rope import inverse_frequencies
@@ -32,9 +33,8 @@ LAYER = {
 }  # fmt: skip
 """Names of a layer's tensors, and Hugging Face's."""
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""Token types. Tokens of the last two are never split into pieces."""
+"""Token types. Tokens of the last two are never split into pieces; user-defined ones are part of the text."""
 SPACE = "\u2581"
 """The space in SentencePiece's tokens."""
 ROPE_FACTORS = "rope_freqs.weight"
@@ -225,15 +225,9 @@ def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any
         raise refused
     plain = inverse_frequencies(RopeConfig(config["rope_theta"]), config["head_dim"])
     for factor in LLAMA3_FACTORS:
-        scaled = inverse_frequencies(RopeConfig(config["rope_theta"], "llama3", factor), config["head_dim"])
-        if np.allclose(plain / scaled, factors, rtol=1e-4):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            }
+        rope = RopeConfig(config["rope_theta"], "llama3", factor)
+        if np.allclose(plain / inverse_frequencies(rope, config["head_dim"]), factors, rtol=1e-4):
+            return rope_settings(rope)["rope_scaling"]
     raise refused
 
 
@@ -282,16 +276,9 @@ def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str,
         raise ValueError(
             f"the tokenizer {str(kind)[:80]}/{str(name)[:80]} is not supported; supported: llama, or gpt2 with {known}"
         )
-    of_role = {
-        role: [
-            AddedToken(token, special=role == CONTROL, normalized=False)
-            for token, each in zip(tokens, types, strict=True)
-            if each == role
-        ]
-        for role in (CONTROL, USER_DEFINED)
-    }
-    tokenizer.add_special_tokens(of_role[CONTROL])
-    tokenizer.add_tokens(of_role[USER_DEFINED])  # one token in prompts and, unlike control tokens, part of the text
+    for added, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
+        found = [token for token, each in zip(tokens, types, strict=True) if each == added]
+        add([AddedToken(token, special=added == CONTROL, normalized=False) for token in found])
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],

@@ -8,10 +8,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.checkpoints.json_files import MAX_JSON_BYTES, read_object
 
@@ -114,19 +114,8 @@ def _download(repository: str, options: HubOptions, with_weights: bool) -> Path:
             gguf = [file.rfilename for file in siblings if file.rfilename.endswith(".gguf")]
             hint = f": choose one of its GGUF files, as in {repository}/{gguf[0]}" if gguf else ""
             raise ValueError(f"{repository} on the Hub has no config.json{hint}")
-
-        def fetch(names: Iterable[str]) -> Path:
-            return Path(
-                snapshot_download(
-                    repository,
-                    revision=options.revision,
-                    cache_dir=options.download_dir,
-                    endpoint=_endpoint(),
-                    allow_patterns=list(names),
-                )
-            )
-
-        folder = fetch(small)
+        where: dict[str, Any] = {"revision": options.revision, "cache_dir": options.download_dir, "endpoint": _endpoint()}
+        folder = Path(snapshot_download(repository, allow_patterns=small, **where))
         if not with_weights:
             return folder
         weights = _weights(siblings, folder)
@@ -142,7 +131,7 @@ def _download(repository: str, options: HubOptions, with_weights: bool) -> Path:
                 "free some space, or give a larger disk with --download-dir or HF_HOME"
             )
         logger.info("downloading %s: %.1f GiB", repository, size / 2**30)
-        return fetch(weights)
+        return Path(snapshot_download(repository, allow_patterns=weights, **where))
 
 
 def _weights(siblings: "list[RepoSibling]", folder: Path) -> list[str]:

@@ -66,11 +66,6 @@ class Stack(NamedTuple):
         return {name: part for (name, _), part in zip(self.tensors, parts, strict=True)}
 
 
-def vector(name: str, size: int) -> Stack:
-    """A vector, such as a norm's weight."""
-    return Stack(((name, size),))
-
-
 def table(name: str, rows: int, columns: int) -> Stack:
     """A matrix that keeps its orientation, such as an embedding."""
     return Stack(((name, rows),), (columns,))
@@ -87,7 +82,7 @@ def linear(inputs: int, *outputs: tuple[str, int], bias: bool = False) -> Layout
 
 def norm(name: str, size: int) -> Layout:
     """An RMSNorm, given by its name without `.weight`."""
-    return {("weight",): vector(f"{name}.weight", size)}
+    return {("weight",): Stack(((f"{name}.weight", size),))}
 
 
 def nested(*path: str | int, layout: Layout) -> Layout:

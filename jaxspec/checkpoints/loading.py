@@ -10,20 +10,12 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.converted import (
-    check_fit,
-    check_parameters,
-    head_directory,
-    is_converted,
-    load_converted,
-    mapped_ids,
-    read_manifest,
-)
+from jaxspec.checkpoints.converted import PARAMETERS, check_fit, head_directory, is_converted, load_converted, read_manifest
 from jaxspec.checkpoints.heads import PACKAGE, algorithm_of, attach_head, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import is_target, target_plan
-from jaxspec.checkpoints.parameter_store import parameter_name
+from jaxspec.checkpoints.parameter_store import check_stored, parameter_name
 from jaxspec.checkpoints.tensor_files import errors_named, own_copy
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
@@ -71,7 +63,7 @@ def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -
             manifest = read_manifest(directory := require_head(path))
             check_fit(manifest, target)
             head = manifest.head
-            check_parameters(directory, head)
+            check_stored(directory / PARAMETERS, abstract_model(head, np.float32).params)
         else:
             with Checkpoint(path) as checkpoint:
                 plan = head_plan(checkpoint, read_config(path), target)
@@ -94,9 +86,11 @@ def _load_converted_head(path: Path, target: LoadedTarget, token_map: Path | Non
     manifest = read_manifest(head)
     with errors_named(path):
         check_fit(manifest, target.config)
-        chosen = usable_token_map(manifest.head, token_map)
+        hot_tokens = usable_token_map(manifest.head, token_map)
+        if hot_tokens is None and manifest.token_map is not None:
+            hot_tokens = np.asarray(manifest.token_map, np.int32)
         loaded = load_converted(head, manifest.head, target.dtype, progress=progress)
-        return finite(attach_head(loaded.config, loaded.params, target, mapped_ids(manifest) if chosen is None else chosen))
+        return finite(attach_head(loaded.config, loaded.params, target, hot_tokens))
 
 
 def finite[Model: LoadedTarget | LoadedHead](model: Model) -> Model:
@@ -145,7 +139,7 @@ def read_target_plan(path: Path, checkpoint: Checkpoint) -> TensorPlan:
 
 def is_really_untied(checkpoint: Checkpoint) -> bool:
     """Whether the files have an output projection that is not the embedding."""
-    if "lm_head.weight" not in checkpoint:
+    if "lm_head.weight" not in checkpoint.infos:
         return False
     head, embedding = (checkpoint.read(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
     return not (head.dtype == embedding.dtype and np.array_equal(head.view(np.uint8), embedding.view(np.uint8)))

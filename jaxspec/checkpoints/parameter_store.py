@@ -11,7 +11,6 @@ that in the manifest.
 """
 
 import logging
-import math
 import os
 import shutil
 import sys
@@ -27,6 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
 from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.tensor_files import TensorInfo
 from jaxspec.checkpoints.writing import remove_directory
 
 STORED_DTYPES = (
@@ -97,20 +97,14 @@ class StoredArray(NamedTuple):
     """A parameter on disk."""
 
     file: Path
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of its values."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    info: TensorInfo
 
     def values(self) -> np.ndarray:
         """The values as a view of the mapped file. Raises ValueError if the file is missing or has another length."""
         found = self.file.stat().st_size if self.file.is_file() else 0
-        if found != self.size + INDEX_BYTES:
-            raise ValueError(f"{self.file} has {found} bytes; expected {self.size + INDEX_BYTES}: the file is damaged")
-        return np.memmap(self.file, np.uint8, "r", 0, self.size).view(self.dtype).reshape(self.shape)
+        if found != self.info.size + INDEX_BYTES:
+            raise ValueError(f"{self.file} has {found} bytes; expected {self.info.size + INDEX_BYTES}: the file is damaged")
+        return np.memmap(self.file, np.uint8, "r", 0, self.info.size).view(self.info.dtype).reshape(self.info.shape)
 
 
 def stored_parameters(directory: str | os.PathLike[str]) -> dict[str, StoredArray]:
@@ -141,14 +135,25 @@ def load_parameters(directory: str | os.PathLike[str], expected: dict, *, progre
 
     Raises ValueError naming what is missing, unknown, has another shape or dtype, or can't be read.
     """
-    leaves, stored = flatten_dict(expected), check_stored(directory, expected)
-    total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
-    title, loaded = f"loading {Path(directory).parent.name}", {}
+    leaves, title = flatten_dict(expected), f"loading {Path(directory).parent.name}"
+    arrays = mapped_parameters(directory, expected, title, progress=progress)
+    return unflatten_dict({keys: _place(values, leaves[keys]) for keys, values in arrays})
+
+
+def mapped_parameters(
+    directory: str | os.PathLike[str], expected: dict, title: str, *, progress: bool = False
+) -> Iterator[tuple[tuple, np.ndarray]]:
+    """Yields every parameter of `expected` by its keys, as it is stored: a view of the mapped file. Raises as `load_parameters`.
+
+    `title` is the label of the progress bar.
+    """
+    stored = check_stored(directory, expected)
+    total = sum(array.info.size for array in stored.values())
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
-        for keys, leaf in leaves.items():
-            loaded[keys] = _place(stored[parameter_name(keys)].values(), leaf)
-            bar.update(loaded[keys].nbytes)
-    return unflatten_dict(loaded)
+        for keys in flatten_dict(expected):
+            found = stored[parameter_name(keys)]
+            yield keys, found.values()
+            bar.update(found.info.size)
 
 
 def _place(values: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -161,23 +166,16 @@ def _stored_array(path: Path) -> StoredArray:
     """A parameter from its Zarr description (zarr.json, Zarr 3), which must be of the one form that `_saving` makes."""
     description = read_object(path / "zarr.json") if (path / "zarr.json").is_file() else {}
     shape, dtype = description.get("shape"), description.get("data_type")
-    plain = {
-        "name": "sharding_indexed",
-        "configuration": {
-            "chunk_shape": shape,
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-            "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        },
-    }
-    grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
+    values = {"name": "bytes", "configuration": {"endian": "little"}}
+    plain = {"chunk_shape": shape, "codecs": [values], "index_codecs": [values, {"name": "crc32c"}]}
     if (
         not (isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape))
         or dtype not in STORED_DTYPES
-        or description.get("codecs") != [plain]
-        or description.get("chunk_grid") != grid
+        or description.get("codecs") != [{"name": "sharding_indexed", "configuration": plain}]
+        or description.get("chunk_grid") != {"name": "regular", "configuration": {"chunk_shape": shape}}
     ):
         raise ValueError(f"{path} is damaged: its zarr.json is missing or describes no single file of plain values")
-    return StoredArray(path.joinpath("c", *("0" for _ in shape)), jnp.dtype(dtype), tuple(shape))
+    return StoredArray(path.joinpath("c", *("0" for _ in shape)), TensorInfo(jnp.dtype(dtype), tuple(shape)))
 
 
 def check_stored(directory: str | os.PathLike[str], expected: dict) -> dict[str, StoredArray]:
@@ -190,7 +188,7 @@ def check_stored(directory: str | os.PathLike[str], expected: dict) -> dict[str,
     if unknown:
         raise ValueError(f"{directory} has {len(unknown)} unknown parameters: {', '.join(unknown[:5])}")
     for name, leaf in leaves.items():
-        found = stored[name]
+        found = stored[name].info
         if found.shape != leaf.shape:
             raise ValueError(f"{directory}: parameter {name!r} has shape {found.shape}; expected {leaf.shape}")
         castable = jnp.issubdtype(found.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -6,6 +6,7 @@ publishes `freq_32768.pt`, a Python list that torch.save wrote; a list in JSON, 
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tokenize import TokenError
 
@@ -50,10 +51,6 @@ def _checked_ids(ids: object, vocab_size: int) -> list[int]:
     return list(places)
 
 
-def _read_json(path: Path) -> object:
-    return json.loads(path.read_bytes())
-
-
 def _read_npy(path: Path) -> object:
     """Reads the header apart from the values: np.load would take memory for any length that the header claims."""
     with path.open("rb") as file:
@@ -69,18 +66,15 @@ def _read_npy(path: Path) -> object:
 
 
 def _read_safetensors(path: Path) -> object:
-    file = SafetensorsFile(path)
-    try:
+    with closing(SafetensorsFile(path)) as file:
         if len(file.infos) != 1:
             raise ValueError(f"got {len(file.infos)} tensors ({', '.join(file.infos)}); expected one")
         return file.read(*file.infos).tolist()
-    finally:
-        file.close()
 
 
 READERS: dict[str, Callable[[Path], object]] = {
     ".pt": read_torch_list,
-    ".json": _read_json,
+    ".json": lambda path: json.loads(path.read_bytes()),
     ".npy": _read_npy,
     ".safetensors": _read_safetensors,
 }

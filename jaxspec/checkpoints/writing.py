@@ -19,7 +19,7 @@ from jaxspec.checkpoints.layout import Layout
 from jaxspec.checkpoints.tensor_files import cast
 
 SHARD_BYTES = 1 << 30
-"""A shard is in memory while it is written."""
+"""A shard holds as many tensors as fit in this, and at least one. It is in memory while it is written."""
 ATTEMPTS = 50
 """To remove a directory, 0.1 s apart."""
 
@@ -39,7 +39,6 @@ def write_checkpoint(
     dtype: DTypeLike | None = None,
     copy: tuple[Path, ...] = (),
     replace: bool = True,
-    shard_bytes: int | None = None,
 ) -> None:
     """Writes tensors, config.json and copies of other files.
 
@@ -50,12 +49,11 @@ def write_checkpoint(
         dtype: floating-point tensors are cast to it; None: they stay as they are.
         copy: further files, such as the tokenizer's.
         replace: whether an existing directory may be replaced; raises ValueError otherwise.
-        shard_bytes: a file holds as many tensors as fit in this, and at least one; None: SHARD_BYTES.
     """
     settings = config if dtype is None else {**config, "torch_dtype": jnp.dtype(dtype).name}
     with fresh_directory(directory, replace=replace) as fresh:
         ready = ((name, np.ascontiguousarray(cast(tensor, dtype))) for name, tensor in tensors)
-        _write_shards(fresh, ready, shard_bytes or SHARD_BYTES)
+        _write_shards(fresh, ready)
         for file in copy:
             shutil.copy(file, fresh / file.name)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -104,7 +102,7 @@ def synchronize(directory: Path) -> None:
             os.close(handle)
 
 
-def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int) -> None:
+def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """One model.safetensors, or several files and their index."""
     files: list[list[str]] = []
     shard: dict[str, np.ndarray] = {}
@@ -121,7 +119,7 @@ def _write_shards(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sh
 
     total = 0
     for name, tensor in tensors:
-        if shard and sum(part.nbytes for part in shard.values()) + tensor.nbytes > shard_bytes:
+        if shard and sum(part.nbytes for part in shard.values()) + tensor.nbytes > SHARD_BYTES:
             end_shard()
         shard[name] = tensor
         total += tensor.nbytes

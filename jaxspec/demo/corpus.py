@@ -39,10 +39,9 @@ class Document(NamedTuple):
     text: str
 
 
-def is_heldout(path: str) -> bool:
-    """True for the 4% of all paths that are held out, independently of the other files."""
-    first_bytes = hashlib.sha256(path.encode()).digest()[:4]
-    return int.from_bytes(first_bytes, "big") < HELDOUT_FRACTION * 2**32
+def is_heldout(key: bytes) -> bool:
+    """True for the 4% of all keys, such as paths, that are held out, independently of the others."""
+    return int.from_bytes(hashlib.sha256(key).digest()[:4], "big") < HELDOUT_FRACTION * 2**32
 
 
 def is_worth_learning(text: str) -> bool:
@@ -65,7 +64,7 @@ def documents(heldout: bool, root: Path | None = None) -> Iterator[Document]:
     seen = set()
     for file in sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix()):
         path = file.relative_to(root).as_posix()
-        if path.startswith(SKIPPED_PREFIXES) or is_heldout(path) != heldout:
+        if path.startswith(SKIPPED_PREFIXES) or is_heldout(path.encode()) != heldout:
             continue
         try:
             text = file.read_text(encoding="utf-8").replace("\r\n", "\n").expandtabs(4)

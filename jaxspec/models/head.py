@@ -9,14 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.layers import (
-    AttentionMetadata,
-    DecoderLayer,
-    LayerInputs,
-    LayerOutput,
-    RMSNorm,
-    layer_inputs,
-)
+from jaxspec.models.layers import AttentionMetadata, DecoderLayer, LayerInputs, LayerOutput, RMSNorm, layer_inputs
 from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, storage_of
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues

@@ -31,6 +31,12 @@ class AttentionMetadata(NamedTuple):
     mask: Bool[Array, "b w s"]
     """The window keys that each token sees: its ancestors and itself."""
 
+    @classmethod
+    def of_window(cls, positions: Int[Array, "b w"], mask: Bool[Array, "b w s"]) -> "AttentionMetadata":
+        """Without a cache."""
+        zeros = jnp.zeros(len(positions), jnp.int32)
+        return cls(positions, jnp.zeros((len(positions), 0), jnp.int32), zeros, zeros, mask)
+
 
 def causal_metadata(batch: int, width: int) -> AttentionMetadata:
     """Whole sequences without a cache, as in training.
@@ -38,14 +44,8 @@ def causal_metadata(batch: int, width: int) -> AttentionMetadata:
     In:  batch=1, width=3
     Out: positions [[0, 1, 2]], no pages, mask [[1,0,0], [1,1,0], [1,1,1]]
     """
-    zeros = jnp.zeros(batch, jnp.int32)
-    return AttentionMetadata(
-        positions=jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width)),
-        page_table=jnp.zeros((batch, 0), jnp.int32),
-        start=zeros,
-        length=zeros,
-        mask=jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width)),
-    )
+    positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
+    return AttentionMetadata.of_window(positions, jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width)))
 
 
 class RMSNorm(nnx.Module):

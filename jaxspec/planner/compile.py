@@ -12,9 +12,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxspec.config import TreeShape
 from jaxspec.planner.gpus import GPUS
@@ -182,24 +182,11 @@ def compile_cycles(
     """
     if reason := why_not(gpu):
         raise ValueError(reason)
-    shapes = [
-        {
-            "tree": [each.tree.num_steps, each.tree.topk, each.tree.num_draft_tokens],
-            "batch": each.batch,
-            "pages": each.pages,
-            "page_size": each.page_size,
-        }
-        for each in cycles
-    ]
-    paths = {name: path and str(path) for name, path in (("model", model), ("draft", draft), ("token_map", token_map))}
-    return _ask(paths | {"gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills, "cycles": shapes})
-
-
-def _ask(request: dict[str, Any]) -> list[CompiledCycle]:
-    command = [sys.executable, "-m", "jaxspec.planner.worker"]
+    request = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills}
+    shapes = [asdict(each) for each in cycles]
+    command, limit = [sys.executable, "-m", "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
     with tempfile.TemporaryDirectory() as scratch:
-        task = json.dumps(request | {"scratch": scratch})
-        limit = SECONDS_PER_CYCLE * len(request["cycles"])
+        task = json.dumps(request | {"cycles": shapes, "scratch": scratch}, default=str)  # of paths
         try:
             done = subprocess.run(
                 command, env=os.environ | WITHOUT_GPU, input=task, capture_output=True, text=True, timeout=limit, check=False
@@ -261,9 +248,7 @@ def read_custom_calls(dump: Path) -> tuple[dict[str, int], dict[str, int]]:
     """The custom calls of the dumped program with their number: kernels by name, and all others, libraries, by XLA's name."""
     kernels, others = Counter[str](), Counter[str]()
     for line in _only(dump, "*gpu_after_optimizations.txt").read_text().splitlines():
-        if (target := _CUSTOM_CALL.search(line)) is None:
-            continue
-        if target[1] == NO_CALL:
+        if (target := _CUSTOM_CALL.search(line)) is None or target[1] == NO_CALL:
             continue
         if target[1] == TOPK:
             kernels["topk"] += 1

@@ -24,11 +24,6 @@ class ModelSize:
     cache: int
     """Bytes kept per token."""
 
-    @property
-    def attention_width(self) -> int:
-        """Numbers in one token's queries, summed over layers."""
-        return self.config.num_layers * self.config.num_heads * self.config.head_dim
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -166,4 +161,5 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
 
 def _operations(model: ModelSize, rows: int, context: int, size: int) -> float:
     """Multiplications and additions of a model's layers over some rows that attend to the context; `size`: bytes per weight."""
-    return rows * (2.0 * model.weights.layers / size + 4.0 * context * model.attention_width)
+    queries = model.config.num_layers * model.config.num_heads * model.config.head_dim
+    return rows * (2.0 * model.weights.layers / size + 4.0 * context * queries)

@@ -202,9 +202,8 @@ def launches_of(compiled: CompiledCycle | str, num_layers: int) -> str:
     if isinstance(compiled, str):
         return f"Launches and temporaries are not counted: {compiled}."
     stages = compiled.stages
-    known = {name: title for name, title in STAGES.items() if name in stages}
-    rows = [[title, f"{stages[name]}"] for name, title in known.items()]
-    rows += [[name, f"{count}"] for name, count in stages.items() if name not in known]
+    ordered = dict.fromkeys(name for name in (*STAGES, *stages) if name in stages)
+    rows = [[STAGES.get(name, name), f"{stages[name]}"] for name in ordered]
     rows += [
         ["together", f"{len(compiled.greedy_launches)}"],
         ["per layer of the target, commit included", f"{compiled.per_layer(num_layers):.1f}"],
@@ -248,7 +247,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "cycle": limits(plan.cycle, gpu),
         "plain_step": limits(plan.plain, gpu),
-        "time_model": model_as_json(plan),
+        "time_model": {
+            "is_a_measurement": False,
+            "milliseconds": plan.modelled,
+            "together": {name: sum(parts.values()) for name, parts in plan.modelled.items()},
+            "assumed": constants(gpu, plan.copy_speed),
+        },
         "break_even_accept_length": plan.break_even,
         "tokens_per_second": {f"{length:g}": plan.speed(length) for length in plan.accept_lengths},
     }
@@ -262,16 +266,6 @@ def limits(step: CycleCost, gpu: Gpu) -> dict[str, Any]:
         "memory_seconds": step.memory_seconds(gpu),
         "arithmetic_seconds": step.arithmetic_seconds(gpu),
         "seconds_at_least": step.seconds(gpu),
-    }
-
-
-def model_as_json(plan: Plan) -> dict[str, Any]:
-    """The time model's parts and what it assumes."""
-    return {
-        "is_a_measurement": False,
-        "milliseconds": plan.modelled,
-        "together": {name: sum(parts.values()) for name, parts in plan.modelled.items()},
-        "assumed": constants(plan.gpu, plan.copy_speed),
     }
 
 

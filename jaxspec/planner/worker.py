@@ -27,7 +27,7 @@ from jaxspec.engine.programs import Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
 from jaxspec.placement import GPU_COMPILER_OPTIONS
-from jaxspec.planner.compile import ANSWERS, read_custom_calls, read_launches, touches_host
+from jaxspec.planner.compile import ANSWERS, CycleShape, read_custom_calls, read_launches, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
 
@@ -47,7 +47,8 @@ def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     mesh = gpu_mesh(request["gpu"])
     common = {"refuse_spills": request["refuse_spills"], "scratch": request["scratch"]}
     for cycle in request["cycles"]:
-        yield compile_cycle(target, head, jnp.dtype(request["dtype"]), mesh, **common, **cycle)
+        shape = CycleShape(**cycle | {"tree": TreeShape(**cycle["tree"])})
+        yield compile_cycle(target, head, jnp.dtype(request["dtype"]), mesh, shape, **common)
 
 
 def gpu_mesh(gpu: str) -> Mesh:
@@ -69,25 +70,22 @@ def compile_cycle(
     head: HeadConfig | None,
     dtype: DTypeLike,
     mesh: Mesh,
+    shape: CycleShape,
     *,
     refuse_spills: bool,
     scratch: str,
-    tree: list[int],
-    batch: int,
-    pages: int,
-    page_size: int,
 ) -> dict[str, Any]:
-    """Compiles one cycle as the engine does, with `pages` pages per sequence; returns the fields of `CompiledCycle`."""
-    configs = (target, head)
-    models: list[Any] = [None if config is None else abstract_model(config, dtype) for config in configs]
+    """Compiles one cycle as the engine does; returns the fields of `CompiledCycle`."""
+    models: list[Any] = [None if config is None else abstract_model(config, dtype) for config in (target, head)]
     drafter = drafter_of(models[1], EngineConfig())
     params = {"target": models[0].params, "draft": drafter.weights}
-    sizes = Sizes(batch + 1, batch * pages, page_size, max_length=pages * page_size, max_lag=1, dtype=dtype)
+    batch, pages = shape.batch, shape.pages
+    sizes = Sizes(batch + 1, batch * pages, shape.page_size, max_length=pages * shape.page_size, max_lag=1, dtype=dtype)
     state = jax.eval_shape(lambda: new_state(target, drafter, sizes))
     merge = Merger.of(models[0].graph(), drafter)
     programs = Programs(merge, placed(params, mesh), placed(state, mesh))
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
-        lowered = programs.lower(CycleProgram(batch, pages, TreeShape(*tree)), "cuda")
+        lowered = programs.lower(CycleProgram(batch, pages, shape.tree), "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
         try:

@@ -249,9 +249,6 @@ class Renderer:
 
     def __init__(self) -> None:
         self._environment = sandbox()
-        self._template = self._environment.from_string("")
-        self._variables: dict[str, Any] = {}
-        self._max_characters = 0
 
     def reply(self, line: bytes) -> dict[str, Any]:
         """The reply to one line."""

@@ -48,9 +48,7 @@ class Detokenizer:
         self._tokens = list(prompt[-_MAX_CONTEXT:])  # the end of the prompt, then all tokens
         self._context = 0  # first token that is decoded again for context
         self._prompt = self._decoded = len(self._tokens)  # tokens whose text is in _held or text already, or in the prompt
-        self._before: str | None = (
-            None if self._tokens else ""
-        )  # the text of the tokens from _context to _decoded; None: not decoded
+        self._before = None if self._tokens else ""  # the text of the tokens from _context to _decoded; None: not decoded
         self._unsure = 0  # characters at the end of _before that were not used: the next tokens may change them
         self._after = ""  # the text of all tokens from _context on
         self._held = ""  # decoded, but could be the beginning of a stop string

@@ -40,10 +40,7 @@ def token_stream(tokenizer: Tokenizer, texts: Iterable[str], seed: int = 0) -> N
     shuffled = list(texts)
     random.Random(seed).shuffle(shuffled)
     end = tokenizer.token_to_id(END_OF_TEXT)
-    pieces = []
-    for encoding in tokenizer.encode_batch(shuffled):
-        pieces.append(np.array([*encoding.ids, end], np.int32))
-    return np.concatenate(pieces)
+    return np.concatenate([np.array([*encoding.ids, end], np.int32) for encoding in tokenizer.encode_batch(shuffled)])
 
 
 def batches(stream: NDArray[np.int32], length: int, tokens: int, seed: int = 0) -> Iterator[NDArray[np.int32]]:
@@ -92,11 +89,6 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-
-
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """Reads the tokenizer that `save_tokenizer` wrote."""
-    return Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
 def main() -> None:

@@ -45,11 +45,6 @@ TOKEN_MAP = "draft_to_target"
 """The one parameter that is not learnt."""
 
 
-def optimizer_of(settings: TrainSettings) -> optax.GradientTransformation:
-    """The optimizer at its peak learning rates: multiply its updates by `scale_of`."""
-    return muon(settings.matrix_rate, settings.other_rate)
-
-
 class TrainPrograms(NamedTuple):
     """The jitted functions of a run.
 
@@ -67,7 +62,7 @@ class TrainPrograms(NamedTuple):
     @classmethod
     def of(cls, settings: TrainSettings, target: LoadedTarget, head: LoadedHead) -> Self:
         """Of `target` and `head`, only graphs and configs are used, not parameters."""
-        optimizer = optimizer_of(settings)
+        optimizer = muon(settings.matrix_rate, settings.other_rate)
 
         def taught(frozen: dict, rows: Rows) -> Lesson:
             return teach(target.merge(frozen["target"]), head.config.captured_layers, rows)
@@ -127,7 +122,7 @@ class Trainer:
         self.settings, self.target, self.work = settings, target, work
         self.parts = split(read_shards(data), settings.length)
         self.rows = pack(self.parts.learnt, settings.length)
-        self.heldout = pack(self.parts.heldout, settings.length).map(lambda part: part[:HELDOUT_ROWS])
+        self.heldout = jax.tree.map(lambda part: part[:HELDOUT_ROWS], pack(self.parts.heldout, settings.length))
         if len(self.rows.tokens) < settings.rows or not len(self.heldout.tokens):
             raise ValueError(
                 f"{data} makes {len(self.rows.tokens)} rows to learn from and {len(self.heldout.tokens)} to evaluate on; "
@@ -156,7 +151,7 @@ class Trainer:
         learnt = {name: value for name, value in self.head.params.items() if name != TOKEN_MAP}
         learnt = jax.tree.map(lambda array: jnp.array(array, jnp.float32, copy=True), learnt)  # training donates them
         self.params = jax.device_put(learnt, everywhere)
-        self.state = jax.device_put(jax.jit(optimizer_of(settings).init)(self.params), everywhere)
+        self.state = jax.device_put(jax.jit(muon(settings.matrix_rate, settings.other_rate).init)(self.params), everywhere)
         self.step = 0
 
         self._programs = TrainPrograms.of(settings, target, self.head)
@@ -167,7 +162,7 @@ class Trainer:
     def learn(self) -> Unrolled:
         """One step."""
         numbers = batch(len(self.rows.tokens), self.settings.rows, self.step, self.settings.seed)
-        rows = self._by_devices(self.rows.map(lambda part: part[numbers]))
+        rows = self._by_devices(jax.tree.map(lambda part: part[numbers], self.rows))
         lesson = self._by_devices(self._lessons.of(numbers, rows))
         scale = np.float32(scale_of(self.step, self.settings.steps))
         self.params, self.state, out = self._programs.learn(self.params, self.state, self._frozen, rows, lesson, scale)
@@ -203,17 +198,13 @@ class Trainer:
         except (ValueError, OSError) as error:  # TensorStore's messages end with the system's error
             reason = str(error).rpartition(": ")[2] if isinstance(error, ValueError) else error.strerror
             raise ValueError(f"the checkpoint {place} can't be written ({reason}); earlier ones stay") from None
-        for old in self.checkpoints()[:-KEPT]:
+        for old in checkpoints_of(self.work)[:-KEPT]:
             shutil.rmtree(old)
-
-    def checkpoints(self) -> list[Path]:
-        """Whole ones, the newest last."""
-        return checkpoints_of(self.work)
 
     def resume(self) -> bool:
         """Resumes from the newest checkpoint that can be read. Returns False if there is none."""
         shapes = {"params": self.params, "state": _numbered(self.state)}
-        for place in reversed(self.checkpoints()):
+        for place in reversed(checkpoints_of(self.work)):
             try:
                 saved = load_parameters(place, shapes)
             except ValueError as error:
@@ -295,7 +286,7 @@ class Trainer:
                     return
                 recent.append(float(self.learn().loss))
                 if not math.isfinite(recent[-1]):
-                    last = self.checkpoints()[-1].name if self.checkpoints() else "none"
+                    last = next((place.name for place in reversed(checkpoints_of(self.work))), "none")
                     raise ValueError(f"the loss is {recent[-1]} at step {self.step} (last checkpoint: {last}): lower the rates")
                 bar.update()
                 bar.set_postfix(loss=f"{recent[-1]:.3f}", refresh=False)

@@ -56,8 +56,7 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
     )
     size, rngs = target.config.hidden_size, nnx.Rngs(settings.seed)
     if settings.algorithm == "eagle":
-        eagle = EagleConfig(layer=layer, target_hidden_size=size)
-        return split_model(Eagle(eagle, rngs=rngs))
+        return split_model(Eagle(EagleConfig(layer=layer, target_hidden_size=size), rngs=rngs))
     ids = draft_vocabulary(parts.learnt, settings.draft_vocab_size, target.config.vocab_size)
     config = Eagle3Config(
         layer=layer,

@@ -1,17 +1,14 @@
 """From conversations to batches: splits, packing, the draft vocabulary."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxspec.demo.corpus import is_heldout
 from jaxspec.train.conversations import Conversation
 from jaxspec.train.ttt import Rows
-
-HELDOUT = 0.04
-"""Share of the conversations that are held out."""
 
 
 class Split(NamedTuple):
@@ -31,8 +28,7 @@ def split(conversations: Iterable[Conversation], length: int) -> Split:
         inside = [(start, min(end, length)) for start, end in each.answers if start + 1 < length]
         if inside:
             prompt = np.asarray(each.tokens[: inside[0][0]], "<i4").tobytes()
-            is_heldout = int.from_bytes(hashlib.sha256(prompt).digest()[:4], "big") < HELDOUT * 2**32
-            parts[is_heldout].append(each._replace(tokens=each.tokens[:length], answers=inside))
+            parts[is_heldout(prompt)].append(each._replace(tokens=each.tokens[:length], answers=inside))
     return parts
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from jaxspec.checks import require_least, require_one_of
+
 ALGORITHMS = ("eagle3", "eagle3.1", "eagle", "mtp")
 LOSSES = ("cross-entropy", "lk")
 SIZES = {"draft_vocab_size": ("eagle3", "eagle3.1"), "intermediate_size": ("eagle3", "eagle3.1", "eagle")}
@@ -63,14 +65,9 @@ class TrainSettings:
     """Held-out prompts for the engine."""
 
     def __post_init__(self):
-        if self.algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {self.algorithm!r:.80}")
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r:.80}")
-        least = dict.fromkeys(("steps", "rows", "length", "depth", *SIZES, "eval_every", "eval_prompts"), 1) | {"seed": 0}
-        for name, bound in least.items():
-            if vars(self)[name] is not None and vars(self)[name] < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {vars(self)[name]}")
+        require_one_of(self, {"algorithm": ALGORITHMS, "loss": LOSSES})
+        positive = ("steps", "rows", "length", "depth", *SIZES, "eval_every", "eval_prompts")
+        require_least(self, dict.fromkeys(positive, 1) | {"seed": 0})
         for name, algorithms in SIZES.items():
             if vars(self)[name] is not None and (self.begin is not None or self.algorithm not in algorithms):
                 raise ValueError(f"{name} is for new heads of the algorithms {', '.join(algorithms)}: leave it out")

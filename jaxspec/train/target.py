@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from jaxspec.checkpoints.layouts import target_layout
@@ -22,7 +23,7 @@ from jaxspec.demo.corpus import documents
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model, target_config
-from jaxspec.train.data import batches, load_tokenizer, save_tokenizer, token_stream, train_tokenizer
+from jaxspec.train.data import batches, save_tokenizer, token_stream, train_tokenizer
 from jaxspec.train.optimizer import Schedule, muon
 
 HF_CONFIG = {
@@ -78,7 +79,7 @@ def main() -> None:
     texts = [document.text for document in documents(heldout=False)]
     if not (work / "tokenizer.json").exists():
         save_tokenizer(train_tokenizer(texts), work)
-    tokenizer = load_tokenizer(work)
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     stream = token_stream(tokenizer, texts)
     heldout = token_stream(tokenizer, (document.text for document in documents(heldout=True)))
     checks = {length: next(batches(heldout, length, 2 * TOKENS_PER_STEP)) for length in (SHORT, LONG)}

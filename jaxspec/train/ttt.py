@@ -5,7 +5,7 @@ Losses and masks are those of SafeAILab's trainer: tests/train/test_reference.py
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +55,6 @@ class Rows(NamedTuple):
     learnt: Bool[Array, "b n"] | np.ndarray
     """True for tokens of answers, but for the last token of a conversation: nothing follows it."""
 
-    def map(self, function: Callable[[Any], Any]) -> "Rows":
-        """The same function of every field."""
-        return Rows(function(self.tokens), function(self.segments), function(self.positions), function(self.learnt))
-
 
 def whole_rows(batch: int, width: int) -> Rows:
     """Rows that are one text each, learnt but for their last tokens; all tokens are 0."""
@@ -103,14 +99,7 @@ def metadata(rows: Rows, step: int) -> AttentionMetadata:
     queries, keys = segments[:, :, None], segments[:, None, :]
     seen = (keys > 0) & ((queries == keys) | (queries == 0)) & jnp.tril(jnp.ones((width, width), bool))
     eye = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
-    zeros = jnp.zeros(batch, jnp.int32)
-    return AttentionMetadata(
-        positions=jnp.asarray(rows.positions) + step,
-        page_table=jnp.zeros((batch, 0), jnp.int32),
-        start=zeros,
-        length=zeros,
-        mask=jnp.concatenate([seen] + [eye] * step, -1),
-    )
+    return AttentionMetadata.of_window(jnp.asarray(rows.positions) + step, jnp.concatenate([seen] + [eye] * step, -1))
 
 
 def teach(target: Llama, captured_layers: tuple[int, ...], rows: Rows) -> Lesson:
@@ -142,7 +131,7 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
         counted.append(shifted(learnt, number) & (shifted(segments, number) == segments))
 
     ids = head.target_vocab()
-    has_id = jnp.ones_like(learnt) if ids is None else members(ids, target.config.vocab_size)[taught.choice]
+    has_id = jnp.ones_like(learnt) if ids is None else jnp.zeros(target.config.vocab_size, bool).at[ids].set(True)[taught.choice]
     weights = [(shifted(counts, -number - 1) & has_id) / tokens.size for number, counts in enumerate(counted)]
     aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # to where the target predicts the same token
     total, losses, drafted = distances(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2), loss)
@@ -260,11 +249,6 @@ def restricted_logits(target: Llama, hidden: Float[Array, "*rows h"], ids: Int[A
     if ids is None:
         return target.logits(hidden)
     return target.output_columns(ids).dot(hidden, jnp.float32)
-
-
-def members(ids: Int[Array, " v"], vocab_size: int) -> Bool[Array, " vocab"]:
-    """Which tokens have a draft id."""
-    return jnp.zeros(vocab_size, bool).at[ids].set(True)
 
 
 def shifted(values: Array, places: int) -> Array:

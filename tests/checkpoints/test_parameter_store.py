@@ -104,7 +104,7 @@ def test_orbax_restores_the_same(shared):
 
 
 def test_stored_parameters_are_listed(shared):
-    found = {name: (leaf.shape, leaf.dtype) for name, leaf in stored_parameters(shared).items()}
+    found = {name: (leaf.info.shape, leaf.info.dtype) for name, leaf in stored_parameters(shared).items()}
     assert found == {".".join(map(str, path)): (array.shape, array.dtype) for path, array in PARAMETERS.items()}
     assert found[KERNEL] == ((64, 97), jnp.bfloat16)
 

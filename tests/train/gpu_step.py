@@ -14,7 +14,8 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
 from jaxspec.models.registry import abstract_model
 from jaxspec.planner.worker import gpu_mesh, placed
-from jaxspec.train.head import TOKEN_MAP, TrainPrograms, optimizer_of
+from jaxspec.train.head import TOKEN_MAP, TrainPrograms
+from jaxspec.train.optimizer import muon
 from jaxspec.train.settings import TrainSettings
 from jaxspec.train.ttt import Rows
 from tests.planner.configs import LLAMA_8B
@@ -35,7 +36,7 @@ def main() -> None:
     target = abstract_model(target_config, jnp.bfloat16)
     head = abstract_model(config, jnp.float32)
     params = {name: value for name, value in head.params.items() if name != TOKEN_MAP}
-    state = jax.eval_shape(optimizer_of(SETTINGS).init, params)
+    state = jax.eval_shape(muon(SETTINGS.matrix_rate, SETTINGS.other_rate).init, params)
     frozen = {"target": target.params, "head": {TOKEN_MAP: head.params[TOKEN_MAP]}}
     sizes = SETTINGS.rows, SETTINGS.length
     rows = Rows(*(jax.ShapeDtypeStruct(sizes, kind) for kind in (jnp.int32, jnp.int32, jnp.int32, jnp.bool_)))

@@ -21,7 +21,7 @@ from jaxspec.testing import random_mtp, tiny_target, write_target
 from jaxspec.train import command
 from jaxspec.train.conversations import Conversation, fingerprint, read_shards
 from jaxspec.train.evaluation import Trial, accept_lengths, card, curves, texts_agree
-from jaxspec.train.head import Trainer, room_for_lessons
+from jaxspec.train.head import Trainer, checkpoints_of, room_for_lessons
 from jaxspec.train.new_head import names_of, new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import TrainSettings
@@ -256,7 +256,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, target, data):
     assert again.resume() and again.step == 1
     again.learn()
     again.save()
-    assert [place.name for place in again.checkpoints()] == ["00000001", "00000002"]
+    assert [place.name for place in checkpoints_of(again.work)] == ["00000001", "00000002"]
 
 
 def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
@@ -304,7 +304,7 @@ print(flops_of_evaluating(Trainer({settings!r}, target, None, Path({str(data)!r}
 
 def flops_of_evaluating(run: Trainer) -> float:
     """Of one device, for a batch."""
-    rows = run._by_devices(run.rows.map(lambda part: part[:4]))
+    rows = run._by_devices(jax.tree.map(lambda part: part[:4], run.rows))
     lesson = run._programs.teach(run._frozen, rows)
     return run._programs.evaluate.lower(run.params, run._frozen, rows, lesson).compile().cost_analysis()["flops"]
 

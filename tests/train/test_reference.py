@@ -85,7 +85,7 @@ def test_packed_conversations_learn_as_alone(batch):
         return Rows(padded, (places < count).astype(np.int32), places.astype(np.int32), (places > 3) & (places < count - 1))
 
     one, two = alone(first, 24), alone(second, 24)
-    packed = one.map(np.copy)
+    packed = jax.tree.map(np.copy, one)
     for into, source in zip(packed, (two.tokens, 2 * two.segments, two.positions, two.learnt), strict=True):
         into[0, 14:23] = source[0, :9]
     model, origin = head.merge(head.params, TRAINING), target.merge(target.params)
