@@ -12,11 +12,12 @@ from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge, rank
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
+from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine, tiny_target
 from tests.decoding.drafters import BLOCK, BlockDrafter, CopyDrafter
 from tests.sets import exhaustive
 
 PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50)), (64, 2)]
+TARGET = tiny_target(num_layers=1)
 KINDS = [
     {"temperature": 0},
     {"temperature": 0.8, "seed": 3},
@@ -25,12 +26,12 @@ KINDS = [
 
 
 def block() -> BlockDrafter:
-    target = engine_target().config
+    target = TARGET.config
     return BlockDrafter.random(target.hidden_size, target.vocab_size)
 
 
 def drafters() -> dict[str, object]:
-    head = HeadDrafter.of(random_eagle(engine_target().config))  # it reads the feature that the block reads
+    head = HeadDrafter.of(random_eagle(TARGET.config))  # it reads the feature that the block reads
     return {
         "copy": CopyDrafter(),
         "block": block(),
@@ -51,9 +52,9 @@ def run(engine: Engine) -> list[list[int]]:
 @pytest.mark.parametrize("adaptive", [exhaustive(False), True])
 def test_the_text_is_that_of_plain_decoding(name, adaptive):
     """Also with few pages, so that requests are preempted and find their own pages again, and with plain cycles in between."""
-    expected = run(tiny_engine(PLAIN))
+    expected = run(tiny_engine(PLAIN, target=TARGET))
     tree = TreeShape(3, 1) if name == "copy" else TreeShape(3, 2, 6)
-    engine = tiny_engine(tree, head=drafters()[name], adaptive=adaptive, num_pages=24, context_length=80)
+    engine = tiny_engine(tree, target=TARGET, head=drafters()[name], adaptive=adaptive, num_pages=24, context_length=80)
     assert run(engine) == expected
     assert run(engine) == expected, "with the pages of the first time in the cache"
     assert engine.stats().preemptions
@@ -61,7 +62,7 @@ def test_the_text_is_that_of_plain_decoding(name, adaptive):
 
 def test_a_copy_is_accepted_where_the_text_repeats():
     """Text of three tokens does."""
-    engine = tiny_engine(TreeShape(3, 1), head=CopyDrafter())
+    engine = tiny_engine(TreeShape(3, 1), target=TARGET, head=CopyDrafter())
     params = SamplingParams(max_tokens=120, temperature=0, allowed_token_ids=[7, 8, 9])
     request = engine.add(GenerationRequest(PROMPTS[0], params))
     while engine.has_work:
@@ -84,18 +85,18 @@ def drafted(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
 def test_pages_of_a_drafters_own_follow_the_text(name):
     """However tokens come (one chunk, several, a prefix hit), the block finds the same features, so it drafts the same trees."""
     prompt = PROMPTS[1]
-    whole = tiny_engine(TreeShape(3, 2, 6), head=drafters()[name], prefill_chunk=64)
-    chunked = tiny_engine(TreeShape(3, 2, 6), head=drafters()[name], prefill_chunk=5)
+    whole = tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=drafters()[name], prefill_chunk=64)
+    chunked = tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=drafters()[name], prefill_chunk=5)
     expected = drafted(whole, prompt)
     assert expected and drafted(chunked, prompt) == expected
     assert drafted(whole, prompt) == expected and whole.stats().prefix_hit_tokens > 0
-    nothing = tiny_engine(TreeShape(3, 2, 6), head=block().with_weights(np.zeros_like(block().weights)))
+    nothing = tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=block().with_weights(np.zeros_like(block().weights)))
     assert drafted(nothing, prompt) != expected, "the features decide"
 
 
 def test_a_drafter_absorbs_every_token_once_or_lags_by_it():
     """A request with trees, and one without, whose features are kept for later."""
-    engine = tiny_engine(TreeShape(BLOCK, 2, 8), head=block(), request_trees=(PLAIN,), prefix_cache=False)
+    engine = tiny_engine(TreeShape(BLOCK, 2, 8), target=TARGET, head=block(), request_trees=(PLAIN,), prefix_cache=False)
     for tree in (PLAIN, None):
         engine.add(GenerationRequest(PROMPTS[1], SamplingParams(max_tokens=40, temperature=0), tree=tree))
     while engine.has_work:
@@ -107,7 +108,7 @@ def test_a_drafter_absorbs_every_token_once_or_lags_by_it():
 
 
 def test_no_drafter_has_no_state_and_proposes_the_root():
-    engine = tiny_engine(PLAIN)
+    engine = tiny_engine(PLAIN, target=TARGET)
     assert engine.runner.state.draft == () and engine.runner.params["draft"] == ()
     assert engine.runner.state.features.lagging.size == 0 and not NoDrafter().max_topk
 
@@ -119,7 +120,7 @@ def test_drafters_that_read_different_features_are_refused():
 
 def test_a_tree_that_is_wider_than_the_drafter_is_refused():
     with pytest.raises(ValueError, match="topk=2 is more than the 1 tokens"):
-        tiny_engine(TreeShape(3, 2, 6), head=CopyDrafter())
+        tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=CopyDrafter())
 
 
 # Merging

@@ -14,9 +14,10 @@ from jaxspec.decoding.verify import unpack
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import tiny_engine
+from jaxspec.testing import tiny_engine, tiny_target
 
 PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50))]
+TARGET = tiny_target(num_layers=1)
 KINDS = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "seed": 4}]
 ALLOWED = [5, 17, 33, 64, 100, 127]
 
@@ -61,8 +62,8 @@ def packed(allowed: list[int], *shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("tree", [TreeShape(3, 2, 6), TreeShape(2, 1), PLAIN], ids=str)
 def test_two_programs_say_what_one_says(tree):
-    expected = run(tiny_engine(tree))
-    engine = tiny_engine(tree)
+    expected = run(tiny_engine(tree, target=TARGET))
+    engine = tiny_engine(tree, target=TARGET)
     assert run_in_two(engine, Settlement.of) == expected
     programs = engine.runner.programs.compilations
     assert {type(each) for each in programs} >= {ProposeProgram, SettleProgram} and not any(
@@ -81,7 +82,7 @@ def test_the_host_may_add_candidates_of_its_own():
         trees.append((np.asarray(root), np.asarray(ranked.tokens)))
         return Settlement.of(proposal)._replace(tokens=np.asarray(ranked.tokens), parents=np.asarray(ranked.parents))
 
-    assert run_in_two(tiny_engine(tree), with_a_guess) == run(tiny_engine(tree))
+    assert run_in_two(tiny_engine(tree, target=TARGET), with_a_guess) == run(tiny_engine(tree, target=TARGET))
     assert all(
         {*range(root + 1, root + 4)} <= {*tokens, *range(128, 131)} for each in trees for root, tokens in zip(*each, strict=True)
     )
@@ -94,8 +95,8 @@ def test_masked_text_is_that_of_allowed_tokens(tree):
     def masked(proposal: Proposal) -> Settlement:
         return Settlement.of(proposal, packed(ALLOWED, *proposal.tree.tokens.shape))
 
-    expected = run(tiny_engine(tree), allowed_token_ids=ALLOWED)
-    assert run_in_two(tiny_engine(tree), masked, packed(ALLOWED, 1, 1)) == expected
+    expected = run(tiny_engine(tree, target=TARGET), allowed_token_ids=ALLOWED)
+    assert run_in_two(tiny_engine(tree, target=TARGET), masked, packed(ALLOWED, 1, 1)) == expected
     assert {token for output in expected for token in output} <= set(ALLOWED)
 
 
@@ -106,7 +107,7 @@ def test_masks_may_differ_from_node_to_node():
         tokens = np.asarray(proposal.tree.tokens)
         return Settlement.of(proposal, np.where((tokens == 9)[..., None], packed([7], 1, 1), packed([9], 1, 1)))
 
-    for output in run_in_two(tiny_engine(TreeShape(3, 2, 6)), masked, packed([9], 1, 1)):
+    for output in run_in_two(tiny_engine(TreeShape(3, 2, 6), target=TARGET), masked, packed([9], 1, 1)):
         assert output == [9, 7] * 12
 
 
