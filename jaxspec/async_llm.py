@@ -2,8 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from jaxspec.config import TreeLike
@@ -60,7 +61,8 @@ class AsyncLLM:
             EngineError: the engine failed on the request, or it is closed.
         """
         token_ids = await asyncio.to_thread(encode, self.tokenizer, prompt)
-        async for update in self._run(token_ids, sampling_params, request_id, priority=priority, timeout=timeout, tree=tree):
+        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
+        async for update in self._run(ask, sampling_params, request_id):
             yield update
 
     async def chat(
@@ -77,13 +79,13 @@ class AsyncLLM:
         """Answers a conversation in the model's chat template; otherwise as `generate`."""
         self._thread.check_open()
         token_ids = await asyncio.to_thread(self._chats.encode, messages, chat_template_kwargs)
-        async for update in self._run(token_ids, sampling_params, request_id, priority=priority, timeout=timeout, tree=tree):
+        ask = partial(GenerationRequest, tuple(token_ids), priority=priority, timeout=timeout, tree=tree)
+        async for update in self._run(ask, sampling_params, request_id):
             yield update
 
     async def _run(
-        self, token_ids: Sequence[int], sampling_params: Params | None, request_id: str | None, **options: Any
+        self, ask: Callable[[SamplingParams], GenerationRequest], sampling_params: Params | None, request_id: str | None
     ) -> AsyncIterator[Update]:
-        """`options`: the other fields of GenerationRequest."""
         copies = SamplingParams.of(sampling_params or SamplingParams()).copies()
         name = uuid.uuid4().hex if request_id is None else request_id
         if name in self._running:
@@ -91,8 +93,7 @@ class AsyncLLM:
         names = [name] if len(copies) == 1 else [f"{name}-{index}" for index in range(len(copies))]
         self._running[name] = names
         try:
-            requests = [GenerationRequest(tuple(token_ids), copy, **options) for copy in copies]
-            with await Generation.start(self._thread, requests, names) as generation:
+            with await Generation.start(self._thread, [ask(copy) for copy in copies], names) as generation:
                 async for update in generation:
                     index = names.index(update.request_id)
                     yield replace(update, index=index, output=update.output and replace(update.output, index=index))

@@ -8,6 +8,7 @@ finished (Product.axis). One device is a placement like any other.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -136,22 +137,22 @@ class Placement:
     def mesh(self) -> Mesh:
         return Mesh(np.array([jax.devices()[number] for number in self.devices]), (MESH_AXIS,))
 
-    def sharding(self, axis: Axis | None = None) -> Sharding:
-        """Of arrays that are whole everywhere, or cut along an axis."""
-        if len(self.devices) == 1:
-            return SingleDeviceSharding(self.device)
-        if axis is None or axis.name not in self.split:
-            return NamedSharding(self.mesh, PartitionSpec())
-        return NamedSharding(self.mesh, PartitionSpec(*(None,) * axis.dimension, MESH_AXIS))
+    @cached_property
+    def whole(self) -> Sharding:
+        """Of arrays that every device has."""
+        return SingleDeviceSharding(self.device) if len(self.devices) == 1 else NamedSharding(self.mesh, PartitionSpec())
 
     def put(self, values: Any) -> Any:
         """These arrays, whole on every device."""
-        return jax.device_put(values, self.sharding())
+        return jax.device_put(values, self.whole)
 
     def abstract(self, make: Callable[[], Any]) -> Any:
         """The shapes of what it returns, whole on every device; nothing is allocated."""
-        here = self.sharding()
-        return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), jax.eval_shape(make))
+
+        def placed(each: Any) -> Any:
+            return jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=self.whole)
+
+        return jax.tree.map(placed, jax.eval_shape(make))
 
     def nbytes(self, arrays: Any) -> int:
         """Bytes of these arrays on one device."""
@@ -166,7 +167,8 @@ class Placement:
             axis = axis_of([getattr(key, "key", key) for key in path])
             if axis is None or axis.name not in self.split:
                 return self.put(array)
-            return jax.device_put(self._parts_in_order(np.asarray(array), axis, shares), self.sharding(axis))
+            shared = NamedSharding(self.mesh, PartitionSpec(*(None,) * axis.dimension, MESH_AXIS))
+            return jax.device_put(self._parts_in_order(np.asarray(array), axis, shares), shared)
 
         return jax.tree.map_with_path(placed, params)
 

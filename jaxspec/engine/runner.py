@@ -282,9 +282,10 @@ class Runner:
         return placed.array
 
     def _count_uploads(self, arguments: Any) -> None:
-        uploaded = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, np.ndarray)]
-        self.uploaded_arrays += len(uploaded)
-        self.uploaded_bytes += sum([array.nbytes for array in uploaded])
+        for leaf in jax.tree.leaves(arguments):
+            if isinstance(leaf, np.ndarray):
+                self.uploaded_arrays += 1
+                self.uploaded_bytes += leaf.nbytes
 
     def _pages_for(self, slots: int) -> int:
         return -(-slots // self._page_size)

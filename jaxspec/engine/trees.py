@@ -154,13 +154,16 @@ class TreeChoice:
         self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[TreeShape]
     ) -> dict[TreeShape, list[Request]]:
         """The requests by tree: the one a request asks for, if it is ready, else the one chosen for all other requests."""
-        groups: dict[TreeShape, list[Request]] = {}
-        undecided = [request for request in requests if request.tree is None or request.tree not in ready]
-        if undecided:
-            groups[self.choose(bucket(len(undecided), batches))] = undecided
+        asked: dict[TreeShape | None, list[Request]] = {}
         for request in requests:
-            if request.tree is not None and request.tree in ready:
-                groups.setdefault(request.tree, []).append(request)
+            asked.setdefault(request.tree, []).append(request)
+        decided = {tree: group for tree, group in asked.items() if tree is not None and tree in ready}
+        if len(decided) == len(asked):
+            return decided
+        undecided = [request for request in requests if request.tree not in decided]
+        groups = {self.choose(bucket(len(undecided), batches)): undecided}
+        for tree, group in decided.items():
+            groups[tree] = groups.get(tree, []) + group
         return groups
 
     def _catch_up(self, requests: list[Request], tree: TreeShape) -> list[Request]:
