@@ -205,6 +205,15 @@ def test_a_stream_that_is_left_or_collected_ends(llm):
     assert llm.stats().finished["abort"] >= 1
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own handler, which shells take away from programs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_call_and_no_other(llm):
     """Whenever it comes while the main thread waits."""
     expected = tokens(llm.generate("ab", GREEDY))
