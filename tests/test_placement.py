@@ -1,8 +1,10 @@
 """What each of several devices holds of a model: all of it together, heads beside their keys and values; and programs on two."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,3 +139,14 @@ def test_axes_that_modules_can_not_share_are_refused():
 def test_where_a_program_runs_is_part_of_its_identity():
     assert Placement() == ONE_DEVICE != Placement((1,)) and hash(Placement()) == hash(ONE_DEVICE)
     assert repr(Placement((0, 1), SPLITTABLE)) != repr(Placement((0, 1))) != repr(Placement())
+
+
+def test_one_room_of_serving_knows_shardings():
+    """Training and the planner, which compiles for devices that are not there, have their own meshes."""
+    root = Path(__file__).parents[1] / "jaxspec"
+    knows = {
+        str(file.relative_to(root))
+        for file in root.rglob("*.py")
+        if re.search(r"jax\.sharding import|\bshard_map\(|SingleDeviceSharding\(", file.read_text())
+    }
+    assert {each for each in knows if each.split("/")[0] not in ("planner", "train")} == {"placement.py"}

@@ -161,7 +161,7 @@ def memory_table(models: LoadedModels) -> str:
     ]
     program = max(temporaries, key=lambda program: temporaries[program])
     rows.append(("temporaries", temporaries[program], f"of the largest program: {program}"))
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = (runner.placement.device.memory_stats() or {}).get("bytes_limit")
     total = sum(size for _, size, _ in rows)
     rows.append(("total", total, f"of {readable(limit)}, {100 * total / limit:.0f}%" if limit else ""))
     return "\n".join(f"  {name:<15}{readable(size):>10}  {note}".rstrip() for name, size, note in rows if size)
