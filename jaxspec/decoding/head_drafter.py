@@ -85,6 +85,22 @@ class Beam(NamedTuple):
     """Which earlier window keys are ancestors."""
 
 
+class DraftInputs(NamedTuple):
+    """What a head drafts from, for the sequences of a batch."""
+
+    head: DraftHead
+    target: Llama
+    hidden: Float[Array, "b h"]
+    """The head's output at the root's pair."""
+    cache: tuple[KeysValues, ...]
+    """The head's; slots 1 .. length are written, and the last of them holds the root's pair."""
+    length: Int[Array, " b"]
+    seen: VisibleSlots
+    """The part of the cache that it sees."""
+    prediction: Prediction | None
+    """How it is coupled to the target; None: not at all."""
+
+
 class HeadState(NamedTuple):
     """What a head keeps between programs."""
 
@@ -135,11 +151,11 @@ class HeadDrafter(Drafter):
     ) -> Draft:
         """The memo is the logits behind the roots [b, v], in the head's vocabulary."""
         head = self.head
-        own = state.draft._replace(hidden=state.draft.hidden[batch.rows])
+        hidden, cache, length = state.draft.hidden[batch.rows], state.draft.cache, batch.sequences.length
         prediction = self._prediction(head, state, batch, coupling)
-        seen = visible_slots(batch.page_table, batch.sequences.length + 1, own.cache[0].k.shape[1], self.window)
-        drafting = draft_chain if tree.topk == 1 and not scored else draft
-        return Draft(*drafting(head, target, own, batch.sequences.length, seen, tree, prediction))
+        seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], self.window)
+        inputs = DraftInputs(head, target, hidden, cache, length, seen, prediction)
+        return Draft(*(draft_chain if tree.topk == 1 and not scored else draft)(inputs, tree))
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> HeadState:
         """Runs the head over the pairs, writes their keys and values, and keeps its last output for the next draft."""
@@ -174,21 +190,12 @@ class HeadDrafter(Drafter):
 
 
 @jax.named_scope("draft")
-def draft(
-    head: DraftHead,
-    target: Llama,
-    own: HeadState,
-    length: Int[Array, " b"],
-    seen: VisibleSlots,
-    tree: TreeShape,
-    prediction: Prediction | None,
-) -> tuple[Candidates, Float[Array, "b v"]]:
+def draft(inputs: DraftInputs, tree: TreeShape) -> tuple[Candidates, Float[Array, "b v"]]:
     """num_steps levels of candidates below the root, and the first level's logits.
 
-    The head runs num_steps - 1 times, on topk tokens. Slots 1 .. length of its cache are written, and the last of them holds the
-    root's pair; `own.hidden` is that of the batch [b, h].
+    The head runs num_steps - 1 times, on topk tokens.
     """
-    draft_hidden, cache = own.hidden, own.cache
+    head, target, draft_hidden, cache, length, seen, prediction = inputs
     batch_size, k = draft_hidden.shape[0], tree.topk
     root_logits = head.logits(draft_hidden[:, None], target)
     tokens, log_probs = best_children(head, root_logits, k, 0, prediction)
@@ -217,20 +224,13 @@ def draft(
 
 
 @jax.named_scope("draft")
-def draft_chain(
-    head: DraftHead,
-    target: Llama,
-    own: HeadState,
-    length: Int[Array, " b"],
-    seen: VisibleSlots,
-    tree: TreeShape,
-    prediction: Prediction | None,
-) -> tuple[Chain, Float[Array, "b v"]]:
+def draft_chain(inputs: DraftInputs, tree: TreeShape) -> tuple[Chain, Float[Array, "b v"]]:
     """The num_steps tokens that `draft` proposes with topk = 1, and the logits of the first.
 
     A chain needs no scores, its mask is constant, and a parent is always the candidate before: fewer launches on a GPU.
     """
-    hidden, cache = own.hidden[:, None], own.cache
+    head, target, draft_hidden, cache, length, seen, prediction = inputs
+    hidden = draft_hidden[:, None]
     root_logits = head.logits(hidden, target)
     tokens = [best_child(head, root_logits, 0, prediction)]
     earlier = None

@@ -48,7 +48,7 @@ def run(engine: Engine) -> list[list[int]]:
     return [request.output for request in requests]
 
 
-@pytest.mark.parametrize("name", ["copy", "block", "copy and block", exhaustive("head, copy and block")])
+@pytest.mark.parametrize("name", ["copy", exhaustive("block"), "copy and block", exhaustive("head, copy and block")])
 @pytest.mark.parametrize("adaptive", [exhaustive(False), True])
 def test_the_text_is_that_of_plain_decoding(name, adaptive):
     """Also with few pages, so that requests are preempted and find their own pages again, and with plain cycles in between."""
@@ -81,7 +81,7 @@ def drafted(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
     return trees
 
 
-@pytest.mark.parametrize("name", ["block", "copy and block"])
+@pytest.mark.parametrize("name", [exhaustive("block"), "copy and block"])
 def test_pages_of_a_drafters_own_follow_the_text(name):
     """However tokens come (one chunk, several, a prefix hit), the block finds the same features, so it drafts the same trees."""
     prompt = PROMPTS[1]

@@ -15,6 +15,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import tiny_engine, tiny_target
+from tests.sets import exhaustive
 
 PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50))]
 TARGET = tiny_target(num_layers=1)
@@ -60,7 +61,7 @@ def packed(allowed: list[int], *shape: int) -> np.ndarray:
     return np.broadcast_to(words, (*shape, len(words))).copy()
 
 
-@pytest.mark.parametrize("tree", [TreeShape(3, 2, 6), TreeShape(2, 1), PLAIN], ids=str)
+@pytest.mark.parametrize("tree", [TreeShape(3, 2, 6), exhaustive(TreeShape(2, 1)), PLAIN], ids=str)
 def test_two_programs_say_what_one_says(tree):
     expected = run(tiny_engine(tree, target=TARGET))
     engine = tiny_engine(tree, target=TARGET)

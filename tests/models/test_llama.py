@@ -7,8 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import RopeConfig, TreeShape
-from jaxspec.decoding.coupling import uncalibrated
-from jaxspec.decoding.head_drafter import HeadState, draft, visible_slots
+from jaxspec.decoding.head_drafter import DraftInputs, draft, visible_slots
 from jaxspec.models.eagle3 import Eagle3, default_captured_layers
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
@@ -47,10 +46,10 @@ def test_features_and_candidate_scores_equal_the_reference():
     table = jnp.arange(width + 1)[None]  # the pairs' own keys become the cache, one slot a page, slot 0 unused
     (window,) = out.window
     cache = (KeysValues(*(jnp.concatenate([empty, kv[0][:, None]]) for empty, kv in zip(none, window, strict=True))),)
-    own = HeadState(cache, out.hidden[:, -1], uncalibrated())
     length = jnp.array([width])
     seen = visible_slots(table, length + 1, 1, None)
-    candidates, _ = draft(draft_head, module, own, length, seen, TreeShape(3, 4, 16), None)
+    inputs = DraftInputs(draft_head, module, out.hidden[:, -1], cache, length, seen, None)
+    candidates, _ = draft(inputs, TreeShape(3, 4, 16))
     np.testing.assert_allclose(candidates.scores[0], golden["p1_s0_all_scores"], atol=2e-4)
 
 
