@@ -184,16 +184,19 @@ class Placement:
                 parts.append(np.pad(moved[each], padding))
         return np.moveaxis(np.concatenate(parts), 0, axis.dimension)
 
-    def program(self, function: Callable[..., Any], weights: Any, others: int) -> Callable[..., Any]:
-        """The function, run by every device on its part of the weights. Its other arguments, this many, and its results are whole
-        everywhere."""
+    def program(self, function: Callable[..., Any], weights: Any) -> Callable[..., Any]:
+        """The function, run by every device on its part of the weights. Its other arguments and results are whole everywhere."""
         if len(self.devices) == 1:
             return function
-        specs = jax.tree.map(lambda array: array.sharding.spec, weights)
-        whole = PartitionSpec()
-        return jax.shard_map(
-            function, mesh=self.mesh, in_specs=(specs, *(whole,) * others), out_specs=whole, check_vma=False
-        )  # every device computes the same from the sums: nothing has to be proved
+        specs, whole = jax.tree.map(lambda array: array.sharding.spec, weights), PartitionSpec()
+
+        def everywhere(params: Any, *others: Any) -> Any:
+            inputs = (specs, *(whole,) * len(others))
+            # Every device computes the same from the sums: nothing has to be proved.
+            run = jax.shard_map(function, mesh=self.mesh, in_specs=inputs, out_specs=whole, check_vma=False)
+            return run(params, *others)
+
+        return everywhere
 
     @property
     def compiler_options(self) -> dict[str, Any] | None:

@@ -80,8 +80,8 @@ class EngineThread:
     A failure on the device ends the affected requests (see Engine.step), and the thread continues. An exception raised by the
     engine ends everything: its results can no longer be trusted.
 
-    The thread ends with `close`, when nobody refers to this object any more, and before Python exits, which must not happen while a
-    thread is inside XLA.
+    The thread ends with `close`, when nothing refers to this object any more, and before Python exits, which must not happen while
+    a thread is inside XLA.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class _Work:
     def post(self, call: _Call) -> None:
         self.check_open()
         self._inbox.put(call)
-        if self._has_ended:  # meanwhile, so nobody may read the inbox again
+        if self._has_ended:  # meanwhile, so the thread may not read the inbox again
             self._refuse_all()
 
     def stop(self) -> None:
@@ -224,7 +224,7 @@ class _Work:
         except Exception as error:
             self._failure = error
             logger.exception("engine state is corrupt; stopping and failing %d requests", len(self._tickets))
-        finally:  # nobody may wait forever
+        finally:  # no caller may wait forever
             self.is_closing = self._has_ended = True
             self._refuse_all()
             self._end_all()
@@ -352,7 +352,7 @@ def _deliver_all(items: Sequence[tuple[Deliver, Update | EngineError]]) -> None:
 
 
 def _end(work: _Work, thread: threading.Thread, process: int) -> None:
-    """Nobody refers to the EngineThread any more, or Python exits."""
+    """Nothing refers to the EngineThread any more, or Python exits."""
     if os.getpid() == process:
         work.stop()
         if thread is not threading.current_thread():  # a garbage collector may run in any

@@ -246,7 +246,7 @@ class Programs:
             return program.run(self._merge(params), state, *inputs, thresholds=self._thresholds)
 
         function.__name__ = type(program).__name__  # as profiles show it
-        return self._placement.program(function, self._params, 1 + len(self.inputs(program)))
+        return self._placement.program(function, self._params)
 
 
 def lower_priority() -> None:
