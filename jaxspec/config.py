@@ -109,6 +109,8 @@ class ModelConfig:
     """The dtype of the checkpoint; the engine may use another."""
     storage: "Storage | None" = None
     """How matrices are stored. None: as they are (pallas_kernels.weight.Dense)."""
+    storages: "tuple[tuple[tuple[str | int, ...], Storage], ...]" = ()
+    """Those of single layers, by their path in the module, where they differ; and the embedding's, which is stored transposed."""
     feed_forward: "FeedForward | None" = None
     """The kind of feed-forward. None: a SwiGLU MLP, `intermediate_size` wide."""
 
@@ -248,8 +250,9 @@ PLAIN = TreeShape(num_steps=0)
 
 ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
 """Implementations of pallas_kernels.tree_attention."""
-MATMULS = ("xla", "skinny")
-"""What computes matrix products of at most 16 rows: XLA, or pallas_kernels.skinny_matmul."""
+MATMULS = ("auto", "xla", "skinny")
+"""What computes matrix products: pallas_kernels.row_matmul on CPUs that have it and XLA elsewhere; XLA everywhere; or
+pallas_kernels.skinny_matmul, on GPUs, those of at most 16 rows."""
 
 
 _KINDS: dict[type, tuple[type, str]] = {
@@ -296,7 +299,7 @@ class EngineConfig:
     """Below 1 speculation is LOSSY, it changes what the model says: the target's probabilities of drafts are divided by this."""
     attention_kernel: str | None = None
     """One of ATTENTION_KERNELS. None: pallas_triton on a GPU, else XLA, a block of the cache at a time."""
-    matmul: str = "xla"
+    matmul: str = "auto"
     """One of MATMULS. "skinny" is a kernel for GPUs that no GPU has run yet; elsewhere it is plain XLA."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: one after another, with the same results."""

@@ -1,5 +1,6 @@
 """Loading: from the names of a model and a draft head to what an engine needs."""
 
+import logging
 import sys
 import warnings
 from dataclasses import dataclass, fields, replace
@@ -13,6 +14,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
+from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, EngineConfig, TreeLike, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
@@ -20,6 +22,9 @@ from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
+from pallas_kernels.row_matmul import what_is_missing
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -70,8 +75,11 @@ def load_models(
     progress = sys.stderr.isatty() if progress is None else progress
     if files.head is not None:
         check_head(files.head, target_model_config(files.target), files.token_map)
-    target = load_target(files.target, choose_dtype(dtype, files.target), progress=progress)
-    head = None if files.head is None else load_head(files.head, target, token_map=files.token_map, progress=progress)
+    storing = choose_storing(dtype)
+    target = load_target(files.target, choose_dtype(dtype, files.target), storing=storing, progress=progress)
+    head = None
+    if files.head is not None:
+        head = load_head(files.head, target, token_map=files.token_map, storing=storing, progress=progress)
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
@@ -123,9 +131,9 @@ def ending_with(target: LoadedTarget, tokenizer: Tokenizer | None) -> LoadedTarg
 
 
 def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:
-    """The dtype of weights and cache.
+    """The dtype of activations and cache, and of weights that are not stored in fewer bits.
 
-    "auto" is float32 on a CPU (bfloat16 matmuls run 4-16 times slower there) and 16 bits on a GPU: float16 if the
+    "auto" is float32 on a CPU (XLA's bfloat16 matmuls run 4-16 times slower there) and 16 bits on a GPU: float16 if the
     checkpoint is, else bfloat16.
     """
     name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
@@ -136,6 +144,17 @@ def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {name!r}")
     return jnp.dtype(name)
+
+
+def choose_storing(dtype: DTypeLike) -> Storing:
+    """How matrices are stored: on a CPU so that pallas_kernels.row_matmul can read them, in fewer bits if the file has them in
+    fewer bits and the dtype is "auto"."""
+    if jax.default_backend() != "cpu":
+        return Storing.DENSE
+    if (missing := what_is_missing()) is not None:
+        logger.info("matrix products are XLA's, which take up to three times as long as our kernels for CPUs: %s", missing)
+        return Storing.DENSE
+    return Storing.AS_IN_FILE if isinstance(dtype, str) and dtype == "auto" else Storing.ROWS
 
 
 def _warn(config: EngineConfig, made_for: int) -> None:

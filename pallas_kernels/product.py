@@ -25,8 +25,9 @@ class Product:
     x: Float[Array, "*rows k"]
     weight: Weight
     bias: Float[Array, " n"] | None = None
-    matmul: str = "xla"
-    """"skinny": by `skinny_matmul`, if there are at most 16 rows and the weight can."""
+    matmul: str = "auto"
+    """"skinny": by `skinny_matmul`, if there are at most 16 rows and the weight can. "auto": by the kernel that fits weight and
+    platform. "xla": by XLA."""
     axis: str | None = None
     """The axis of the mesh whose devices each hold some rows of the weight, and of x's columns: their products add up to the
     whole. None: the weight is whole."""

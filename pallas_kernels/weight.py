@@ -38,18 +38,22 @@ class Weight(ABC):
         """k and n."""
 
     @abstractmethod
-    def dot(self, x: Float[Array, "*rows k"], dtype: DTypeLike | None = None, matmul: str = "xla") -> Float[Array, "*rows n"]:
+    def dot(self, x: Float[Array, "*rows k"], dtype: DTypeLike | None = None, matmul: str = "auto") -> Float[Array, "*rows n"]:
         """x @ matrix in this dtype, by default x's."""
 
     @abstractmethod
     def columns(self, ids: Int[Array, " ids"]) -> "Weight":
         """The matrix's columns with these numbers."""
 
-    def swiglu(self, x: Float[Array, "*rows k"], matmul: str = "xla") -> Float[Array, "*rows half"]:
+    def lookup(self, ids: Int[Array, "*ids"], dtype: DTypeLike) -> Float[Array, "*ids k"]:
+        """The matrix's columns with these numbers, in this dtype."""
+        return self.columns(ids.reshape(-1)).dense(dtype).T.reshape(*ids.shape, -1)
+
+    def swiglu(self, x: Float[Array, "*rows k"], matmul: str = "auto") -> Float[Array, "*rows half"]:
         """`gated` of the product."""
         return gated(self.dot(x, matmul=matmul))
 
-    def parts(self, x: Float[Array, "rows k"], matmul: str = "xla") -> Float[Array, "splits rows2 n"]:
+    def parts(self, x: Float[Array, "rows k"], matmul: str = "auto") -> Float[Array, "splits rows2 n"]:
         """Parts that add up to x @ matrix: float32, or x's dtype if there is one. With several, a single row may be doubled."""
         return self.dot(x, matmul=matmul)[None]
 
@@ -70,7 +74,7 @@ class Dense(Weight):
         k, n = self.kernel.shape
         return k, n
 
-    def dot(self, x: Float[Array, "*rows k"], dtype: DTypeLike | None = None, matmul: str = "xla") -> Float[Array, "*rows n"]:
+    def dot(self, x: Float[Array, "*rows k"], dtype: DTypeLike | None = None, matmul: str = "auto") -> Float[Array, "*rows n"]:
         if is_skinny(x, matmul):
             return self._skinny(x, None, dtype)
         return jnp.dot(x, self.kernel, preferred_element_type=dtype)
@@ -78,10 +82,10 @@ class Dense(Weight):
     def columns(self, ids: Int[Array, " ids"]) -> "Dense":
         return Dense(self.kernel[:, ids])
 
-    def swiglu(self, x: Float[Array, "*rows k"], matmul: str = "xla") -> Float[Array, "*rows half"]:
+    def swiglu(self, x: Float[Array, "*rows k"], matmul: str = "auto") -> Float[Array, "*rows half"]:
         return self._skinny(x, SwiGlu(), None) if is_skinny(x, matmul) else super().swiglu(x)
 
-    def parts(self, x: Float[Array, "rows k"], matmul: str = "xla") -> Float[Array, "splits rows2 n"]:
+    def parts(self, x: Float[Array, "rows k"], matmul: str = "auto") -> Float[Array, "splits rows2 n"]:
         """With several parts, a single row is doubled: XLA would multiply one row without tensor cores, after transposing the
         kernel."""
         if is_skinny(x, matmul):

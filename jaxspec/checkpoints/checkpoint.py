@@ -7,12 +7,19 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.checkpoints.gguf_tensors import SUFFIX as GGUF
+from jaxspec.checkpoints.gguf_tensors import GgufTensors
 from jaxspec.checkpoints.json_files import check_regular, read_object
 from jaxspec.checkpoints.tensor_files import SafetensorsFile, TensorFile, TensorInfo
 from jaxspec.checkpoints.torch_file import TorchFile
 from jaxspec.checks import short
 
-FORMATS: dict[str, Callable[[Path], TensorFile]] = {".safetensors": SafetensorsFile, ".bin": TorchFile, ".pt": TorchFile}
+FORMATS: dict[str, Callable[[Path], TensorFile]] = {
+    ".safetensors": SafetensorsFile,
+    ".bin": TorchFile,
+    ".pt": TorchFile,
+    GGUF: GgufTensors,
+}
 PREFERRED = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 MAX_NAME = 1000
 """Characters of a tensor's name."""
@@ -88,6 +95,12 @@ class Checkpoint:
     def read(self, name: str) -> np.ndarray:
         """A tensor's values. Raises ValueError naming tensor and file if they can't be read."""
         return self._files[self.file_of[name]].read(name)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The blocks of a tensor that has a format, uint8 [rows, bytes]."""
+        file = self._files[self.file_of[name]]
+        assert isinstance(file, GgufTensors)
+        return file.blocks(name)
 
     def size(self, names: Iterable[str]) -> int:
         """Bytes of some tensors."""

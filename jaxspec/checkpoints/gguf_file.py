@@ -1,4 +1,4 @@
-"""GGUF files (llama.cpp's format) as Hugging Face directories: dequantised tensors, config, tokenizer and chat template.
+"""GGUF files (llama.cpp's format) as Hugging Face directories: config, tokenizer, chat template, and where the tensors are.
 
 Needs the package `gguf` (the extra `gguf`), which reads the file and knows the quantisations. Nothing in a file is run.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -9,14 +9,13 @@ import json
 import logging
 import mmap
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxspec.checkpoints.exporting import ARCHITECTURES, rope_settings
-from jaxspec.checkpoints.writing import write_checkpoint
+from jaxspec.checkpoints.gguf_tensors import INDEX, LINK, ROPE_FACTORS, index_of
 from jaxspec.config import RopeConfig
 from jaxspec.models.rope import inverse_frequencies
 
@@ -26,18 +25,10 @@ if TYPE_CHECKING:
 SUFFIX = ".gguf"
 DONE = "complete"
 """The file that marks a completely written directory."""
-LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-"""Names of a layer's tensors, and Hugging Face's."""
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 """Token types. Tokens of the last two are never split into pieces; user-defined ones are part of the text."""
 SPACE = "\u2581"
 """The space in SentencePiece's tokens."""
-ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_FACTORS = (8.0, 32.0)
 """RoPE scaling factors of Llama 3.1 and 3.2. A GGUF file has one factor per frequency instead."""
 
@@ -79,7 +70,7 @@ PRE_TOKENIZERS = {
 
 
 def write_directory(file: Path, directory: Path) -> None:
-    """The model of a GGUF file as a Hugging Face directory in float32.
+    """The model of a GGUF file as a Hugging Face directory, whose tensors stay in the file (gguf_tensors.py).
 
     Raises ValueError, in one line, for what can't be read: another architecture, tokenizer or rope, or a damaged file.
     """
@@ -94,7 +85,11 @@ def write_directory(file: Path, directory: Path) -> None:
         tensors = {str(tensor.name): tensor for tensor in reader.tensors}
         config = config_of(fields, tensors)
         files = tokenizer_files(fields, config)
-        write_checkpoint(directory, config, _renamed(tensors, config), replace=False)
+        index = index_of(file, tensors, config)
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (directory / INDEX).write_text(json.dumps(index) + "\n")
+        (directory / LINK).symlink_to(file.resolve())
     except OSError:
         raise
     except Exception as error:  # also of libraries' own kinds, for metadata of other types, such as lists for numbers
@@ -164,7 +159,7 @@ def directory_of(file: Path) -> Path:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{directory}.lock"):
             if not (directory / DONE).is_file():
-                logger.info("dequantising %s, once, into %s", file.name, directory)
+                logger.info("reading %s, once, into %s", file.name, directory)
                 shutil.rmtree(directory, ignore_errors=True)
                 write_directory(file, directory)
                 (directory / DONE).touch()
@@ -174,7 +169,7 @@ def directory_of(file: Path) -> Path:
 def directory_for(file: Path) -> Path:
     """Where `directory_of` writes it: in ~/.cache/jaxspec/models."""
     state = file.stat()
-    key = hashlib.sha256(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{INDEX} {file.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
     return Path.home() / ".cache/jaxspec/models" / f"{file.stem}-{key}"
 
 
@@ -229,36 +224,6 @@ def llama3_scaling(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any
         if np.allclose(plain / inverse_frequencies(rope, config["head_dim"]), factors, rtol=1e-4):
             return rope_settings(rope)["rope_scaling"]
     raise refused
-
-
-def _renamed(tensors: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor under Hugging Face's name, float32, one at a time."""
-    from gguf import dequantize
-
-    for name, tensor in tensors.items():
-        if name == ROPE_FACTORS:
-            continue
-        *place, kind, part = name.split(".")
-        if place[:1] == ["blk"] and kind in LAYER and len(place) == 2:
-            renamed = f"model.layers.{place[1]}.{LAYER[kind]}.{part}"
-        elif not place and kind in OUTSIDE:
-            renamed = f"{OUTSIDE[kind]}.{part}"
-        else:
-            raise ValueError(f"the tensor {name[:200]!r} is unknown")
-        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
-        values = values.reshape([int(size) for size in reversed(tensor.shape)])
-        if config["model_type"] == "llama" and kind in ("attn_q", "attn_k"):
-            values = halves_rotated(values, config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"])
-        yield renamed, values
-
-
-def halves_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders a projection's rows from RoPE on adjacent pairs (GGUF's architecture llama) to RoPE on the two halves of each head.
-
-    In:  one head of 4 rows, 0 1 2 3
-    Out: 0 2 1 3
-    """
-    return rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
 def tokenizer_files(fields: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:

@@ -71,13 +71,13 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Tens
 
 def attach_head(config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: np.ndarray | None) -> LoadedHead:
     """The head for its target: an embedding equal to the target's is dropped, and a token map (int32 ids) is applied."""
-    if config.own_embedding and repeats(params["embed_tokens"], target.params["embed_tokens"]):
+    if config.own_embedding and repeats(params["embed_tokens"], target):
         params.pop("embed_tokens")
         config = replace(config, own_embedding=False)
     if hot_tokens is not None:
         ids = jnp.asarray(hot_tokens)
         kernel = target.merge(target.params).output_columns(ids).dense(target.dtype)
-        params |= {"lm_head": parameters(storage_of(config.layer)(kernel)), "draft_to_target": ids}
+        params |= {"lm_head": parameters(storage_of(config.layer, "lm_head")(kernel)), "draft_to_target": ids}
         config = replace(config, draft_vocab_size=len(hot_tokens))
     return build_model(config, params, target.dtype)
 
@@ -93,9 +93,11 @@ def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None
     return read_token_map(path, config.layer.vocab_size)
 
 
-def repeats(own: jax.Array, targets: jax.Array) -> bool:
+def repeats(own: jax.Array, target: LoadedTarget) -> bool:
     """True if a head's embedding equals the target's. Heads are trained with it frozen, and most checkpoints contain a copy."""
-    return own.shape == targets.shape and bool(_largest_difference(own, targets) <= ROUNDING)
+    if own.shape != (target.config.vocab_size, target.config.hidden_size):
+        return False
+    return bool(_largest_difference(own, target.merge(target.params).embedding.dense(jnp.float32).T) <= ROUNDING)
 
 
 @jax.jit  # one pass without copies in float32

@@ -52,13 +52,21 @@ class Stack(NamedTuple):
         return {name: Needed((rows, *self.columns)) for name, rows in self.tensors}
 
     def join(self, read: ReadTensor) -> np.ndarray:
+        if self.is_kernel:
+            return transposed(*self._read(read))
+        return self.stacked(read)
+
+    def stacked(self, read: ReadTensor) -> np.ndarray:
+        """The stack itself, [rows, *columns]."""
+        parts = self._read(read)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _read(self, read: ReadTensor) -> list[np.ndarray]:
         parts = [read(name) for name, _ in self.tensors]
         if len({part.dtype for part in parts}) > 1:
             names = ", ".join(f"{name} is {part.dtype}" for (name, _), part in zip(self.tensors, parts, strict=True))
             raise ValueError(f"tensors that become one parameter must have one dtype, but {names}")
-        if self.is_kernel:
-            return transposed(*parts)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return parts
 
     def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
         ends = np.cumsum([rows for _, rows in self.tensors])[:-1]

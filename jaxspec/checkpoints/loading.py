@@ -16,41 +16,58 @@ from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import is_target, target_plan
 from jaxspec.checkpoints.parameter_store import check_stored, parameter_name
+from jaxspec.checkpoints.storing import Storing, by_rows, planned, stored
 from jaxspec.checkpoints.tensor_files import errors_named, own_copy
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
+from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, build_model
 
 
-def load_target(path: Path, dtype: DTypeLike, *, progress: bool = False) -> LoadedTarget:
-    """A target. Raises ValueError naming the path and what is missing, unknown, misshapen, damaged or unsupported."""
+def load_target(path: Path, dtype: DTypeLike, *, storing: Storing = Storing.DENSE, progress: bool = False) -> LoadedTarget:
+    """A target, with activations in this dtype.
+
+    Raises ValueError naming the path and what is missing, unknown, misshapen, damaged or unsupported.
+    """
     if is_converted(path):
         manifest = read_manifest(path)
         with errors_named(path):
-            return finite(load_converted(path, manifest.target, dtype, progress=progress))
+            model = finite(load_converted(path, manifest.target, dtype, progress=progress))
+            return model if storing is Storing.DENSE else by_rows(model)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = read_target_plan(path, checkpoint)
         plan.check(checkpoint)
+        plan = planned(plan, checkpoint, storing)
         return finite(build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), dtype))
 
 
-def load_head(path: Path, target: LoadedTarget, *, token_map: Path | None = None, progress: bool = False) -> LoadedHead:
+def load_head(
+    path: Path,
+    target: LoadedTarget,
+    *,
+    token_map: Path | None = None,
+    storing: Storing = Storing.DENSE,
+    progress: bool = False,
+) -> LoadedHead:
     """A draft head for this target, in the target's dtype.
 
     Args:
         path: a head's directory or file; a target's directory if the head is inside (MTP).
         target: the loaded target.
         token_map: FR-Spec's list of the tokens worth drafting; a head with its own draft vocabulary warns and ignores it.
+        storing: how its matrices are stored.
         progress: show a progress bar.
 
     Raises:
         ValueError: the head does not fit the target, or as `load_target`.
     """
     if is_converted(path):
-        return _load_converted_head(path, target, token_map, progress=progress)
+        head = _load_converted_head(path, target, token_map, progress=progress)
+        return head if storing is Storing.DENSE else by_rows(head)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
+        plan = planned(plan, checkpoint, storing)
         hot_tokens = usable_token_map(plan.config, token_map)
         params = read_parameters(plan, checkpoint, target.dtype, progress=progress)
         return finite(attach_head(plan.config, params, target, hot_tokens))
@@ -150,10 +167,12 @@ def read_parameters(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, 
 
     One parameter at a time is in memory twice, never a whole shard.
     """
+    config = plan.config.layer if isinstance(plan.config, HeadConfig) else plan.config
     params, expected = {}, flatten_dict(abstract_model(plan.config, dtype).params)
     total = checkpoint.size(plan.needed())
     with tqdm(total=total, desc=f"loading {checkpoint.path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for keys, source in plan.layout.items():
-            params[keys] = jax.device_put(own_copy(source.join(checkpoint.read))).astype(expected[keys].dtype)
+            for name, array in stored(keys, source, checkpoint, config).items():
+                params[name] = jax.device_put(own_copy(array)).astype(expected[name].dtype)
             bar.update(checkpoint.size(source.needed()))
     return unflatten_dict(params)

@@ -29,6 +29,8 @@ class TensorInfo(NamedTuple):
 
     dtype: np.dtype
     shape: tuple[int, ...]
+    format: str | None = None
+    """Of its blocks, a key of row_matmul.FORMATS; None: it is stored as numbers, or only its numbers can be had."""
 
     @property
     def size(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from jaxspec.commands.common import listing, run_guarded
 from jaxspec.commands.options import Parser
 from jaxspec.version import DISTRIBUTION, own_version
+from pallas_kernels.row_matmul import what_is_missing
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
@@ -58,6 +59,7 @@ def collect() -> dict[str, Any]:
         "packages": {name: installed[name] for name in PACKAGES if name in installed and name != DISTRIBUTION},
         "plugins": {name: version for name, version in sorted(installed.items()) if PLUGINS.match(name)},
         "devices": devices(),
+        "cpu_kernels": {"row_matmul": what_is_missing() or "yes"},
         "driver": driver(),
         "compilation_cache": compilation_cache(),
         "environment": variables(os.environ),

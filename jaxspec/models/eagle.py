@@ -29,11 +29,13 @@ class Eagle(DraftHead):
 
     def build(self, builder: Builder) -> None:
         layer, size = self.config.layer, self.config.layer.hidden_size
-        self.fc = builder.linear(2 * size, size, bias=self.config.fc_bias)
-        self.self_attn = Attention(layer, size, builder)
+        self.fc = builder.linear("fc", 2 * size, size, bias=self.config.fc_bias)
+        self.self_attn = Attention(layer, size, builder.inside("self_attn"))
         self.post_attention_layernorm = RMSNorm(size, layer.rms_norm_eps, builder.dtype)
-        self.mlp = feed_forward_of(layer).module(layer, builder)
-        self.later_layers = nnx.List([DecoderLayer(layer, builder) for _ in range(layer.num_layers - 1)])
+        self.mlp = feed_forward_of(layer).module(layer, builder.inside("mlp"))
+        self.later_layers = nnx.List(
+            [DecoderLayer(layer, builder.inside("later_layers", index)) for index in range(layer.num_layers - 1)]
+        )
 
     def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         x = self.fc(jnp.concatenate([embeddings, hidden], -1))

@@ -60,13 +60,15 @@ class Eagle3(DraftHead):
             self.fc_norm = nnx.List([RMSNorm(config.target_hidden_size, eps, dtype) for _ in config.captured_layers])
         if config.norm_before_fc:
             self.input_norm = RMSNorm(config.feature_size, eps, dtype)
-        self.fc = builder.linear(config.feature_size, size, bias=config.fc_bias)
+        self.fc = builder.linear("fc", config.feature_size, size, bias=config.fc_bias)
         self.input_layernorm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
-        self.self_attn = Attention(layer, 2 * size, builder)
+        self.self_attn = Attention(layer, 2 * size, builder.inside("self_attn"))
         self.post_attention_layernorm = RMSNorm(size, eps, dtype)
-        self.mlp = feed_forward_of(layer).module(layer, builder)
-        self.later_layers = nnx.List([DecoderLayer(layer, builder) for _ in range(layer.num_layers - 1)])
+        self.mlp = feed_forward_of(layer).module(layer, builder.inside("mlp"))
+        self.later_layers = nnx.List(
+            [DecoderLayer(layer, builder.inside("later_layers", index)) for index in range(layer.num_layers - 1)]
+        )
         self.norm = RMSNorm(size, eps, dtype)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import AttentionMetadata, DecoderLayer, LayerInputs, LayerOutput, RMSNorm, layer_inputs
-from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, storage_of
+from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -59,10 +60,11 @@ class DraftHead(nnx.Module):
 
     def __init__(self, config: HeadConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
         self.config, self.dtype = config, jnp.dtype(dtype)
-        builder = Builder(dtype, rngs, kernels, storage_of(config.layer))
+        builder = Builder(dtype, rngs, kernels, config.layer)
         vocab_size, size = config.layer.vocab_size, config.layer.hidden_size
         if config.own_embedding:
-            self.embed_tokens = nnx.Param(builder.matrix(vocab_size, size))
+            embedding = builder.embedding(vocab_size, size)
+            self.embed_tokens, self.embedding_structure = nnx.Param(jax.tree.leaves(embedding)[0]), jax.tree.structure(embedding)
         if config.draft_vocab_size is not None:
             self.lm_head = builder.output_projection(size, config.draft_vocab_size)
             self.draft_to_target = nnx.Variable(jnp.arange(config.draft_vocab_size, dtype=jnp.int32))
@@ -74,7 +76,9 @@ class DraftHead(nnx.Module):
 
     def embed(self, tokens: Int[Array, "b w"], target: Llama) -> Float[Array, "b w h"]:
         """Embeddings of target vocabulary ids."""
-        return self.embed_tokens[...][tokens] if self.config.own_embedding else target.embed(tokens)
+        if not self.config.own_embedding:
+            return target.embed(tokens)
+        return jax.tree.unflatten(self.embedding_structure, [self.embed_tokens[...]]).lookup(tokens, self.dtype)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
         """The target's features in the width that `__call__` takes as `hidden`. The head's own output needs no projection."""

@@ -100,8 +100,8 @@ class Attention(nnx.Module):
         self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps, config.rope.attention_factor)
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.rope, self.kernels = config.rope, builder.kernels
-        self.qkv_proj = builder.linear(input_size, qkv_size, bias=config.qkv_bias)
-        self.o_proj = builder.linear(config.num_heads * config.head_dim, config.hidden_size)
+        self.qkv_proj = builder.linear("qkv_proj", input_size, qkv_size, bias=config.qkv_bias)
+        self.o_proj = builder.linear("o_proj", config.num_heads * config.head_dim, config.hidden_size)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, builder.dtype)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, builder.dtype)
@@ -151,9 +151,9 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: ModelConfig, builder: Builder):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, builder.dtype)
-        self.self_attn = Attention(config, config.hidden_size, builder)
+        self.self_attn = Attention(config, config.hidden_size, builder.inside("self_attn"))
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, builder.dtype)
-        self.mlp = feed_forward_of(config).module(config, builder)
+        self.mlp = feed_forward_of(config).module(config, builder.inside("mlp"))
 
     def __call__(self, x: Float[Array, "b w h"], normed: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         """`normed` is x after this layer's `input_layernorm`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,12 @@ from jax.typing import DTypeLike
 from jaxspec.config import ModelConfig
 from jaxspec.typing import Array, Float
 from pallas_kernels.product import Product
+from pallas_kernels.rows import ByRows
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.weight import Dense, Weight
 
-Storage = Callable[[Float[Array, "k n"]], Weight]
-"""Stores a matrix: the class of the weight, or a function that makes one."""
+Storage = Callable[[Any], Weight]
+"""Stores a matrix [k, n], of JAX's or NumPy's: the class of the weight, or a function that makes one."""
 
 
 def parameters(weight: Weight) -> dict[str, Array]:
@@ -24,13 +25,20 @@ def parameters(weight: Weight) -> dict[str, Array]:
 
     In:  Dense(array)
     Out: {"kernel": array}
+    In:  Beside((Rows(array), Blocks(blocks, "q8_0")))
+    Out: {"weights_0_rows": array, "weights_1_blocks": blocks}
     """
-    return {keys[-1].name: array for keys, array in jax.tree.leaves_with_path(weight)}
+    return {jax.tree_util.keystr(keys, simple=True, separator="_"): array for keys, array in jax.tree.leaves_with_path(weight)}
 
 
-def storage_of(config: ModelConfig) -> Storage:
-    """How a model stores its matrices."""
-    return config.storage or Dense
+def storage_of(config: ModelConfig, *path: str | int) -> Storage:
+    """How a model stores the matrix of the layer at this path."""
+    return dict(config.storages).get(path) or config.storage or Dense
+
+
+def table_storage_of(config: ModelConfig, *path: str | int) -> Storage:
+    """How a model stores the transpose of this embedding, in one array."""
+    return dict(config.storages).get(path) or ByRows()
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Kernels:
 
     attention: str | None = None
     """As EngineConfig.attention_kernel."""
-    matmul: str = "xla"
+    matmul: str = "auto"
     """As EngineConfig.matmul."""
     attend: Callable[..., Array] = tree_attention
     """The attention function; training has one that needs less memory."""
@@ -96,14 +104,28 @@ class Builder(NamedTuple):
     """Of activations, norms, biases and embeddings, and of matrices before they are stored."""
     rngs: nnx.Rngs
     kernels: Kernels
-    store: Storage
+    config: ModelConfig
+    """It knows how matrices are stored."""
+    path: tuple[str | int, ...] = ()
+    """Of the part that is being built."""
+
+    def inside(self, *path: str | int) -> "Builder":
+        """The builder of a part of this part."""
+        return self._replace(path=(*self.path, *path))
 
     def linear(
-        self, inputs: int, outputs: int, *, bias: bool = False, result: DTypeLike | None = None, sums_over: str | None = None
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        result: DTypeLike | None = None,
+        sums_over: str | None = None,
     ) -> Linear:
-        """A linear layer. `result`: the output's dtype; None: the input's. `sums_over`: the axis of its inputs, over which devices
-        add up their products if they share it."""
-        weight = self.store(self.matrix(inputs, outputs))
+        """A linear layer. `name`: of the attribute that holds it. `result`: the output's dtype; None: the input's. `sums_over`: the
+        axis of its inputs, over which devices add up their products if they share it."""
+        weight = storage_of(self.config, *self.path, name)(self.matrix(inputs, outputs))
         zeros = nnx.initializers.zeros(self.rngs.params(), (outputs,), self.dtype) if bias else None
         return Linear(weight, zeros, self.kernels, result, sums_over)
 
@@ -111,7 +133,11 @@ class Builder(NamedTuple):
         """A linear layer with float32 output, the logits. In bfloat16, those above 16 would be rounded to steps of 0.125, which
         makes different logits equal.
         """
-        return self.linear(hidden_size, vocab_size, result=jnp.float32)
+        return self.linear("lm_head", hidden_size, vocab_size, result=jnp.float32)
+
+    def embedding(self, vocab_size: int, size: int) -> Weight:
+        """An embedding, transposed: its columns are the tokens', which `lookup` returns. It has one array."""
+        return table_storage_of(self.config, *self.path, "embed_tokens")(self.matrix(vocab_size, size).T)
 
     def matrix(self, rows: int, columns: int) -> Float[Array, "rows columns"]:
         """Small random numbers."""

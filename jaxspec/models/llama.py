@@ -9,9 +9,9 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, layer_inputs
-from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, storage_of
+from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels
 from jaxspec.typing import Array, Float, Int, KeysValues
-from pallas_kernels.weight import Dense, Weight
+from pallas_kernels.weight import Weight
 
 
 class TargetOutput(NamedTuple):
@@ -29,16 +29,22 @@ class Llama(nnx.Module):
     """The decoder of Llama, Qwen2, Qwen3 and MiMo. Weights are an array per layer, because XLA copies slices of a stack."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
-        self.config, self.dtype = config, jnp.dtype(dtype)
-        builder = Builder(dtype, rngs, kernels, storage_of(config))
-        self.embed_tokens = nnx.Param(builder.matrix(config.vocab_size, config.hidden_size))
-        self.layers = nnx.List([DecoderLayer(config, builder) for _ in range(config.num_layers)])
+        self.config, self.dtype, self.matmul = config, jnp.dtype(dtype), kernels.matmul
+        builder = Builder(dtype, rngs, kernels, config)
+        embedding = builder.embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens, self.embedding_structure = nnx.Param(jax.tree.leaves(embedding)[0]), jax.tree.structure(embedding)
+        self.layers = nnx.List([DecoderLayer(config, builder.inside("layers", index)) for index in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         if not config.tie_word_embeddings:
             self.lm_head = builder.output_projection(config.hidden_size, config.vocab_size)
 
+    @property
+    def embedding(self) -> Weight:
+        """The embedding, transposed: [h, v]."""
+        return jax.tree.unflatten(self.embedding_structure, [self.embed_tokens[...]])
+
     def embed(self, tokens: Int[Array, "b w"]) -> Float[Array, "b w h"]:
-        return self.embed_tokens[...][tokens]
+        return self.embedding.lookup(tokens, self.dtype)
 
     def __call__(
         self,
@@ -68,9 +74,9 @@ class Llama(nnx.Module):
     def logits(self, hidden: Float[Array, "*rows h"]) -> Float[Array, "*rows v"]:
         """Output projection of normed hidden states, in float32."""
         if self.config.tie_word_embeddings:
-            return jnp.einsum("...h,vh->...v", hidden, self.embed_tokens[...], preferred_element_type=jnp.float32)
+            return self.embedding.dot(hidden, jnp.float32, self.matmul)
         return self.lm_head(hidden)
 
     def output_columns(self, ids: Int[Array, " ids"]) -> Weight:
         """The output projection of these tokens only, [h, ids] (FR-Spec, section 3.2)."""
-        return Dense(self.embed_tokens[...][ids].T) if self.config.tie_word_embeddings else self.lm_head.weight.columns(ids)
+        return (self.embedding if self.config.tie_word_embeddings else self.lm_head.weight).columns(ids)

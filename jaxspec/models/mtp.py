@@ -24,8 +24,8 @@ class MTP(DraftHead):
         size, eps, dtype = self.config.layer.hidden_size, self.config.layer.rms_norm_eps, builder.dtype
         self.token_layernorm = RMSNorm(size, eps, dtype)
         self.hidden_layernorm = RMSNorm(size, eps, dtype)
-        self.input_proj = builder.linear(2 * size, size)
-        self.layer = DecoderLayer(self.config.layer, builder)
+        self.input_proj = builder.linear("input_proj", 2 * size, size)
+        self.layer = DecoderLayer(self.config.layer, builder.inside("layer"))
         self.final_layernorm = RMSNorm(size, eps, dtype)
 
     def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:

@@ -46,8 +46,8 @@ class TwoExperts(FeedForward):
 
 class Experts(nnx.Module):
     def __init__(self, config: ModelConfig, builder: Builder):
-        self.router = builder.linear(config.hidden_size, 2)
-        self.experts = nnx.List([MLP(config, builder) for _ in range(2)])
+        self.router = builder.linear("router", config.hidden_size, 2)
+        self.experts = nnx.List([MLP(config, builder.inside("experts", number)) for number in range(2)])
 
     def __call__(self, x):
         shares = jnp.split(jax.nn.softmax(self.router(x), -1), 2, -1)

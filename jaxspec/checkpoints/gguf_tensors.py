@@ -1,0 +1,100 @@
+"""The tensors of a GGUF file, under Hugging Face's names: dequantised, or as the blocks that they are stored in.
+
+`gguf_file.py` writes an index of them beside config and tokenizer, because reading a file's whole header takes seconds, and a link
+to the file, LINK.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.tensor_files import TensorInfo
+from pallas_kernels.row_matmul import FORMATS
+
+SUFFIX = ".gguf-index"
+INDEX, LINK = "model" + SUFFIX, "model.gguf"
+LAYER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+"""Names of a layer's tensors, and Hugging Face's."""
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ROPE_FACTORS = "rope_freqs.weight"
+PLAIN: dict[str, np.dtype[Any]] = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
+"""GGUF's types that are numbers; all others are blocks."""
+
+
+def index_of(file: Path, tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """What `GgufTensors` reads: the file's size, and each tensor's type, shape, offset and size in bytes, and its heads if RoPE
+    rotates neighbours there, else 0. `tensors`: the library's, by their names. Raises ValueError for an unknown name."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if name == ROPE_FACTORS:
+            continue
+        *place, kind, part = name.split(".")
+        if place[:1] == ["blk"] and kind in LAYER and len(place) == 2:
+            renamed = f"model.layers.{place[1]}.{LAYER[kind]}.{part}"
+        elif not place and kind in OUTSIDE:
+            renamed = f"{OUTSIDE[kind]}.{part}"
+        else:
+            raise ValueError(f"the tensor {name[:200]!r} is unknown")
+        heads = 0
+        if config["model_type"] == "llama" and kind in ("attn_q", "attn_k"):
+            heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
+        shape = [int(size) for size in reversed(tensor.shape)]
+        found[renamed] = [tensor.tensor_type.name, shape, int(tensor.data_offset), int(tensor.n_bytes), heads]
+    return {"size": file.stat().st_size, "tensors": found}
+
+
+class GgufTensors:
+    """A GGUF file by its index, as a TensorFile. Raises ValueError if the file is gone or another one."""
+
+    def __init__(self, path: Path):
+        index = read_object(path)
+        self.file, self._tensors = path.parent / LINK, index["tensors"]
+        if not self.file.is_file() or self.file.stat().st_size != index["size"]:
+            raise ValueError(f"{self.file} is gone, or not the file that {path.name} was written for: remove {path.parent}")
+        self._bytes = np.memmap(self.file, np.uint8, "r")
+        self.infos = {
+            name: TensorInfo(PLAIN.get(kind, PLAIN["F32"]), tuple(shape), kind.lower() if kind.lower() in FORMATS else None)
+            for name, (kind, shape, *_) in self._tensors.items()
+        }
+        """Blocks in no format of row_matmul's are always dequantised."""
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor's values; those of blocks in float32."""
+        kind, shape, *_ = self._tensors[name]
+        if kind in PLAIN:
+            return self._rotated(name, self._stored(name).view(PLAIN[kind]).reshape(shape))
+        from gguf import GGMLQuantizationType, dequantize
+
+        return self._rotated(name, dequantize(self._stored(name), GGMLQuantizationType[kind]).reshape(shape))
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The rows of a tensor in blocks, uint8 [rows, bytes]."""
+        return self._rotated(name, self._stored(name))
+
+    def close(self) -> None:
+        """Nothing to do: the mapping ends with the last array that views it."""
+
+    def _stored(self, name: str) -> np.ndarray:
+        _, shape, offset, size, _ = self._tensors[name]
+        if not 0 <= offset <= offset + size <= len(self._bytes):
+            raise ValueError(f"{self.file}: tensor {name!r} is not inside the file")
+        return self._bytes[offset : offset + size].reshape(*shape[:-1], -1)
+
+    def _rotated(self, name: str, rows: np.ndarray) -> np.ndarray:
+        heads = self._tensors[name][-1]
+        return halves_rotated(rows, heads) if heads else rows
+
+
+def halves_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Reorders a projection's rows from RoPE on adjacent pairs (GGUF's architecture llama) to RoPE on the two halves of each head.
+
+    In:  one head of 4 rows, 0 1 2 3
+    Out: 0 2 1 3
+    """
+    return rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)

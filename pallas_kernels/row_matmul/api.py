@@ -1,0 +1,83 @@
+"""Products with weights stored row by row, as files have them, on CPUs.
+
+Decoding reads all weights for a few rows of activations, and XLA's products on CPUs read them on one thread, or once for every
+row. The C++ kernels (row_matmul.cc, tiles.inc) read them once, on all of XLA's threads. A row's product has the same bits however
+many rows there are, and blocks of a GGUF file give the bits of their float32 numbers.
+
+The library is built when the package is installed, if there is a C++ compiler (setup.py).
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.dispatch import call
+from pallas_kernels.row_matmul.reference import FORMATS, reference_matmul
+
+LIBRARY = "library"
+"""The file's name up to its first dot."""
+TARGETS = tuple(f"row_matmul_{name}" for name in ("float32", "bfloat16", "float16", "int8", "float8", *FORMATS))
+"""The library's functions, and XLA's names for them."""
+
+
+@cache
+def what_is_missing() -> str | None:
+    """Why the kernels can't run here, and what to do; None: they can. Registers them with XLA."""
+    files = sorted(Path(__file__).parent.glob(f"{LIBRARY}.*so"))
+    if not files:
+        return "they were not built: install a C++ compiler (g++ or clang, with C++20) and then jaxspec again"
+    try:
+        library = ctypes.CDLL(str(files[0]))
+        if not library.row_matmul_runs_here():
+            return "this CPU has neither AVX2 with FMA nor NEON"
+        for name in TARGETS:
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    except (OSError, AttributeError) as error:
+        return f"the library can't be loaded ({str(error)[:200]}): install jaxspec again"
+    except Exception as error:  # XLA's own kinds, such as that for another version of its interface
+        return f"XLA does not take the library ({str(error)[:200]}): install jaxspec again"
+    return None
+
+
+def row_matmul(
+    x: Float[Array, "rows k"],
+    weights: Array,
+    scales: Float[Array, " n"] | None = None,
+    *,
+    format: str | None = None,
+    implementation: str = "cpu",
+) -> Float[Array, "rows n"]:
+    """x @ W^T, summed in float32. For programs that run on a CPU, where nothing is missing (`what_is_missing`).
+
+    Args:
+        x: float32, any number of rows.
+        weights: W [n, k], float32, bfloat16, float16, int8 or float8_e4m3fn; or its rows as blocks, uint8 [n, bytes].
+        scales: of W's rows, float32; int8 and float8 need them.
+        format: of blocks, a key of FORMATS. None: they are none.
+        implementation: "cpu", the C++ kernels, or "reference".
+
+    Raises:
+        ValueError: a dtype that the kernels don't know, or scales that are missing.
+    """
+    arguments = (x, weights) if scales is None else (x, weights, scales)
+    return call("row_matmul", IMPLEMENTATIONS, implementation, arguments, format=format)
+
+
+def cpu_matmul(x: Array, weights: Array, scales: Array | None = None, *, format: str | None = None) -> Float[Array, "rows n"]:
+    """The C++ kernels."""
+    name = weights.dtype.name.removesuffix("_e4m3fn") if format is None else format
+    is_scaled = name in ("int8", "float8")
+    if f"row_matmul_{name}" not in TARGETS or is_scaled != (scales is not None):
+        raise ValueError(f"row_matmul has no kernel for {name} weights {'with' if scales is not None else 'without'} scales")
+    arguments: tuple[Array, ...] = (x, weights)
+    if scales is not None:
+        arguments += (scales * 2.0**-9 if name == "float8" else scales,)  # the kernel counts float8's smallest steps
+    result = jax.ShapeDtypeStruct((x.shape[0], weights.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(f"row_matmul_{name}", result)(*arguments)
+
+
+IMPLEMENTATIONS = {"reference": reference_matmul, "cpu": cpu_matmul}
