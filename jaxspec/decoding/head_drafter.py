@@ -258,7 +258,8 @@ def best_children(
     temperature 1 or, for sampled requests, estimates of how likely the target is to choose them, given its noise."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:
-        best, ids = jax.lax.top_k(logits, k)
+        # Without the barrier XLA takes the greatest logit from a sort of the whole vocabulary, which then replaces top_k.
+        best, ids = jax.lax.optimization_barrier(jax.lax.top_k(logits, k))
         return best, ids, jnp.sum(jnp.exp(logits - best[..., :1]), -1, keepdims=True)
 
     best, ids, total = for_sampling(likeliest, logits, depth, prediction)

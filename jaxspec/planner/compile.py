@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +75,7 @@ _BRANCH = re.compile(r" *(branch_\d+|true_branch|false_branch):")
 _INSTRUCTION = re.compile(r' *(?:ROOT )?%([\w.-]+) = .*metadata=\{op_name="((?:[^"\\]|\\.)*)"')
 _CUSTOM_CALL = re.compile(r'custom_call_target="([^"]*)"')
 _OP_NAME = re.compile(r'op_name="([^"]*/[^"]*)"')
+_SORT = re.compile(r"= \(?\w+\[([\d,]+)\].* sort\(.*")
 _METADATA = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _DEFAULT_BRANCHES = (None, "branch_0", "true_branch")
 """XLA compiles a two-way switch to a test for its first branch, which is then the true branch."""
@@ -112,6 +114,15 @@ class Launch(NamedTuple):
         return int(found[1]) if found else None
 
 
+class Sort(NamedTuple):
+    """A sort in an optimized program."""
+
+    size: int
+    """Numbers in a row."""
+    scope: str
+    """As in Launch."""
+
+
 @dataclass(frozen=True)
 class CompiledCycle:
     """A compiled cycle; bytes are per GPU."""
@@ -128,6 +139,8 @@ class CompiledCycle:
     launches: tuple[Launch, ...]
     kernel_calls: dict[str, int]
     """Our own kernels in the optimized program, and XLA's `topk`: how often each is called, in all branches."""
+    sorts: tuple[Sort, ...]
+    """In all branches."""
     library_calls: dict[str, int]
     """The other custom calls, by XLA's name, such as sorts of CUB's. What they launch isn't known, nor whether they wait."""
 
@@ -196,7 +209,10 @@ def compile_cycles(
         if done.returncode:
             raise CompilerError(f"exit status {done.returncode}, {done.stderr[-2000:].strip()}")
         answers = json.loads((Path(scratch) / ANSWERS).read_text())
-    return [CompiledCycle(**each | {"launches": tuple(Launch(*launch) for launch in each["launches"])}) for each in answers]
+    return [
+        CompiledCycle(**each | {"launches": tuple(starmap(Launch, each["launches"])), "sorts": tuple(starmap(Sort, each["sorts"]))})
+        for each in answers
+    ]
 
 
 def _installed(module: str) -> bool:
@@ -242,6 +258,15 @@ def read_launches(dump: Path) -> list[Launch]:
 def touches_host(dump: Path) -> bool:
     """True if the program uses the host's memory, which XLA marks as memory space 5."""
     return "S(5)" in _only(dump, "*gpu_after_optimizations.txt").read_text()
+
+
+def read_sorts(program: str) -> tuple[Sort, ...]:
+    """The sorts in an optimized program, HLO as text."""
+    found = []
+    for line in _SORT.finditer(program):
+        scope = _OP_NAME.search(line[0])
+        found.append(Sort(max(map(int, line[1].split(","))), scope[1] if scope else ""))
+    return tuple(found)
 
 
 def read_custom_calls(dump: Path) -> tuple[dict[str, int], dict[str, int]]:

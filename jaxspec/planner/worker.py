@@ -27,7 +27,7 @@ from jaxspec.engine.programs import Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
 from jaxspec.placement import GPU_COMPILER_OPTIONS
-from jaxspec.planner.compile import ANSWERS, CycleShape, read_custom_calls, read_launches, touches_host
+from jaxspec.planner.compile import ANSWERS, CycleShape, read_custom_calls, read_launches, read_sorts, touches_host
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
 
@@ -105,6 +105,7 @@ def compile_cycle(
         "touches_host": on_host,
         "launches": launches,
         "kernel_calls": kernels,
+        "sorts": read_sorts(compiled.as_text() or ""),
         "library_calls": others,
     }
 

@@ -85,6 +85,11 @@ class TestCycle:
         assert cycle.library_calls == {}
         assert set(cycle.kernel_calls) <= KERNELS and cycle.kernel_calls["rotate_qkv"] >= LAYERS
 
+    def test_sorts_no_vocabulary_unless_log_probabilities_are_asked_for(self, compiled, name):
+        vocabularies = {config["vocab_size"] for config in (CASES[NAMES[name][0]].target, CASES[NAMES[name][0]].head)}
+        sorts = [sort for sort in compiled(name).sorts if sort.size >= min(vocabularies)]
+        assert all("/logprobs/" in sort.scope for sort in sorts), sorts
+
     def test_updates_the_caches_in_place(self, compiled, name):
         cycle = compiled(name)
         assert cycle.cache_bytes > 0.1e9

@@ -1,0 +1,37 @@
+"""Compiled programs sort no vocabulary. (XLA replaces a call of top_k by a sort if the greatest value is also used alone.)"""
+
+import pytest
+
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.planner.compile import Sort, read_sorts
+from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
+from tests.sets import exhaustive
+
+VOCABULARY, DRAFTED = 640, 512
+
+
+@pytest.fixture(scope="module")
+def target():
+    return engine_target(vocab_size=VOCABULARY)
+
+
+@pytest.mark.parametrize("tree", [TreeShape(3, 2, 5), *map(exhaustive, (TreeShape(3, 1, 4), TreeShape(2, 20, 21), PLAIN))], ids=str)
+def test_no_program_sorts_a_vocabulary(target, tree):
+    head = (
+        None
+        if tree == PLAIN
+        else random_eagle(target.config)
+        if tree.topk == 1
+        else random_head(target.config, draft_vocab_size=DRAFTED)
+    )
+    engine = tiny_engine(tree, target=target, head=head)
+    table, programs = engine.runner.table, engine.runner.programs
+    sorts = {program: read_sorts(programs[program].as_text()) for program in [*table.first(), *table.proposals(1, tree)]}
+    assert any(map(len, sorts.values())) or tree.topk == 1  # a tree's nodes are sorted: the pattern finds sorts
+    found = {program: [sort for sort in each if sort.size >= DRAFTED] for program, each in sorts.items()}
+    assert not any(found.values()), found
+
+
+def test_sorts_are_read_from_a_program():
+    sort = '%s = (f32[2,640]{1,0}, s32[2,640]{1,0}) sort(%a, %b), dimensions={1}, metadata={op_name="jit(f)/draft/top_k"}'
+    assert read_sorts(f"  {sort}\n  %t = f32[2,4] custom-call(%a)") == (Sort(640, "jit(f)/draft/top_k"),)
