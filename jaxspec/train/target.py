@@ -1,6 +1,6 @@
 """How the built-in model was made: a tokenizer and a 12 M parameter Llama, trained on the standard library (demo/corpus.py).
 
-Run: python -m jaxspec.train.target --work WORK --out jaxspec/demo/target
+Run: python -m jaxspec.train.target --out jaxspec/demo/target
 """
 
 import argparse
@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
@@ -86,12 +87,9 @@ def batches(stream: NDArray[np.int32], length: int, tokens: int, seed: int = 0) 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     """A lossless byte-level BPE of `vocab_size` tokens; id 0 is end-of-text."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -102,10 +100,10 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json to `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> tuple[Path, Path]:
+    """Writes tokenizer.json and tokenizer_config.json to `directory`; returns both."""
+    files = directory / "tokenizer.json", directory / "tokenizer_config.json"
+    tokenizer.save(str(files[0]))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": LONG,
@@ -116,7 +114,8 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    files[1].write_text(json.dumps(settings, indent=2) + "\n")
+    return files
 
 
 def next_token_loss(model: Llama, tokens):
@@ -129,16 +128,13 @@ def next_token_loss(model: Llama, tokens):
 def main() -> None:
     """Trains tokenizer and model and writes them as a Hugging Face checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True, help="folder for the tokenizer, which is kept, and the log")
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=1000, help="6144 tokens each; 1330 are one pass over the corpus")
     arguments = parser.parse_args()
-    work, steps = arguments.work, arguments.steps
+    steps = arguments.steps
 
     texts = [document.text for document in documents(heldout=False)]
-    if not (work / "tokenizer.json").exists():
-        save_tokenizer(train_tokenizer(texts, CONFIG.vocab_size), work)
-    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    tokenizer = train_tokenizer(texts, CONFIG.vocab_size)
     stream = token_stream(tokenizer, texts)
     heldout = token_stream(tokenizer, (document.text for document in documents(heldout=True)))
     checks = {length: next(batches(heldout, length, 2 * TOKENS_PER_STEP)) for length in (SHORT, LONG)}
@@ -161,7 +157,7 @@ def main() -> None:
 
     source = {length: batches(stream, length, TOKENS_PER_STEP, seed=length) for length in (SHORT, LONG)}
     losses = []
-    with tqdm(total=steps, mininterval=10) as progress, open(work / "target_log.jsonl", "a") as log:
+    with tqdm(total=steps, mininterval=10) as progress:
         for step in range(steps):
             length = LONG if step >= (1 - LONG_SHARE) * steps else SHORT
             scale = np.float32(scale_of(step, steps))
@@ -171,11 +167,11 @@ def main() -> None:
             progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
             if (step + 1) % 50 == 0 or step + 1 == steps:
                 valid = {f"valid_{length}": round(float(loss_of(parameters, rows)), 4) for length, rows in checks.items()}
-                log.write(json.dumps({"step": step + 1, "train": round(float(np.mean(losses[-50:])), 4), **valid}) + "\n")
-                log.flush()
-    tensors = tensors_of(target_layout(CONFIG), parameters)
-    extra = (work / "tokenizer.json", work / "tokenizer_config.json")
-    write_checkpoint(arguments.out, hf_config(CONFIG) | {"bos_token_id": None}, tensors, dtype=jnp.bfloat16, copy=extra)
+                progress.write(json.dumps({"step": step + 1, "train": round(float(np.mean(losses[-50:])), 4), **valid}))
+    with TemporaryDirectory() as folder:
+        written = save_tokenizer(tokenizer, Path(folder))
+        tensors, config = tensors_of(target_layout(CONFIG), parameters), hf_config(CONFIG) | {"bos_token_id": None}
+        write_checkpoint(arguments.out, config, tensors, dtype=jnp.bfloat16, copy=written)
 
 
 if __name__ == "__main__":
