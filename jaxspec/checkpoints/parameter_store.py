@@ -119,15 +119,15 @@ def stored_parameters(directory: str | os.PathLike[str]) -> dict[str, StoredArra
 
 
 def load_parameters(directory: str | os.PathLike[str], expected: dict, *, progress: bool = False) -> dict:
-    """All parameters of a directory, each straight from its file onto its devices.
+    """All parameters of a directory, each straight from its file onto the device.
 
-    Nothing is copied on the host: an accelerator gets its values, or its shard of them, from the mapped file, and on a CPU the
-    array is the mapped file, whose pages are read when they are first used. A cast makes a copy.
+    Nothing is copied on the host: an accelerator gets its values from the mapped file, and on a CPU the array is the mapped file,
+    whose pages are read when they are first used. A cast makes a copy.
 
     Args:
         directory: what a `ParameterWriter` wrote.
         expected: nested dict of jax.ShapeDtypeStruct, exactly the parameters that are stored. Floating-point values are cast
-            to `dtype`; others must be stored with it. `sharding` None means the default device.
+            to `dtype`; others must be stored with it.
         progress: show a bar that counts the bytes.
 
     Returns:
@@ -137,7 +137,7 @@ def load_parameters(directory: str | os.PathLike[str], expected: dict, *, progre
     """
     leaves, title = flatten_dict(expected), f"loading {Path(directory).parent.name}"
     arrays = mapped_parameters(directory, expected, title, progress=progress)
-    return unflatten_dict({keys: _place(values, leaves[keys]) for keys, values in arrays})
+    return unflatten_dict({keys: jax.device_put(values).astype(leaves[keys].dtype) for keys, values in arrays})
 
 
 def mapped_parameters(
@@ -154,12 +154,6 @@ def mapped_parameters(
             found = stored[parameter_name(keys)]
             yield keys, found.values()
             bar.update(found.info.size)
-
-
-def _place(values: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    if leaf.sharding is None:
-        return jax.device_put(values).astype(leaf.dtype)
-    return jax.make_array_from_callback(values.shape, leaf.sharding, lambda index: values[index].astype(leaf.dtype, copy=False))
 
 
 def _stored_array(path: Path) -> StoredArray:

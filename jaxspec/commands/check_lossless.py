@@ -19,8 +19,8 @@ from jaxspec.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.commands.workbench import Pass, Workbench
-    from jaxspec.engine.engine import Engine
     from jaxspec.engine.request import GenerationOutput
+    from jaxspec.text.detokenizer import Decoder
 
 NUM_PROMPTS, MAX_TOKENS = 20, 64
 SHOWN_TOKENS = 3
@@ -110,7 +110,8 @@ def compare_all(
         reference = bench.engine(PLAIN, 1, context_length)
         expected: dict[str, Pass] = {}
         for sampling, params in ways.items():
-            expected[sampling] = run(reference, prompts, params)
+            likeliest = [replace(each, logprobs=None if each.temperature else MAX_LOGPROBS) for each in params]
+            expected[sampling] = run(reference, prompts, likeliest)
             bar.update()
         for tree, batch in settings:
             engine = bench.engine(tree, batch, context_length)
@@ -118,7 +119,7 @@ def compare_all(
                 bar.set_postfix_str(f"{tree.name}, batch {batch}, {sampling}")
                 found, right = run(engine, prompts, params), expected[sampling]
                 parted = [
-                    explain(each, reference, right.outputs[each.prompt], greedy=params[0].temperature == 0)
+                    explain(each, right.outputs[each.prompt], reference.tokenizer)
                     for each in differences(right.tokens, found.tokens)[:SHOWN_DIFFERENCES]
                 ]
                 equal = count_equal(right.tokens, found.tokens)
@@ -127,29 +128,19 @@ def compare_all(
     return comparisons
 
 
-def explain(difference: Difference, reference: "Engine", right: "GenerationOutput", *, greedy: bool) -> Difference:
-    """The difference with the text around it and, for greedy decoding, the gap between both tokens."""
-    before = [*right.prompt_token_ids, *right.token_ids[: difference.position]]
-    if greedy and difference.expected and difference.found:
-        gap = preference(reference, before, difference.expected[0], difference.found[0])
-        difference = replace(difference, gap=gap)
-    if reference.tokenizer is None:
+def explain(difference: Difference, right: "GenerationOutput", tokenizer: "Decoder | None") -> Difference:
+    """The difference with the text around it and, where plain decoding has log probabilities, the gap between both tokens."""
+    if right.logprobs and difference.expected and difference.found:
+        top, one, other = dict(right.logprobs[difference.position].top), difference.expected[0], difference.found[0]
+        difference = replace(difference, gap=top[one] - top[other] if one in top and other in top else None)
+    if tokenizer is None:
         return difference
+    before = [*right.prompt_token_ids, *right.token_ids[: difference.position]]
     texts = [
-        reference.tokenizer.decode(tokens, skip_special_tokens=False)
+        tokenizer.decode(tokens, skip_special_tokens=False)
         for tokens in (before[-SHOWN_CONTEXT:], difference.expected, difference.found)
     ]
     return replace(difference, context="after {!r}: plain {!r}, speculative {!r}".format(*texts))
-
-
-def preference(engine: "Engine", tokens: Sequence[int], one: int, other: int) -> float | None:
-    """By how much the model prefers one next token to another, in log probability; None if one is not among the likeliest."""
-    from jaxspec.commands.workbench import run
-
-    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=MAX_LOGPROBS)
-    (output,) = run(engine, [tokens], [params]).outputs
-    likeliest = dict(output.logprobs[0].top) if output.logprobs else {}
-    return likeliest[one] - likeliest[other] if one in likeliest and other in likeliest else None
 
 
 def show(comparisons: Sequence[Comparison]) -> str:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxspec.checks import Text, Whole
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
 
@@ -155,17 +156,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ValueError(f"{FLAG} has {unknown[0][:80]!r}, which is not supported; supported: {', '.join(KEYS)}")
     if given.get(DRAFT_DEVICES) not in (None, 1):
         raise ValueError(f"{FLAG}: {DRAFT_DEVICES} must be 1, got {given[DRAFT_DEVICES]!r:.80}")
-    method, draft = (_text(given, key) for key in ("method", "model"))
+    method, draft = (None if given.get(key) is None else Text().clean(f"{FLAG}: {key}", given[key]) for key in ("method", "model"))
     if method is not None and method not in METHODS:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")
-    steps = given.get("num_speculative_tokens")
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"{FLAG}: num_speculative_tokens must be a whole number >= 1, got {steps!r:.80}")
+    steps = Whole(1).clean(f"{FLAG}: num_speculative_tokens", given.get("num_speculative_tokens"))
     return SpeculativeConfig(None if method is None else METHODS[method], draft, TreeShape(steps, 1))
-
-
-def _text(given: dict[str, Any], key: str) -> str | None:
-    value = given.get(key)
-    if not isinstance(value, str | None):
-        raise ValueError(f"{FLAG}: {key} must be a string, got {value!r:.80}")
-    return value

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 HELDOUT_FRACTION = 0.04
 MAX_BYTES = 300_000
+LEAST_CHARACTERS, MOST_CHARACTERS = 130, 320
+"""Of a prompt."""
 
 # Tables and deliberately odd files: nothing in them is worth predicting.
 SKIPPED_PREFIXES = (
@@ -75,32 +77,32 @@ def documents(heldout: bool, root: Path | None = None) -> Iterator[Document]:
             yield Document(path, text)
 
 
-def heldout_prompts(count: int, min_chars: int = 130, max_chars: int = 320, seed: int = 0, *, heldout: bool = True) -> list[str]:
-    """Picks `count` code prompts from held-out files (or from the others), about 40-100 tokens each.
+def heldout_prompts(count: int) -> list[str]:
+    """Picks `count` code prompts from held-out files, about 40-100 tokens each.
 
     A prompt starts at a top-level `def` or `class` and stops at the end of a line: the last nested `def` in range, if there is
     one, so that the completion has a body to write. The line break is left to the completion, because it forms one token with
     the indentation after it. Each definition gives at most one prompt; files are taken in turn.
     """
     by_file = []
-    for document in documents(heldout=heldout):
-        prompts = [_prompt_at(document.text, match.start(), min_chars, max_chars) for match in DEFINITION.finditer(document.text)]
+    for document in documents(heldout=True):
+        prompts = [_prompt_at(document.text, match.start()) for match in DEFINITION.finditer(document.text)]
         found = sorted({prompt for prompt in prompts if prompt})
-        random.Random(f"{seed} {document.path}").shuffle(found)
+        random.Random(f"0 {document.path}").shuffle(found)
         by_file.append(found)
-    random.Random(seed).shuffle(by_file)
+    random.Random(0).shuffle(by_file)
     turns = [found[turn] for turn in range(max(map(len, by_file))) for found in by_file if turn < len(found)]
     if count > len(turns):
         raise ValueError(f"the files contain {len(turns)} prompts; {count} were requested")
     return turns[:count]
 
 
-def _prompt_at(text: str, start: int, min_chars: int, max_chars: int) -> str | None:
+def _prompt_at(text: str, start: int) -> str | None:
     """The prompt that starts at `start`, or None where no line ends within the limits."""
-    ends = [match.start() for match in re.finditer(r"(?<=\S)\n", text[start : start + max_chars])]
-    ends = [end for end in ends if end >= min_chars]
+    ends = [match.start() for match in re.finditer(r"(?<=\S)\n", text[start : start + MOST_CHARACTERS])]
+    ends = [end for end in ends if end >= LEAST_CHARACTERS]
     if not ends:
         return None
     piece = text[start : start + ends[-1]]
-    definitions = [match.end() for match in re.finditer(r"^ +def .*:$", piece, re.MULTILINE) if match.end() >= min_chars]
+    definitions = [match.end() for match in re.finditer(r"^ +def .*:$", piece, re.MULTILINE) if match.end() >= LEAST_CHARACTERS]
     return piece[: definitions[-1]] if definitions else piece[: ends[0]]

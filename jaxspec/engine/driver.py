@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, GenerationOutput, GenerationRequest, Update
@@ -43,9 +43,8 @@ class EngineClosed(EngineError):
         super().__init__(message)
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """Watches the engine. Called in the engine's thread, so it must be quick."""
+class Observer:
+    """Watches the engine. Subclasses define what they need. Called in the engine's thread, so it must be quick."""
 
     def after_step(self, stats: EngineStats, idle: bool) -> None:
         """After every step: the engine's counters, and whether the work has just run out."""

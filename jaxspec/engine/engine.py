@@ -166,7 +166,7 @@ class Engine:
         programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
         programs.seal()
         self.runner.run_once()
-        self.trees.measure(self.runner, self.runner.programs.ready.batches)
+        self.trees.measure(self.runner.time_cycle, self.runner.programs.ready.batches)
         if not wait_for_all:
             programs.start_compiler()
             for program in table.next_after_start():

@@ -223,7 +223,7 @@ class Runner:
         if len(self.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
             for each in self.table.own:
                 self.programs.ask_for(next(self.table.cycles(len(requests), each)))
-        program, rows, page_table = self._cycle_of(requests, tree)
+        program, rows, page_table = self.cycle_of(requests, tree)
         return launched(self._run(program, rows, page_table), requests, tree=tree)
 
     def launch_in_two(self, requests: list[Request], tree: TreeShape, between: Callable[[Proposal], Settlement]) -> Launched:
@@ -234,11 +234,9 @@ class Runner:
         settle = SettleProgram(propose.batch, propose.pages, tree, masked=settlement.masks is not None)
         return launched(self._run(settle, rows, page_table, settlement), requests, tree=tree)
 
-    def batch_of(self, requests: list[Request], tree: TreeShape) -> tuple[jax.Array, jax.Array]:
-        """The inputs of a cycle beside weights and state: state rows [batch] and page tables [batch, pages] of these requests."""
-        return self._cycle_of(requests, tree)[1:]
-
-    def _cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
+    def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
+        """The program of a cycle of these requests, and its inputs beside weights and state: state rows [batch] and page tables
+        [batch, pages]."""
         return self._batch(requests, self._lengths(requests, tree), self.table.cycles(len(requests), tree))
 
     def _lengths(self, requests: list[Request], tree: TreeShape) -> list[int]:

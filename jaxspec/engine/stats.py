@@ -6,7 +6,7 @@ The engine counts in one EngineStats (`Engine.counts`) and hands out copies (`En
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -127,6 +127,21 @@ class EngineStats:
 
     adaptive: AdaptiveState | None = None
     """The trees in use. None: the engine is not adaptive and always uses the configured tree."""
+
+    def since(self, before: "EngineStats") -> "EngineStats":
+        """Single counters as differences from earlier stats; everything else as it is now."""
+        counters = [metric.attribute for metric in ENGINE_METRICS if metric.name.endswith("_total") and metric.label is None]
+        return replace(self, **{name: vars(self)[name] - vars(before)[name] for name in counters})
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens per verification, bonus included; None before the first one."""
+        return self.verified_tokens / self.verify_count if self.verify_count else None
+
+    @property
+    def throughput(self) -> float:
+        """Generated tokens per second of work."""
+        return self.generated_tokens / self.step_seconds if self.step_seconds > 0 else 0.0
 
     @property
     def host_seconds(self) -> float:

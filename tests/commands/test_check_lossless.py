@@ -11,8 +11,8 @@ from jaxspec.commands.check_lossless import (
     Difference,
     compare_all,
     differences,
+    explain,
     main,
-    preference,
     show,
     verdict,
     ways_of_sampling,
@@ -62,10 +62,10 @@ def test_a_difference_is_found_placed_and_explained(unequal):
 def test_the_gap_is_the_model_s_own():
     engine = tiny_engine(PLAIN)
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=3)
-    (output,) = run(engine, [[5, 9, 17]], [params]).outputs
-    (best, high), (_, _), (third, low) = output.logprobs[0].top
-    assert preference(engine, [5, 9, 17], best, third) == pytest.approx(high - low) and high > low
-    assert preference(engine, [5, 9, 17], best, 999) is None
+    (right,) = run(engine, [[5, 9, 17]], [params]).outputs
+    (best, high), (_, _), (third, low) = right.logprobs[0].top
+    gaps = [explain(Difference(0, 0, [best], [other]), right, None).gap for other in (third, 999)]
+    assert gaps == [pytest.approx(high - low), None] and high > low
 
 
 def test_the_exit_status_says_so(monkeypatch, unequal, capsys):

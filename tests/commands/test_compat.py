@@ -79,7 +79,7 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
         ('{"num_speculative_tokens": "3"}', "got '3'"),
         ('{"method": "ngram", "num_speculative_tokens": 3}', "method must be one of eagle, eagle3, mtp, got 'ngram'"),
         ('{"method": "deepseek_mtp", "num_speculative_tokens": 3}', "got 'deepseek_mtp'"),
-        ('{"method": 3, "num_speculative_tokens": 3}', "method must be a string, got 3"),
+        ('{"method": 3, "num_speculative_tokens": 3}', "method must be a string of at most 1000 characters, got 3"),
         ('{"model": ["a"], "num_speculative_tokens": 3}', "model must be a string"),
         ('{"num_speculative_tokens": 3, "prompt_lookup_max": 4}', "has 'prompt_lookup_max', which is not supported"),
         ('{"num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size must be 1, got 2"),

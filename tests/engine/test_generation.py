@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxspec.engine.driver import MAX_FAILED_STEPS, EngineClosed, EngineError, EngineThread
+from jaxspec.engine.driver import MAX_FAILED_STEPS, EngineClosed, EngineError, EngineThread, Observer
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
@@ -384,7 +384,7 @@ def test_closing_ends_waiting_streams(engine: EngineThread, fake: FakeEngine):
     run(work())
 
 
-class Watching:
+class Watching(Observer):
     """An observer that remembers."""
 
     def __init__(self) -> None:

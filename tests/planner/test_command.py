@@ -97,9 +97,9 @@ def test_the_built_in_model_is_the_default(capsys):
     [
         (["--tp", "3"], "--tp 3 does not divide the 8 KV heads"),
         (["--accept-length", "7"], "--accept-length must be from 1 to 6 with the tree 5/4/8, got 7"),
-        (["--gpu-memory", "0"], "--gpu-memory must be a number above 0"),
-        (["--gpu-memory", "inf"], "--gpu-memory must be a number above 0, got inf"),
-        (["--mem-fraction-static", "1.5"], "--mem-fraction-static must be in (0, 1]"),
+        (["--gpu-memory", "0"], "--gpu-memory must be above 0, got 0.0"),
+        (["--gpu-memory", "inf"], "--gpu-memory must be a number between 0 and 1000000, got inf"),
+        (["--mem-fraction-static", "1.5"], "--mem-fraction-static must be a number between 0 and 1, got 1.5"),
         (["--draft", "/nowhere"], "/nowhere"),
         (["--tree", "plain"], "--tree plain drafts nothing: leave out --draft"),
     ],

@@ -16,8 +16,8 @@ from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model
-from jaxspec.train.data import batches
-from jaxspec.train.optimizer import Schedule, muon, scale_of
+from jaxspec.train.optimizer import muon, scale_of
+from jaxspec.train.target import batches
 from jaxspec.train.ttt import (
     DECAY,
     LOSSES,
@@ -184,18 +184,6 @@ def test_checkpoints_load_again(models, tmp_path):
     for model, loaded in ((target, loaded_target), (head, load_head(tmp_path / "head", loaded_target))):
         jax.tree.map(np.testing.assert_array_equal, split_model(model).params, loaded.params)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target"]
-
-
-def test_schedule_decays_to_zero_and_gives_up_constant_steps_when_time_is_short():
-    schedule = Schedule(200, minutes=60.0)
-    scales = [schedule.scale(step) for step in range(schedule.steps)]
-    assert len(scales) == 200 and scales[0] < 0.05 and max(scales) == 1.0 and 0 < scales[-1] < 0.02
-    hurried = Schedule(200, minutes=0.0)
-    step = 0
-    while step < hurried.steps:
-        hurried.scale(step)
-        step += 1
-    assert step == 30 + 60  # the pace is known after 30 steps, then come the decay steps
 
 
 def test_batches_cover_every_window_once_per_epoch():

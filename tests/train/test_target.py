@@ -4,8 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxspec.demo import corpus
-from jaxspec.train import data
-from jaxspec.train.data import save_tokenizer, train_tokenizer
+from jaxspec.train.target import END_OF_TEXT, save_tokenizer, token_stream, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +67,13 @@ def test_tokenizer_is_lossless_and_loads_in_transformers(root, tmp_path):
         ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids
         assert loaded.encode(text) == ids
         assert loaded.decode(ids) == text
-    assert loaded.eos_token_id == loaded.pad_token_id == tokenizer.token_to_id(data.END_OF_TEXT) == 0
+    assert loaded.eos_token_id == loaded.pad_token_id == tokenizer.token_to_id(END_OF_TEXT) == 0
 
 
 def test_stream_separates_documents_by_end_of_text(root):
     tokenizer = train_tokenizer([document.text for document in corpus.documents(False, root)], vocab_size=300)
-    stream = data.token_stream(tokenizer, ["a = 1\n", "b = 2\n", "c = 3\n"])
+    stream = token_stream(tokenizer, ["a = 1\n", "b = 2\n", "c = 3\n"])
     assert (stream == 0).sum() == 3 and stream[-1] == 0
-    assert sorted(tokenizer.decode(stream.tolist(), skip_special_tokens=False).split(data.END_OF_TEXT)) == [
+    assert sorted(tokenizer.decode(stream.tolist(), skip_special_tokens=False).split(END_OF_TEXT)) == [
         "", "a = 1\n", "b = 2\n", "c = 3\n",
     ]  # fmt: skip
