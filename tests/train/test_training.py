@@ -17,7 +17,6 @@ from jaxspec.models.layers import AttentionMetadata, causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.registry import split_model
 from jaxspec.train.optimizer import muon, scale_of
-from jaxspec.train.target import batches
 from jaxspec.train.ttt import (
     DECAY,
     LOSSES,
@@ -33,6 +32,7 @@ from jaxspec.train.ttt import (
     whole_rows,
 )
 from pallas_kernels.tree_attention import tree_attention
+from tests.fixtures.demo.make import batches
 
 TARGET = {
     "model_type": "llama",

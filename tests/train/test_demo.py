@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxspec.demo import corpus
-from jaxspec.train.target import END_OF_TEXT, save_tokenizer, token_stream, train_tokenizer
+from tests.fixtures.demo.make import END_OF_TEXT, save_tokenizer, token_stream, train_tokenizer
 
 
 @pytest.fixture(scope="module")
