@@ -275,7 +275,8 @@ class EngineConfig:
     num_pages: int | None = None
     """Pages of the cache. None: enough for every running request at full length, or as many as fit."""
     mem_fraction: float = 0.85
-    """Share of the GPU memory that JAX manages for weights and cache; the rest is for temporaries."""
+    """Share of the memory for weights and cache, on a GPU of what JAX manages, on a CPU of what is available at the start; the rest
+    is for temporaries."""
     prefill_chunk: int = 256
     """Prompt tokens computed per engine step, at most, over all requests."""
     prefix_cache: bool = True

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxspec.commands.common import listing, run_guarded
 from jaxspec.commands.options import Parser
+from jaxspec.host_memory import available_memory, contents, number
 from jaxspec.version import DISTRIBUTION, own_version
 from pallas_kernels.row_matmul import what_is_missing
 
@@ -110,10 +111,9 @@ def cores() -> int | None:
 
 
 def memory() -> dict[str, int]:
-    """Main memory in bytes, total and available, if the system reports it."""
-    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", contents(Path("/proc/meminfo")), re.MULTILINE))
-    names = {"memory_bytes": "MemTotal", "available_bytes": "MemAvailable"}
-    return {name: 1024 * int(found[key]) for name, key in names.items() if key in found}
+    """Main memory in bytes, total and what this process may still take, if the system reports it."""
+    total = number(Path("/proc/meminfo"), r"MemTotal:\s+(\d+) kB")
+    return {} if total is None else {"memory_bytes": 1024 * total, "available_bytes": available_memory()}
 
 
 def devices() -> list[dict[str, Any]]:
@@ -165,10 +165,6 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 def without_home(path: Path) -> str:
     """A path without the user's name."""
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
-
-
-def contents(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
 
 
 def output(*command: str) -> str | None:

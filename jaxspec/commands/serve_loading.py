@@ -62,11 +62,8 @@ def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
     logger.info("model %s, context length %d tokens, %s", models.name, engine.context_length, tree)
     if (tokens := stats.total_pages * stats.page_size) < engine.context_length:
         logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)
-    if jax.default_backend() == "cpu":
-        if arguments.dtype in ("bfloat16", "float16"):
-            logger.warning("--dtype %s works on a CPU, but is several times slower than float32 there", arguments.dtype)
-        if "mem_fraction" in arguments.engine:
-            logger.info("--mem-fraction-static has no effect on a CPU: --max-total-tokens sets the size of the cache")
+    if jax.default_backend() == "cpu" and arguments.dtype in ("bfloat16", "float16"):
+        logger.warning("--dtype %s works on a CPU, but is several times slower than float32 there", arguments.dtype)
 
 
 def find_head(arguments: ServerArguments) -> Path | None:
@@ -146,17 +143,18 @@ def memory_table(models: LoadedModels) -> str:
 
     Out:   target weights   24.1 MB
            head weights      3.3 MB
-           cache            92.3 MB  8192 tokens in 512 pages
+           cache            92.3 MB  8192 tokens in 512 pages, taken as they are used
            ...
            total           139.0 MB  of 68.2 GB
     """
     runner, stats = models.engine.runner, models.engine.stats()
     temporaries = {program: runner.programs.temporary_bytes(program) for program in largest(runner.programs.compilations)}
     most = models.engine.config.max_running_requests
+    lazily = ", taken as they are used" if jax.default_backend() == "cpu" else ""
     rows = [
         ("target weights", nbytes(runner.params["target"]), ""),
         ("head weights", nbytes(runner.params["draft"]), ""),
-        ("cache", runner.cache_bytes, f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages"),
+        ("cache", runner.cache_bytes, f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages{lazily}"),
         ("requests", nbytes(runner.programs.state) - runner.cache_bytes, f"{most} at a time"),
     ]
     program = max(temporaries, key=lambda program: temporaries[program])

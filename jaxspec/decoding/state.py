@@ -1,9 +1,11 @@
 """The device state between programs (the caches, and one row per running request), and the batches gathered from it."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.buffer_callback import buffer_callback
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
@@ -122,9 +124,19 @@ class Admission(NamedTuple):
 
 
 def empty_cache(config: ModelConfig, sizes: Sizes) -> tuple[KeysValues, ...]:
-    """Zeroed pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays."""
-    shape = (sizes.num_pages, sizes.page_size, config.num_kv_heads, config.head_dim)
-    return tuple(KeysValues(jnp.zeros(shape, sizes.dtype), jnp.zeros(shape, sizes.dtype)) for _ in range(config.num_layers))
+    """Pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays. They may hold anything:
+    only slots that were written are read."""
+    shape, dtype = (sizes.num_pages, sizes.page_size, config.num_kv_heads, config.head_dim), jnp.dtype(sizes.dtype)
+    return tuple(KeysValues(unwritten(shape, dtype), unwritten(shape, dtype)) for _ in range(config.num_layers))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def unwritten(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """An array that may hold anything. On a CPU it takes no memory before it is written: a function gets the new array and leaves
+    it alone. (There lax.empty writes zeros.)"""
+    if jax.default_backend() != "cpu":
+        return jnp.zeros(shape, dtype)
+    return buffer_callback(lambda _context, _out: None, jax.ShapeDtypeStruct(shape, dtype))()
 
 
 def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any) -> State:

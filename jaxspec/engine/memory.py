@@ -5,15 +5,22 @@ its choices it needs room itself. But the number of pages is part of their shape
 into mem_fraction of the memory, compiles, and compares. A program's temporaries do not depend on the number of pages, so if
 they fit beside that cache, which is the rule, nothing is compiled twice. Otherwise the cache shrinks and the programs are
 compiled again, once.
+
+On a CPU programs are compiled while the server runs, and mem_fraction alone decides. The system gives the cache's memory page by
+page, when it is first written.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
+
+from jaxspec.host_memory import available_memory, own_memory
 
 MARGIN = 0.03
 """Share of the memory that stays free when temporaries decide: for the inputs and results of programs, and for fragmentation."""
+STEPS = 8
+"""Sizes of the cache between a power of two and the next, where what happens to be available decides."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +68,12 @@ class DeviceMemory:
     rows: int
     """The device state without the cache."""
 
+    @classmethod
+    def of_host(cls, weights: int, rows: int) -> Self:
+        """A CPU's, once the weights are loaded: what is available, and what they take of it already, unless they are mapped files,
+        which count as available."""
+        return cls(available_memory() + min(own_memory(), weights), weights, rows)
+
     def fit[Programs: HasTemporaries](
         self, cache: CacheSize, mem_fraction: float, compile_for: Callable[[int], Programs]
     ) -> tuple[int, Programs]:
@@ -88,6 +101,19 @@ class DeviceMemory:
             f"{self._parts}, and mem_fraction {mem_fraction:g} leaves {readable(self.limit * (1 - mem_fraction))} for temporaries; "
             "lower context_length, or raise mem_fraction",
         )
+
+    def steady_pages(self, cache: CacheSize, mem_fraction: float) -> int:
+        """The planned pages or somewhat fewer, so that the next start, which finds a little more memory or less, asks for the same
+        programs: they are kept, compiled for one number of pages. Raises ValueError as CacheSize.pages.
+
+        In:  room for 1000 pages, of 4096 that the sequences need
+        Out: 960
+        """
+        pages = self.planned_pages(cache, mem_fraction)
+        if pages == cache.sequences * cache.pages_per_sequence:
+            return pages
+        step = max(1, 2 ** (pages.bit_length() - 1) // STEPS)
+        return max(cache.pages_per_sequence, pages // step * step)
 
     def fitting_pages(self, cache: CacheSize, planned: int, temporaries: int, largest: str) -> int:
         """`planned`, or fewer pages if the temporaries of the `largest` program leave room for less.

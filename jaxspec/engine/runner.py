@@ -38,9 +38,6 @@ from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.placement import ONE_DEVICE, Placement
 
-CPU_CACHE_BYTES = 4 << 30
-"""Most memory that the cache takes on a CPU unless num_pages says otherwise."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -50,7 +47,7 @@ class Start(NamedTuple):
     progress: bool = False
     """Show the progress where the start compiles programs."""
     memory_limit: int | None = None
-    """Bytes on the device that the engine may plan with. None: what JAX may use, or on a CPU CPU_CACHE_BYTES for the cache."""
+    """Bytes on the device that the engine may plan with. None: what JAX may use, or on a CPU what is available (host_memory)."""
     placement: Placement = ONE_DEVICE
     """Where it runs."""
 
@@ -121,16 +118,16 @@ class Runner:
         held, limit = placement.nbytes(self.params), start.memory_limit
         if limit is None and config.num_pages is None:
             limit = memory_limit(placement.device)
-        if limit is None or config.num_pages is not None:
-            self.num_pages = config.num_pages or cache.pages(CPU_CACHE_BYTES, "lower context_length, or raise num_pages")
+        if limit is not None and config.num_pages is None:
+            memory = DeviceMemory(limit, held, rows=no_pages)
+            self.num_pages, self.programs = memory.fit(cache, config.mem_fraction, compile_for)
+        else:
+            self.num_pages = config.num_pages or DeviceMemory.of_host(held, rows=no_pages).steady_pages(cache, config.mem_fraction)
             self.programs = programs_for(self.num_pages)
             logger.debug(
                 "memory: weights %s, cache %s in %d pages",
                 readable(held), readable(self.num_pages * page_bytes), self.num_pages,
             )  # fmt: skip
-        else:
-            memory = DeviceMemory(limit, held, rows=no_pages)
-            self.num_pages, self.programs = memory.fit(cache, config.mem_fraction, compile_for)
         self._new_state = lambda: placement.put(state_of(self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None

@@ -6,7 +6,6 @@ checkpoint with the losses of an uninterrupted run, because batches and learning
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from tqdm import tqdm
 from jaxspec.checkpoints.exporting import head_checkpoint
 from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
 from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint
+from jaxspec.host_memory import available_memory
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.train.conversations import SETTINGS, digest, fingerprint, read_shards, shard_files, write_file
@@ -39,8 +39,6 @@ CHECKPOINTS, EVALUATED = "checkpoints", "best.json"
 KEPT = 2
 """Checkpoints; older ones are removed."""
 HELDOUT_ROWS = 32
-LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files with a container's memory limit (cgroups v2 and v1)."""
 TOKEN_MAP = "draft_to_target"
 """The one parameter that is not learnt."""
 
@@ -86,9 +84,8 @@ class TrainPrograms(NamedTuple):
 
 
 def room_for_lessons() -> int:
-    """Bytes of the host's memory for the target's outputs: a third of what this process may use, 8 GiB at most."""
-    limits = [int(text) for file in LIMIT_FILES if file.exists() and (text := file.read_text().strip()).isdecimal()]
-    return min(8 << 30, min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *limits) // 3)
+    """Bytes of the host's memory for the target's outputs: a third of what is available, 8 GiB at most."""
+    return min(8 << 30, available_memory() // 3)
 
 
 class Lessons:

@@ -182,13 +182,12 @@ def test_the_settings_that_clients_see_are_those_in_use(places):
     assert settings.shown.keys() - chosen.settings.shown.keys() == set()
 
 
-def test_16_bits_and_the_share_of_a_gpus_memory_are_told_on_a_cpu(places, caplog):
+def test_16_bits_are_told_on_a_cpu(places, caplog):
     with caplog.at_level(logging.INFO, "jaxspec"):
-        llm = load(arguments(places, "target", "eagle", "--dtype float16 --mem-fraction 0.7"))
+        llm = load(arguments(places, "target", "eagle", "--dtype float16"))
     assert llm.target.params["embed_tokens"].dtype == llm.head.params["fc"]["kernel"].dtype == "float16"
     [said] = warnings_in(caplog)
     assert "--dtype float16 works on a CPU, but is several times slower" in said
-    assert any("--mem-fraction-static has no effect on a CPU" in record.message for record in caplog.records)
 
 
 def test_a_template_is_read_and_bounded(places, tmp_path):
@@ -306,7 +305,8 @@ def test_the_parts_are_what_the_arrays_take_and_add_up(llm: LoadedModels):
     nbytes = sum(array.nbytes for array in jax.tree.leaves((llm.engine.runner.params, llm.engine.runner.state)))
     assert megabytes(total) == pytest.approx(nbytes / 1e6 + 2.0, abs=0.051)
     assert megabytes(total) == pytest.approx(sum(map(megabytes, (target, cache, requests, temporaries))), abs=0.21)
-    assert target.startswith("  target weights") and cache.endswith("800 tokens in 50 pages") and requests.endswith("3 at a time")
+    assert target.startswith("  target weights") and requests.endswith("3 at a time")
+    assert cache.endswith("800 tokens in 50 pages, taken as they are used")
     assert temporaries.endswith(f"of the largest program: {CYCLE}")
 
 

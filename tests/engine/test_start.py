@@ -1,11 +1,14 @@
 """The start: programs are compiled first, their temporaries decide how many pages fit, and each runs once before it is needed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program
@@ -16,6 +19,7 @@ from jaxspec.engine.memory import MARGIN, CacheSize, DeviceMemory
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.engine.runner import Runner, Start
+from jaxspec.host_memory import own_memory
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
 
@@ -113,6 +117,61 @@ def test_memory_that_is_too_small_for_the_engine():
     with pytest.raises(ValueError, match=r"one sequence may have 256: of 0\.1 MB, weights take .* lower context_length"):
         tiny_engine(start=Start(memory_limit=100_000))
     assert tiny_engine(start=Start(memory_limit=100_000), num_pages=70).runner.num_pages == 70, "given, so not questioned"
+
+
+@pytest.fixture
+def host(monkeypatch) -> Callable[[int], None]:
+    """Sets the memory that is available beside this process."""
+
+    def has(available: int) -> None:
+        monkeypatch.setattr("jaxspec.engine.memory.available_memory", lambda: available)
+        monkeypatch.setattr("jaxspec.engine.memory.own_memory", lambda: 0)
+
+    return has
+
+
+def test_a_cpus_cache_takes_its_share_of_what_is_available(host):
+    small: dict[str, Any] = {"target": tiny_target(num_layers=1), "mem_fraction": 0.5}
+    host(1 << 40)
+    usual = tiny_engine(PLAIN, **small).runner
+    page, taken = usual.cache_bytes // usual.num_pages, nbytes((usual.params, usual.programs.state)) - usual.cache_bytes
+    assert usual.num_pages == 2 * 256 // 4, "no more than two requests of 256 tokens can use"
+    for pages in (64, 80, 112):
+        host(2 * (taken + pages * page))
+        assert tiny_engine(PLAIN, **small).runner.num_pages == pages
+    host(2 * (taken + 63 * page))
+    with pytest.raises(ValueError, match=r"room for 252 tokens, but one sequence may have 256: .*, or raise mem_fraction"):
+        tiny_engine(PLAIN, **small)
+    assert tiny_engine(PLAIN, **small, num_pages=70).runner.num_pages == 70, "given, so not questioned"
+
+
+def test_loaded_weights_are_counted_once(monkeypatch):
+    """They are no longer available, so they are part of what there is; mapped files are available still."""
+    monkeypatch.setattr("jaxspec.engine.memory.available_memory", lambda: 5 * GB)
+    for own, limit in ((4 * GB, 8 * GB), (GB, 6 * GB), (3 * GB, 8 * GB)):
+        monkeypatch.setattr("jaxspec.engine.memory.own_memory", lambda own=own: own)
+        assert DeviceMemory.of_host(3 * GB, 10**7) == DeviceMemory(limit, 3 * GB, 10**7)
+
+
+@given(room=st.integers(512, 5000), sequences=st.integers(1, 8))
+def test_starts_that_find_about_as_much_memory_have_the_same_programs(room, sequences):
+    cache = replace(CACHE, sequences=sequences)
+    planned, full = min(room, sequences * 512), sequences * 512
+    pages = DeviceMemory(room * CACHE.page_bytes, 0, 0).steady_pages(cache, 1.0)
+    assert max(512, planned * 8 / 9) <= pages <= planned
+    assert pages == full or pages == 512 or pages in {2**power * part // 8 for power in range(9, 14) for part in range(8, 16)}
+
+
+def test_pages_take_no_memory_before_they_are_used():
+    """At the start, in the first runs and while a request runs."""
+    before = own_memory()
+    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=1), num_pages=1 << 21)
+    engine.warm_up()
+    request = engine.add(GenerationRequest([3, 1, 4, 1, 5], SamplingParams(max_tokens=20)))
+    while engine.has_work:
+        engine.step()
+    assert len(request.output) == 20 and engine.runner.cache_bytes >= 1 << 30
+    assert own_memory() - before < engine.runner.cache_bytes / 4
 
 
 class Device:

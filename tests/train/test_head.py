@@ -203,14 +203,10 @@ def test_a_run_that_was_killed_in_an_evaluation_begins_with_it(tmp_path, target,
     assert list(entries) == []
 
 
-def test_a_container_has_less_memory_than_its_machine(tmp_path, monkeypatch):
-    whole = room_for_lessons()
-    limit, none = tmp_path / "memory.max", tmp_path / "memory.limit"
-    monkeypatch.setattr("jaxspec.train.head.LIMIT_FILES", (limit, none, tmp_path / "missing"))
-    none.write_text("max\n")
-    for text, room in (("3000000\n", 1_000_000), ("9" * 20, whole)):
-        limit.write_text(text)
-        assert room_for_lessons() == room
+@pytest.mark.parametrize(("available", "room"), [(3_000_000, 1_000_000), (2**50, 8 << 30)])
+def test_lessons_take_a_third_of_the_available_memory_at_most(available, room, monkeypatch):
+    monkeypatch.setattr("jaxspec.train.head.available_memory", lambda: available)
+    assert room_for_lessons() == room
 
 
 def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data, monkeypatch):
