@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +94,7 @@ class ByRows:
 
     dtype: str | None = None
 
-    def __call__(self, matrix: Any) -> Rows:
+    def __call__(self, matrix: Float[Array, "k n"]) -> Rows:
         return Rows(matrix.T.astype(self.dtype or matrix.dtype))
 
 
@@ -110,7 +109,7 @@ class AsInFile:
     def __call__(self, matrix: Float[Array, "k n"]) -> Weight:
         return self.of([self._zeros(matrix.shape[0], *each) for each in self.tensors])
 
-    def of(self, tensors: Sequence[Any]) -> Weight:
+    def of(self, tensors: Sequence[Array]) -> Weight:
         """The weight made of these tensors, [rows, k] or [rows, bytes]."""
         kinds = [kind for _, kind in self.tensors]
         parts = [Blocks(rows, kind) if kind in FORMATS else Rows(rows) for rows, kind in zip(tensors, kinds, strict=True)]

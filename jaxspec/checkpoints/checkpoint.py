@@ -127,7 +127,7 @@ def _find_files(path: Path) -> tuple[list[str], dict[str, str] | None]:
     """Names of the files to read, and the index's name -> file if there is one."""
     if path.is_file():
         if path.suffix not in FORMATS:
-            raise ValueError(f"{path} is not a tensor file: {', '.join(FORMATS)} are supported")
+            raise ValueError(f"{path} is not a tensor file: {', '.join(name for name in FORMATS if name != GGUF)} are supported")
         return [path.name], None
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: expected a local directory or file, or a name on the Hub such as org/model")

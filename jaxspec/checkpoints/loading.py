@@ -3,7 +3,6 @@
 import warnings
 from pathlib import Path
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
@@ -17,7 +16,7 @@ from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import is_target, target_plan
 from jaxspec.checkpoints.parameter_store import check_stored, parameter_name
 from jaxspec.checkpoints.storing import Storing, by_rows, planned, stored
-from jaxspec.checkpoints.tensor_files import errors_named, own_copy
+from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
@@ -173,6 +172,6 @@ def read_parameters(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, 
     with tqdm(total=total, desc=f"loading {checkpoint.path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for keys, source in plan.layout.items():
             for name, array in stored(keys, source, checkpoint, config).items():
-                params[name] = jax.device_put(own_copy(array)).astype(expected[name].dtype)
+                params[name] = array.astype(expected[name].dtype)
             bar.update(checkpoint.size(source.needed()))
     return unflatten_dict(params)

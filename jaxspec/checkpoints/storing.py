@@ -9,18 +9,19 @@ from enum import Enum
 from itertools import groupby
 from typing import Any
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.layout import Keys, Source, Stack, TensorPlan
-from jaxspec.checkpoints.tensor_files import transposed
+from jaxspec.checkpoints.tensor_files import own_copy, transposed
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import Storage, parameters, storage_of
 from jaxspec.models.registry import LoadedModel
 from pallas_kernels.row_matmul import FORMATS
-from pallas_kernels.rows import AsInFile, ByRows
+from pallas_kernels.rows import AsInFile, ByRows, Rows
 
 KEPT = (*FORMATS, "float32", "bfloat16", "float16")
 """Kinds of tensors that may stay as they are beside float32 activations: all their numbers are float32 numbers."""
@@ -65,10 +66,15 @@ def with_storage(config: Any, storage: Storage, storages: tuple[tuple[Keys, Stor
     return replace(config, storage=storage, storages=storages)
 
 
-def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConfig) -> dict[Keys, Any]:
-    """The parameter at these keys as the model stores it: its arrays by their keys."""
+def on_device(array: np.ndarray) -> jax.Array:
+    """The array, copied once at most."""
+    return jax.device_put(own_copy(array))
+
+
+def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConfig) -> dict[Keys, jax.Array]:
+    """The parameter at these keys as the model stores it: its arrays by their keys, in the file's dtypes."""
     if not isinstance(source, Stack) or keys[-1] not in (MATRIX, EMBEDDING):
-        return {keys: source.join(checkpoint.read)}
+        return {keys: on_device(source.join(checkpoint.read))}
     path = keys[:-1] if keys[-1] == MATRIX else keys
     storage = storage_of(config, *path)
     if isinstance(storage, AsInFile):
@@ -79,12 +85,12 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
                 name, count = next(names)
                 parts.append(checkpoint.blocks(name) if kind in FORMATS else checkpoint.read(name))
                 rows -= count
-            arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+            arrays.append(on_device(parts[0] if len(parts) == 1 else np.concatenate(parts)))
         weight = storage.of(arrays)
-    elif keys[-1] == MATRIX and config.storage is not None:
-        weight = storage(source.stacked(checkpoint.read).T)
+    elif keys[-1] == MATRIX and isinstance(storage, ByRows):
+        weight = Rows(on_device(source.stacked(checkpoint.read)))
     else:
-        return {keys: source.join(checkpoint.read)}
+        return {keys: on_device(source.join(checkpoint.read))}
     named = parameters(weight)
     return {keys: next(iter(named.values()))} if keys[-1] == EMBEDDING else {(*path, name): each for name, each in named.items()}
 
@@ -94,7 +100,7 @@ def by_rows(model: LoadedModel) -> LoadedModel:
     params = {}
     for keys, array in flatten_dict(model.params).items():
         if keys[-1] == MATRIX:
-            for name, each in parameters(ByRows()(transposed(np.asarray(array)).T)).items():
+            for name, each in parameters(Rows(on_device(transposed(np.asarray(array))))).items():
                 params[*keys[:-1], name] = each
         else:
             params[keys] = array

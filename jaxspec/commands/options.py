@@ -197,7 +197,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--matmul NAME",
-            f"{', '.join(MATMULS)}: who computes matrix products of at most 16 rows; skinny is a kernel that no GPU has run yet",
+            f"{', '.join(MATMULS)}: who computes matrix products; auto: on CPUs our kernels if they are installed, else XLA; "
+            "skinny: for at most 16 rows a kernel that no GPU has run yet",
             "engine.matmul",
             choices=MATMULS,
         ),

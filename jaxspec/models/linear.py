@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ from pallas_kernels.rows import ByRows
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.weight import Dense, Weight
 
-Storage = Callable[[Any], Weight]
-"""Stores a matrix [k, n], of JAX's or NumPy's: the class of the weight, or a function that makes one."""
+Storage = Callable[[Float[Array, "k n"]], Weight]
+"""Stores a matrix: the class of the weight, or a function that makes one."""
 
 
 def parameters(weight: Weight) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, UInt8
 
 
 class Format(NamedTuple):
@@ -81,14 +81,10 @@ def _q6_k(block: UInt8[Array, "*rows 210"]) -> Float[Array, "*rows 256"]:
     rows = block.shape[:-1]
     low = block[..., :128].reshape(*rows, 2, 64)
     low = jnp.concatenate([low & 15, low >> 4], -1).reshape(*rows, 2, 4, 32)
-    high = block[..., 128:192].reshape(*rows, 2, 1, 32) >> _shifts(0, 2, 4, 6)[:, None] & 3
+    high = block[..., 128:192].reshape(*rows, 2, 1, 32) >> jnp.array([[0], [2], [4], [6]], jnp.uint8) & 3
     numbers = (low | high << 4).astype(jnp.float32) - 32
     scales = _signed(block[..., 192:208]) * _half(block[..., 208:])
     return (numbers.reshape(*rows, 16, 16) * scales[..., None]).reshape(*rows, 256)
-
-
-def _shifts(*bits: int) -> Int[Array, " n"]:
-    return jnp.array(bits, jnp.uint8)
 
 
 _UNPACK = {"q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q4_k": _q4_k, "q6_k": _q6_k}

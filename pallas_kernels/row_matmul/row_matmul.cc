@@ -63,9 +63,11 @@ INLINE Sixteen from_halves(const void* from) {
 
 const Chunk* chunks_here() {
   __builtin_cpu_init();
+#if !defined(WITHOUT_AVX512)  // which tests define
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return avx512::CHUNKS;
+#endif
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return avx2::CHUNKS;
   return nullptr;
 }

@@ -17,7 +17,8 @@ from tokenizers import SentencePieceBPETokenizer
 
 from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
-from jaxspec.checkpoints.gguf_file import LAYER, OUTSIDE, halves_rotated, write_directory
+from jaxspec.checkpoints.gguf_file import write_directory
+from jaxspec.checkpoints.gguf_tensors import LAYER, OUTSIDE, halves_rotated
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.config import RopeConfig
 from jaxspec.models.registry import LoadedTarget

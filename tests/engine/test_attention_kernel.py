@@ -29,7 +29,7 @@ def test_names_are_those_of_the_implementations():
     assert set(ATTENTION_KERNELS) == set(IMPLEMENTATIONS)
     with pytest.raises(ValueError, match="attention_kernel must be one of reference, pallas_triton, mosaic, got 'cuda'"):
         EngineConfig(attention_kernel="cuda")
-    with pytest.raises(ValueError, match="matmul must be one of xla, skinny, got 'cuda'"):
+    with pytest.raises(ValueError, match="matmul must be one of auto, xla, skinny, got 'cuda'"):
         EngineConfig(matmul="cuda")
 
 
