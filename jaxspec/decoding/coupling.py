@@ -18,9 +18,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.noise import noise_at
 from jaxspec.decoding.penalties import Context, adjust_logits
-from jaxspec.decoding.sampling import apply_filters, noise_at
-from jaxspec.decoding.settings import SamplingKind, divisor, highest_kind
+from jaxspec.decoding.sampling import apply_filters
+from jaxspec.decoding.settings import SamplingKind, divisor
 from jaxspec.decoding.state import Batch, State
 from jaxspec.typing import Array, Float, Int
 
@@ -51,39 +52,21 @@ def uncalibrated() -> Calibration:
     return Calibration(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32))
 
 
-class Coupling(NamedTuple):
-    """What is known of the target's choices before it runs."""
-
-    noise: Float[Array, "b depths v"]
-    """Of the choices after nodes at depth 0, 1, ..., num_steps. Meaningless if all requests are greedy."""
-    needed: Int[Array, ""]
-    """The highest SamplingKind of the batch."""
-
-
-@jax.named_scope("couple")
-def couple(state: State, batch: Batch, num_steps: int) -> Coupling:
-    """Draws the noise of a cycle, if any request is sampled: one vector per position, for the drafts and for the target."""
-    batch_size, vocab_size = batch.rows.shape[0], state.bias.shape[-1]
-    needed = highest_kind(batch.settings, ~batch.sequences.done)
-
-    def draw() -> Float[Array, "b depths v"]:
-        return noise_at(batch.sequences.length[:, None] + 1 + jnp.arange(num_steps + 1), batch.settings, vocab_size)
-
-    def leave_out() -> Float[Array, "b depths v"]:
-        return jax.lax.empty((batch_size, num_steps + 1, vocab_size), jnp.float32)
-
-    return Coupling(jax.lax.cond(needed > SamplingKind.GREEDY, draw, leave_out), needed)
-
-
 class Prediction(NamedTuple):
     """All that turns a head's logits into a prediction of the target's choice."""
 
-    coupling: Coupling
+    needed: Int[Array, ""]
+    """The highest SamplingKind of the batch."""
     state: State
     batch: Batch
     vocabulary: Int[Array, " v"] | None
     """The target id of each of the head's ids; None: they are the same."""
     calibration: Calibration
+
+    def noise(self, depth: int, count: int) -> Float[Array, "b v"]:
+        """The noise of the target's choices after nodes at this depth, of the tokens that the head knows, which are `count`."""
+        ids = jnp.arange(count) if self.vocabulary is None else self.vocabulary
+        return noise_at(self.batch.sequences.length + depth + 1, self.batch.settings.seed, ids)
 
     def scores(self, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
@@ -92,7 +75,7 @@ class Prediction(NamedTuple):
         Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
         exact.
         """
-        needed, batch, settings, ids = self.coupling.needed, self.batch, self.batch.settings, self.vocabulary
+        needed, batch, settings, ids = self.needed, self.batch, self.batch.settings, self.vocabulary
         is_sampled = settings.temperature[:, None, None] > 0
 
         def adjust(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
@@ -111,10 +94,7 @@ class Prediction(NamedTuple):
         logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
         logits = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
         scaled = jax.lax.cond(needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
-        noise = self.coupling.noise[:, depth]
-        if ids is not None:
-            noise = noise[:, ids]
-        predicted = weights[2] * divisor(settings) * (scaled + noise[:, None])
+        predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
         return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
 
 
@@ -143,12 +123,12 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
     outside the head's vocabulary, are ignored. Filters are not modelled: with them the target is a little more confident than
     the head's logits suggest.
     """
-    coupling, _, batch, known, calibration = prediction
+    needed, _, batch, known, calibration = prediction
     ids = jnp.arange(logits.shape[-1]) if known is None else known
 
     def observe(before: Calibration) -> Calibration:
         settings = batch.settings
-        noise = divisor(settings)[:, 0] * coupling.noise[:, 0, ids]
+        noise = divisor(settings)[:, 0] * prediction.noise(0, logits.shape[-1])
         inputs = jnp.stack([*parts(logits), noise], 1)  # [b, 3, v]
         chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))
         mean = jnp.einsum("bv,biv->bi", chances, inputs)
@@ -167,4 +147,4 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
         of_logits = jnp.clip(before.weights[:2] + move[:2], LEAST * of_noise, MOST * of_noise)
         return Calibration(jnp.append(of_logits, of_noise), information)
 
-    return jax.lax.cond(coupling.needed > SamplingKind.GREEDY, observe, lambda same: same, calibration)
+    return jax.lax.cond(needed > SamplingKind.GREEDY, observe, lambda same: same, calibration)

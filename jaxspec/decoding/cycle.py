@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import advance, commit
-from jaxspec.decoding.coupling import Coupling, couple
 from jaxspec.decoding.drafter import Models, NoDrafter
 from jaxspec.decoding.extend import extend
 from jaxspec.decoding.sampling import Logprobs, Thresholds, logprobs_if, logprobs_of
@@ -23,13 +22,11 @@ from jaxspec.typing import Array, Int, UInt
 
 
 class Proposal(NamedTuple):
-    """What is to be verified, and what is known of the target's choices."""
+    """What is to be verified."""
 
     tree: Tree
     memo: Any
     """The drafter's (Draft.memo)."""
-    coupling: Coupling | None
-    """None: drafts know nothing of the target's noise."""
     candidates: Candidates | Chain | None = None
     """All that were ranked, for a host that ranks them again with others."""
 
@@ -57,10 +54,9 @@ def propose(models: Models, state: State, batch: Batch, tree: TreeShape, thresho
     """The best tree that the drafter knows below each root. It may look at the target's noise, unless thresholds are set: a
     threshold's drafts must not depend on it."""
     drafter = models.drafter if tree.num_steps else NoDrafter()
-    coupling = couple(state, batch, tree.num_steps) if tree.num_steps and thresholds is None else None
-    draft = drafter.propose(models.target, state, batch, tree, coupling)
+    draft = drafter.propose(models.target, state, batch, tree, coupled=thresholds is None)
     ranked = rank(batch.sequences.root, draft.candidates, tree)
-    return Proposal(ranked, draft.memo, coupling, draft.candidates)
+    return Proposal(ranked, draft.memo, draft.candidates)
 
 
 def settle(
@@ -73,8 +69,8 @@ def settle(
     masks: UInt[Array, "b n words"] | None = None,
 ) -> ProgramOutput:
     """Verifies the tree and moves the sequences on. `masks`: a bit for each token that may follow a node (verify.unpack)."""
-    tree, coupling = proposal.tree, proposal.coupling
-    verified = verify(models, state, batch, tree, coupling and coupling.noise, thresholds, masks)
+    tree = proposal.tree
+    verified = verify(models, state, batch, tree, thresholds, masks)
     accepted = accept(tree, verified.target_tokens, batch, num_steps)
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)
@@ -87,7 +83,7 @@ def settle(
 def learn(models: Models, state: State, batch: Batch, proposal: Proposal, verified: Verified) -> State:
     """The drafter learns from the target's choices behind the roots."""
     chosen = verified.target_tokens[:, 0]
-    return state._replace(draft=models.drafter.learn(state, batch, proposal.coupling, proposal.memo, chosen))
+    return state._replace(draft=models.drafter.learn(state, batch, proposal.memo, chosen))
 
 
 @jax.named_scope("logprobs")

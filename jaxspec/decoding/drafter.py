@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.coupling import Coupling
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge
 from jaxspec.models.llama import Llama
@@ -72,15 +71,18 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
-        """Candidates below each root, for a tree with num_steps > 0. `scored`: they are ranked beside those of others."""
+        """Candidates below each root, for a tree with num_steps > 0.
+
+        `coupled`: they may depend on the target's noise (coupling.py). `scored`: they are ranked beside those of others.
+        """
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> Any:
         """Its state after these tokens."""
         return state.draft
 
-    def learn(self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Int[Array, " b"]) -> Any:
+    def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> Any:
         """Its state after the target chose these tokens behind the roots. `memo`: its draft's, or None in plain cycles."""
         return state.draft
 
@@ -99,7 +101,7 @@ class NoDrafter(Drafter):
     max_topk = 0
 
     def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
         return Draft(Chain(jnp.zeros((len(batch.rows), 0), jnp.int32)))
 
@@ -130,9 +132,9 @@ class Merged(Drafter):
         return tuple(each.empty(sizes) for each in self.sources)
 
     def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
-        drafts = [each.propose(target, own, batch, tree, coupling, scored=True) for each, own in self._with_states(state)]
+        drafts = [each.propose(target, own, batch, tree, coupled=coupled, scored=True) for each, own in self._with_states(state)]
         candidates = merge([as_candidates(draft.candidates) for draft in drafts], tree.num_steps)
         return Draft(candidates, tuple(draft.memo for draft in drafts))
 
@@ -140,11 +142,11 @@ class Merged(Drafter):
         return tuple(each.absorb(target, own, batch, new) for each, own in self._with_states(state))
 
     def learn(
-        self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Int[Array, " b"]
+        self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]
     ) -> tuple[Any, ...]:  # fmt: skip
         memos = memo or (None,) * len(self.sources)
         sources = zip(self._with_states(state), memos, strict=True)
-        return tuple(each.learn(own, batch, coupling, noted, chosen) for (each, own), noted in sources)
+        return tuple(each.learn(own, batch, noted, chosen) for (each, own), noted in sources)
 
     def _with_states(self, state: State) -> list[tuple[Drafter, State]]:
         """Each source, and the state with this source's part in place of all of them."""

@@ -10,9 +10,9 @@ from flax import nnx
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
-from jaxspec.decoding.coupling import Calibration, Coupling, Prediction, calibrate, uncalibrated
+from jaxspec.decoding.coupling import Calibration, Prediction, calibrate, uncalibrated
 from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
-from jaxspec.decoding.settings import SamplingKind
+from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.tree import Candidates, Chain
 from jaxspec.models.head import DraftHead, HeadConfig
@@ -147,15 +147,16 @@ class HeadDrafter(Drafter):
         return HeadState(empty_cache(self.config.layer, sizes), hidden, uncalibrated())
 
     def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
-        """The memo is the logits behind the roots [b, v], in the head's vocabulary."""
+        """The memo of coupled drafts is the logits behind the roots [b, v], in the head's vocabulary."""
         head = self.head
         hidden, cache, length = state.draft.hidden[batch.rows], state.draft.cache, batch.sequences.length
-        prediction = self._prediction(head, state, batch, coupling)
+        prediction = self._prediction(head, state, batch) if coupled else None
         seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], self.window)
         inputs = DraftInputs(head, target, hidden, cache, length, seen, prediction)
-        return Draft(*(draft_chain if tree.topk == 1 and not scored else draft)(inputs, tree))
+        candidates, logits = (draft_chain if tree.topk == 1 and not scored else draft)(inputs, tree)
+        return Draft(candidates, logits if coupled else None)
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> HeadState:
         """Runs the head over the pairs, writes their keys and values, and keeps its last output for the next draft."""
@@ -176,17 +177,15 @@ class HeadDrafter(Drafter):
         return own._replace(cache=pages, hidden=own.hidden.at[batch.rows].set(hidden))
 
     def learn(
-        self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Int[Array, " b"]
+        self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]
     ) -> HeadState:  # fmt: skip
-        prediction = self._prediction(self.head, state, batch, coupling)
-        if prediction is None:
+        if memo is None:
             return state.draft
-        return state.draft._replace(calibration=calibrate(prediction, memo, chosen))
+        return state.draft._replace(calibration=calibrate(self._prediction(self.head, state, batch), memo, chosen))
 
-    def _prediction(self, head: DraftHead, state: State, batch: Batch, coupling: Coupling | None) -> Prediction | None:
-        if coupling is None:
-            return None
-        return Prediction(coupling, state, batch, head.target_vocab(), state.draft.calibration)
+    def _prediction(self, head: DraftHead, state: State, batch: Batch) -> Prediction:
+        needed = highest_kind(batch.settings, ~batch.sequences.done)
+        return Prediction(needed, state, batch, head.target_vocab(), state.draft.calibration)
 
 
 @jax.named_scope("draft")
@@ -277,7 +276,7 @@ def for_sampling[Result](
     if prediction is None:
         return likeliest(logits)
     return jax.lax.cond(
-        prediction.coupling.needed > SamplingKind.GREEDY,
+        prediction.needed > SamplingKind.GREEDY,
         lambda logits: likeliest(prediction.scores(logits, depth)),
         likeliest,
         logits,

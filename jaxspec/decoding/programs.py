@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.coupling import Coupling
 from jaxspec.decoding.cycle import Proposal, cycle, propose, settle
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.extend import catch_up
@@ -126,15 +125,14 @@ class Settlement(NamedTuple):
     parents: Any
     """[b, n] int32 each, as in Tree."""
     memo: Any
-    coupling: Coupling | None
-    """As they were proposed."""
+    """As it was proposed."""
     masks: Any = None
     """[b, n, words] uint32: as for settle; for programs that are `masked`."""
 
     @classmethod
     def of(cls, proposal: Proposal, masks: Any = None) -> "Settlement":
         """The proposal as it is."""
-        return cls(proposal.tree.tokens, proposal.tree.parents, proposal.memo, proposal.coupling, masks)
+        return cls(proposal.tree.tokens, proposal.tree.parents, proposal.memo, masks)
 
 
 @dataclass(frozen=True)
@@ -158,9 +156,9 @@ class SettleProgram(TreeProgram):
         *,
         thresholds: Thresholds | None = None,
     ) -> ProgramOutput:
-        tokens, parents, memo, coupling, masks = settlement
+        tokens, parents, memo, masks = settlement
         nodes, batch = tree_of(tokens, parents, self.tree.num_steps), gather(state, rows, page_table)
-        return settle(models, state, batch, Proposal(nodes, memo, coupling), self.tree.num_steps, thresholds, masks)
+        return settle(models, state, batch, Proposal(nodes, memo), self.tree.num_steps, thresholds, masks)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
         proposed: Proposed = output_of(ProposeProgram(self.batch, self.pages, self.tree))

@@ -1,6 +1,5 @@
-"""Choosing the target's own token: argmax, or argmax of logits / T + noise, with noise keyed by (seed, position, token id).
+"""Choosing the target's own token: argmax, or argmax of logits / T + noise (noise.py), among the tokens that filters leave.
 
-The key does not depend on the tree or the batch, so one seed gives one text with any tree (docs/structure.md, idea 4).
 Penalties, bias and bans (penalties.py) change the logits before they get here.
 """
 
@@ -11,10 +10,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.noise import draw, greedy, position_key
 from jaxspec.decoding.settings import SamplingKind, Settings, divisor
 from jaxspec.decoding.tree import Tree
 from jaxspec.sampling_params import MAX_LOGPROBS
-from jaxspec.typing import Array, Bool, Float, Int, UInt
+from jaxspec.typing import Array, Bool, Float, Int
 from pallas_kernels.cutoff import cutoff
 
 type Logits = Float[Array, "b n v"]
@@ -32,22 +32,6 @@ class Logprobs(NamedTuple):
     top: Float[Array, "b j top"]
 
 
-def gumbel_noise(seed: UInt[Array, " 2"], position: Int[Array, ""], vocab_size: int) -> Float[Array, " v"]:
-    """Standard Gumbel noise for every token at `position` of the request with this seed (two 32-bit words).
-
-    It has the resolution of 32 bits at its upper end, which decides. `jax.random.gumbel` has that of 23: its noise ends at 15.9, so
-    that tokens 16 nats below the best are drawn too rarely, and the two largest of 150,000 are equal once in a hundred times.
-    """
-    bits = jax.random.bits(position_key(seed, position), (vocab_size,), jnp.uint32)
-    tail = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)  # the probability of larger noise
-    return -jnp.log(-jnp.log1p(-tail))
-
-
-def position_key(seed: UInt[Array, " 2"], position: Int[Array, ""]) -> Array:
-    """The random key of one position of a request."""
-    return jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
-
-
 @jax.named_scope("choose")
 def choose(
     logits: Logits,
@@ -55,34 +39,31 @@ def choose(
     needed: Int[Array, ""],
     settings: Callable[[], Settings],
     adjust: Callable[[Logits, slice], Logits],
-    noise: Callable[[], Logits] | None = None,
 ) -> Int[Array, "b n"]:
     """The target's token at each of the `positions`; requests with temperature 0 are greedy under every kind.
 
     `needed` is the highest SamplingKind of the batch: only its branch runs, and reads the settings; the others cost nothing.
-    `adjust` takes the logits of some nodes, and the slice of these nodes. `noise` returns the noise; None: it is drawn here.
+    `adjust` takes the logits of some nodes, and the slice of these nodes.
     """
 
-    def drawn() -> Logits:
-        return noise() if noise else noise_at(positions, settings(), logits.shape[-1])
-
     def sample(logits: Logits) -> Int[Array, "b n"]:
-        return sampled_or_greedy(logits / divisor(settings()), logits)
+        return drawn(logits, settings().temperature)
 
-    def sample_filtered(logits: Logits) -> Int[Array, "b n"]:
-        return sampled_or_greedy(apply_filters(logits, settings()), logits)
+    def sample_filtered(logits: Logits, nodes: slice = ALL) -> Int[Array, "b n"]:
+        is_sampled = settings().temperature > 0
+        scaled = jnp.where(is_sampled[:, None, None], apply_filters(logits, settings()), logits)
+        return drawn(scaled, is_sampled.astype(jnp.float32), nodes)
 
     def sample_adjusted(logits: Logits) -> Int[Array, "b n"]:
         chosen: list[Array] = []
         for first in range(0, logits.shape[1], NODES_AT_ONCE):
             nodes = slice(first, first + NODES_AT_ONCE)
             logits, _ = jax.lax.optimization_barrier((logits, chosen[-1:]))  # else XLA adjusts all parts at once
-            adjusted = adjust(logits[:, nodes], nodes)
-            chosen.append(sampled_or_greedy(apply_filters(adjusted, settings()), adjusted, nodes))
+            chosen.append(sample_filtered(adjust(logits[:, nodes], nodes), nodes))
         return jnp.concatenate(chosen, 1)
 
-    def sampled_or_greedy(scaled: Logits, logits: Logits, nodes: slice = ALL) -> Int[Array, "b n"]:
-        return greedy(jnp.where(settings().temperature[:, None, None] > 0, scaled + drawn()[:, nodes], logits))
+    def drawn(scores: Logits, temperature: Float[Array, " b"], nodes: slice = ALL) -> Int[Array, "b n"]:
+        return draw(scores, temperature, settings().seed, positions[:, nodes])
 
     branches = {
         SamplingKind.GREEDY: greedy,
@@ -109,17 +90,6 @@ def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) ->
     of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, inverse_temperature, *limits))
     kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
-
-
-def greedy(logits: Logits) -> Int[Array, "b n"]:
-    """The likeliest token; among equals the one with the lowest id."""
-    return jnp.argmax(logits, -1).astype(jnp.int32)
-
-
-def noise_at(positions: Int[Array, "b n"], settings: Settings, vocab_size: int) -> Logits:
-    """Gumbel noise for every position and token."""
-    noise_of_sequence = jax.vmap(gumbel_noise, in_axes=(None, 0, None))
-    return jax.vmap(noise_of_sequence, in_axes=(0, 0, None))(settings.seed, positions, vocab_size)
 
 
 def logprobs_of(logits: Float[Array, "b j v"], tokens: Int[Array, "b j"], count: int = MAX_LOGPROBS) -> Logprobs:
@@ -171,7 +141,7 @@ def choose_by_threshold(
 
     batch, node = jnp.arange(tree.tokens.shape[0])[:, None, None], jnp.arange(nodes)[None, :, None]
     rest = filtered.at[batch, node, tree.tokens[:, None]].add(jnp.where(is_child, -jnp.inf, 0.0))
-    sampled = greedy(rest + noise_at(positions, settings, logits.shape[-1]))
+    sampled = draw(rest, jnp.ones_like(settings.temperature), settings.seed, positions)
     drawn = jnp.where(jnp.any(taken, -1), jnp.take_along_axis(tree.tokens, first, 1), sampled)
     return jnp.where(settings.temperature[:, None] > 0, drawn, greedy(logits))
 
@@ -180,6 +150,7 @@ def uniforms(positions: Int[Array, "b n"], settings: Settings) -> Float[Array, "
     """One number in [0, 1) per position, keyed like the noise but independent of it."""
 
     def uniform(seed, position):
-        return jax.random.uniform(jax.random.fold_in(position_key(seed, position), 1), ())
+        key = jax.random.wrap_key_data(position_key(seed, position), impl="threefry2x32")
+        return jax.random.uniform(jax.random.fold_in(key, 1), ())
 
     return jax.vmap(jax.vmap(uniform, in_axes=(None, 0)))(settings.seed, positions)

@@ -51,19 +51,18 @@ def verify(
     state: State,
     batch: Batch,
     tree: Tree,
-    noise: Float[Array, "b depths v"] | None = None,
     thresholds: Thresholds | None = None,
     masks: UInt[Array, "b n words"] | None = None,
 ) -> Verified:
     """Runs all nodes as one window (a node sees the cache, its ancestors and itself) and chooses a token after each.
 
-    noise[:, d] is that of the choice after a node at depth d; None: it is drawn here. `masks`: as for `choose_tokens`.
+    `masks`: as for `choose_tokens`.
     """
     length = batch.sequences.length
     metadata = AttentionMetadata(length[:, None] + tree.depth, batch.page_table, jnp.zeros_like(length), length, tree.mask)
     out = models.target(tree.tokens, metadata, state.cache, models.drafter.capture)
     logits = models.target.logits(out.hidden)
-    chosen = choose_tokens(state, batch, tree, logits, noise, thresholds, masks)
+    chosen = choose_tokens(state, batch, tree, logits, thresholds, masks)
     return Verified(chosen, logits, out.features, out.window)
 
 
@@ -72,7 +71,6 @@ def choose_tokens(
     batch: Batch,
     tree: Tree,
     logits: Float[Array, "b n v"],
-    noise: Float[Array, "b depths v"] | None = None,
     thresholds: Thresholds | None = None,
     masks: UInt[Array, "b n words"] | None = None,
 ) -> Int[Array, "b n"]:
@@ -88,8 +86,7 @@ def choose_tokens(
         return adjust_logits(logits, positions[:, nodes], context, batch.settings, state.bias[batch.rows])
 
     if thresholds is None:
-        drawn = None if noise is None else lambda: jnp.take_along_axis(noise, tree.depth[:, :, None], 1)
-        return choose(logits, positions, needed, lambda: batch.settings, adjust, drawn)
+        return choose(logits, positions, needed, lambda: batch.settings, adjust)
     adjusted = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
     return choose_by_threshold(adjusted, positions, batch.settings, tree, thresholds)
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 import jax
 from jax import export
 
-from jaxspec.decoding.coupling import Calibration, Coupling
+from jaxspec.decoding.coupling import Calibration
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.prefill import Chunk
@@ -36,7 +36,7 @@ from jaxspec.typing import KeysValues
 from pallas_kernels.row_matmul.api import TARGETS as ROW_MATMULS
 
 for node in (
-    Admission, Calibration, Candidates, Chain, Chunk, Coupling, Drafted, Features, HeadState, KeysValues, Logprobs, ProgramOutput,
+    Admission, Calibration, Candidates, Chain, Chunk, Drafted, Features, HeadState, KeysValues, Logprobs, ProgramOutput,
     Proposal, Proposed, Sequences, Settings, Settlement, State, Tree,
 ):  # fmt: skip
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")

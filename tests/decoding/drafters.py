@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.coupling import Coupling
 from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.tree import Candidates, Chain
@@ -25,7 +24,7 @@ class CopyDrafter(Drafter):
     max_topk = 1
 
     def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
         text, newest = state.history[batch.rows], batch.sequences.length[:, None]  # the root's position
         pair = jnp.take_along_axis(text, jnp.maximum(newest - jnp.array([1, 0]), 0), 1)
@@ -65,7 +64,7 @@ class BlockDrafter(Drafter):
         return BlockState(pages, jnp.zeros(sizes.rows, jnp.int32))
 
     def propose(
-        self, target: Llama, state: State, batch: Batch, tree: TreeShape, coupling: Coupling | None, *, scored: bool = False
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
         page, offset = places(state.draft.pages, batch.page_table, batch.sequences.length[:, None])
         feature = state.draft.pages[page, offset][:, 0]
@@ -84,7 +83,7 @@ class BlockDrafter(Drafter):
         pages = state.draft.pages.at[jnp.where(write, page, len(state.draft.pages)), offset].set(new.features, mode="drop")
         return BlockState(pages, state.draft.absorbed.at[batch.rows].add(jnp.sum(write, 1)))
 
-    def learn(self, state: State, batch: Batch, coupling: Coupling | None, memo: Any, chosen: Any) -> BlockState:
+    def learn(self, state: State, batch: Batch, memo: Any, chosen: Any) -> BlockState:
         assert memo is None or memo.ndim == 3, "its own memo, not that of a source beside it"
         return state.draft
 

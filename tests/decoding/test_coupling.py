@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Coupling, Prediction, calibrated, couple
-from jaxspec.decoding.cycle import cycle
+from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Prediction, calibrated
+from jaxspec.decoding.cycle import propose
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.state import State, admit, gather
+from jaxspec.decoding.noise import noise_at
+from jaxspec.decoding.settings import highest_kind
+from jaxspec.decoding.state import Batch, State, admit, gather
 from jaxspec.decoding.tree import root_only
 from jaxspec.decoding.verify import choose_tokens
 from jaxspec.models.head import DraftHead
@@ -62,18 +64,14 @@ def running(params: SamplingParams) -> State:
     return state._replace(history=history, sequences=state.sequences._replace(length=length, done=jnp.zeros(ROWS, bool)))
 
 
-def predicted(head: DraftHead, coupling: Coupling, state: State) -> Prediction:
-    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
-    return Prediction(coupling, state, batch, head.target_vocab(), state.draft.calibration)
+def batch_of(state: State) -> Batch:
+    return gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
 
 
-@jax.jit
-def compiled_couple(state: State) -> Coupling:
-    return couple(state, gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None]), DEPTHS)
-
-
-def coupled(state: State) -> tuple[Coupling, State]:
-    return compiled_couple(state), state
+def predicted(head: DraftHead, state: State) -> Prediction:
+    batch = batch_of(state)
+    needed = highest_kind(batch.settings, ~batch.sequences.done)
+    return Prediction(needed, state, batch, head.target_vocab(), state.draft.calibration)
 
 
 @cache
@@ -83,11 +81,11 @@ def drafted_and_chosen(vocabulary: str):
     ids = head.target_vocab()
 
     @jax.jit
-    def run(state, coupling, logits):
-        batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    def run(state, logits):
+        batch = batch_of(state)
 
         def both(logits):
-            scores = predicted(head, coupling, state).scores(logits if ids is None else logits[..., ids], 0)
+            scores = predicted(head, state).scores(logits if ids is None else logits[..., ids], 0)
             drafted = head.target_ids(jnp.argmax(scores, -1))
             return drafted, choose_tokens(state, batch, root_only(batch.sequences.root), logits)
 
@@ -103,15 +101,17 @@ def learning(vocabulary: str):
     ids = jnp.arange(VOCAB) if head.target_vocab() is None else head.target_vocab()
 
     @jax.jit
-    def run(begin, coupling, temperature, factor):
-        batch = gather(begin, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    def run(begin, temperature, factor):
+        batch = batch_of(begin)
 
         def observe(state, key):
-            logits, noise, errors = (jax.random.gumbel(each, (ROWS, VOCAB)) for each in jax.random.split(key, 3))
+            logits, errors = (jax.random.gumbel(each, (ROWS, VOCAB)) for each in jax.random.split(key))
+            seeds = jax.random.bits(key, (ROWS, 2))
+            noise = noise_at(batch.sequences.length + 1, seeds, jnp.arange(VOCAB))
             known = 1.5 * logits[:, ids]
             chosen = ids[jnp.argmax((known + 0.8 * errors[:, ids]) / temperature + noise[:, ids], -1)]
-            now = coupling._replace(noise=jnp.broadcast_to(noise[:, None], coupling.noise.shape))
-            draft = models.drafter.learn(state, batch, now, factor * known, chosen)
+            now = batch._replace(all_settings=batch.all_settings._replace(seed=seeds))
+            draft = models.drafter.learn(state, now, factor * known, chosen)
             return state._replace(draft=draft), draft.calibration.weights
 
         state, steps = jax.lax.scan(observe, begin, jax.random.split(jax.random.key(4), 1500))
@@ -125,27 +125,27 @@ def learning(vocabulary: str):
 def test_with_the_targets_logits_the_head_drafts_the_targets_token(vocabulary, name):
     """At the root, where the head knows all of the context. (Rough cut-offs may let through a token that the target drops.)"""
     _, head = heads()[vocabulary]
-    coupling, state = coupled(running(KINDS[name]))
+    state = running(KINDS[name])
     logits = 2 * jax.random.normal(jax.random.key(1), (40, ROWS, 1, VOCAB))
     ids = head.target_vocab()
     if ids is not None:  # the target can't choose what the head does not know
         logits = jnp.full_like(logits, -1e9).at[..., ids].set(logits[..., ids])
 
-    drafted, chosen = drafted_and_chosen(vocabulary)(state, coupling, logits)
+    drafted, chosen = drafted_and_chosen(vocabulary)(state, logits)
     equal = np.mean(np.asarray(drafted == chosen))
     assert equal > 0.95 if name in ("top_k", "top_p", "min_p", "mixture") else equal == 1
 
 
-def test_noise_of_the_cycle_is_the_noise_of_its_nodes():
-    """Given to the target, it changes no token at any depth."""
-    coupling, state = coupled(running(KINDS["hot"]))
-    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+def test_the_noise_of_a_node_is_that_of_its_position():
+    """A token at any depth is the one that is chosen there when the text is as long."""
+    state = running(KINDS["hot"])
+    batch = batch_of(state)
     tree = root_only(batch.sequences.root)
     logits = jax.random.normal(jax.random.key(2), (ROWS, 1, VOCAB))
     for depth in range(DEPTHS + 1):
         there = tree._replace(depth=jnp.full((ROWS, 1), depth))
-        alone = choose_tokens(state, batch, there, logits)
-        assert (choose_tokens(state, batch, there, logits, coupling.noise) == alone).all()
+        later = batch._replace(sequences=batch.sequences._replace(length=batch.sequences.length + depth))
+        assert (choose_tokens(state, batch, there, logits) == choose_tokens(state, later, tree, logits)).all()
 
 
 def test_greedy_requests_are_drafted_alike_in_any_company():
@@ -153,16 +153,16 @@ def test_greedy_requests_are_drafted_alike_in_any_company():
     _, head = heads()["whole"]
     state = running(KINDS["hot"])
     temperature = jnp.where(jnp.arange(ROWS) < 3, 0, state.settings.temperature)
-    coupling, state = coupled(state._replace(settings=state.settings._replace(temperature=temperature)))
+    state = state._replace(settings=state.settings._replace(temperature=temperature))
     logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
     for needed in (1, 2, 3):
-        scores = predicted(head, coupling._replace(needed=jnp.array(needed)), state).scores(logits, 1)
+        scores = predicted(head, state)._replace(needed=jnp.array(needed)).scores(logits, 1)
         assert (scores[:3] == logits[:3]).all() and (scores[3:] != logits[3:]).any()
 
 
 def test_a_head_whose_whole_vocabulary_is_banned_still_has_finite_scores():
     _, head = heads()["own"]
-    scores = predicted(head, *coupled(running(SamplingParams(allowed_token_ids=[VOCAB - 1])))).scores(jnp.zeros((ROWS, 1, 40)), 0)
+    scores = predicted(head, running(SamplingParams(allowed_token_ids=[VOCAB - 1]))).scores(jnp.zeros((ROWS, 1, 40)), 0)
     assert jnp.isfinite(scores).all()
 
 
@@ -170,9 +170,9 @@ def test_a_head_whose_whole_vocabulary_is_banned_still_has_finite_scores():
 @pytest.mark.parametrize("temperature", ["hot", "temperature"])
 def test_the_weights_undo_what_was_done_to_the_heads_logits(vocabulary, temperature):
     """The head's logits are the target's with Gumbel errors of scale 0.8, times a factor; a factor of 100 is out of bounds."""
-    coupling, begin = coupled(running(KINDS[temperature]))
+    begin = running(KINDS[temperature])
     for factor in (0.5, 1.0, 2.0, 100.0):
-        weights, steps = learning(vocabulary)(begin, coupling, KINDS[temperature].temperature, factor)
+        weights, steps = learning(vocabulary)(begin, KINDS[temperature].temperature, factor)
         unlikely, likely = weights[:2] / weights[2] / max(1 / factor, LEAST)
         assert factor == 0.5 or abs(unlikely - 1) < 0.1, f"{factor}; with 0.5 hardly any token is unlikely"
         assert factor == 100 or (abs(likely - 1) < 0.1 and abs(weights[2] * 0.8 - 1) < 0.2), (
@@ -195,53 +195,52 @@ def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
     models, _ = heads()["whole"]
     logits, chosen = jax.random.normal(jax.random.key(5), (ROWS, VOCAB)), jnp.arange(ROWS)
     for name in ("greedy", "bias", "hot"):
-        coupling, state = coupled(running(KINDS[name]))
-        batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+        state = running(KINDS[name])
+        batch = batch_of(state)
         done = batch._replace(sequences=batch.sequences._replace(done=jnp.ones(ROWS, bool)))
-        assert (models.drafter.learn(state, done, coupling, logits, chosen).calibration.weights == 1).all()
-        assert (models.drafter.learn(state, batch, coupling, logits, chosen).calibration.weights == 1).all() == (name != "hot")
+        assert (models.drafter.learn(state, done, logits, chosen).calibration.weights == 1).all()
+        assert (models.drafter.learn(state, batch, logits, chosen).calibration.weights == 1).all() == (name != "hot")
 
 
 def test_a_token_that_the_head_does_not_know_teaches_nothing():
     models, head = heads()["own"]
-    coupling, state = coupled(running(KINDS["hot"]))
-    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    state = running(KINDS["hot"])
+    batch = batch_of(state)
     unknown = next(token for token in range(VOCAB) if token not in np.asarray(head.target_vocab()))
     logits = jax.random.normal(jax.random.key(6), (ROWS, 40))
-    assert (models.drafter.learn(state, batch, coupling, logits, jnp.full(ROWS, unknown)).calibration.weights == 1).all()
+    assert (models.drafter.learn(state, batch, logits, jnp.full(ROWS, unknown)).calibration.weights == 1).all()
 
 
 def test_logits_that_are_not_numbers_teach_nothing():
     """One request with such a head output must not spoil the drafts of all others."""
     models, _ = heads()["whole"]
-    coupling, state = coupled(running(KINDS["hot"]))
-    batch = gather(state, jnp.arange(ROWS), jnp.arange(ROWS)[:, None])
+    state = running(KINDS["hot"])
+    batch = batch_of(state)
     logits, chosen = jax.random.normal(jax.random.key(7), (ROWS, VOCAB)), jnp.arange(ROWS)
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
-        found = models.drafter.learn(state, batch, coupling, logits.at[2, 5].set(bad), chosen).calibration
+        found = models.drafter.learn(state, batch, logits.at[2, 5].set(bad), chosen).calibration
         others = batch._replace(sequences=batch.sequences._replace(done=jnp.arange(ROWS) == 2))
-        expected = models.drafter.learn(state, others, coupling, logits, chosen).calibration
+        expected = models.drafter.learn(state, others, logits, chosen).calibration
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
         assert np.isfinite(found.information).all() and (found.weights != 1).any()
 
 
-def test_a_cycle_draws_one_vector_of_noise_per_position():
-    """num_steps + 1 per sequence, in the branch of its kind of sampling, however many nodes the tree has."""
-    models, _ = heads()["whole"]
-    spec, state = TreeShape(DEPTHS, 4, 12), running(KINDS["temperature"])
-    table = jnp.arange(ROWS)[:, None]
-    program = jax.make_jaxpr(lambda state: cycle(models, state, jnp.arange(ROWS), table, tree=spec))(state)
-    drawn = sum(random_numbers(program.jaxpr))
-    assert drawn == ROWS * (DEPTHS + 1) * VOCAB
+@pytest.mark.parametrize(("vocabulary", "known"), [("whole", VOCAB), ("own", 40)])
+def test_drafts_draw_one_vector_of_noise_per_level_for_the_tokens_that_the_head_knows(vocabulary, known):
+    """However many candidates a level has. The noise of the target's choices is drawn where they are made."""
+    models, _ = heads()[vocabulary]
+    state = running(KINDS["temperature"])
+    program = jax.make_jaxpr(lambda state: propose(models, state, batch_of(state), TreeShape(DEPTHS, 4, 12)))(state)
+    assert sum(logarithms(program.jaxpr)) == ROWS * DEPTHS * known
 
 
-def random_numbers(jaxpr) -> list[int]:
-    """How many numbers each random draw of a program makes, in all its branches."""
+def logarithms(jaxpr) -> list[int]:
+    """How many numbers each log1p of a program computes, in all its branches: noise takes one of each."""
     found = []
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "random_bits":
+        if equation.primitive.name == "log1p":
             found.append(equation.outvars[0].aval.size)
         for parameter in jax.tree.leaves(equation.params, is_leaf=lambda value: hasattr(value, "eqns") or hasattr(value, "jaxpr")):
             inner = getattr(parameter, "jaxpr", parameter)
-            found += random_numbers(inner) if hasattr(inner, "eqns") else []
+            found += logarithms(inner) if hasattr(inner, "eqns") else []
     return found

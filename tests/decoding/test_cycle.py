@@ -10,7 +10,7 @@ def test_a_cycle_reads_like_the_algorithm():
     """One line per stage, in order, and no arithmetic."""
     stages = {
         cycle: ("gather", "propose", "settle"),
-        propose: ("couple", r"drafter\.propose", "rank"),
+        propose: (r"drafter\.propose", "rank"),
         settle: ("verify", "accept", "commit", "advance", "extend", "learn", "report"),
     }
     for part, expected in stages.items():

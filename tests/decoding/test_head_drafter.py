@@ -88,7 +88,7 @@ def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
 
     def both(models, state, table):
         batch = gather(state, jnp.array([0]), table)
-        candidates = models.drafter.propose(models.target, state, batch, spec, None, scored=True).candidates
+        candidates = models.drafter.propose(models.target, state, batch, spec, scored=True).candidates
         expected = build_tree(batch.sequences.root, candidates, spec.num_draft_tokens, spec.num_steps)
         return propose(models, state, batch, spec).tree, expected
 

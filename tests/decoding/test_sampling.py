@@ -1,4 +1,4 @@
-"""Noise knows the seed, the position and the token only; company changes nothing."""
+"""Company changes no choice."""
 
 import dataclasses
 
@@ -7,17 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.sampling import NODES_AT_ONCE, choose, gumbel_noise, logprobs_if, logprobs_of
+from jaxspec.decoding.sampling import NODES_AT_ONCE, choose, logprobs_if, logprobs_of
 from jaxspec.decoding.settings import MAX_STOP_TOKENS, SamplingKind, Settings, highest_kind, neutral_settings, settings_row
 from jaxspec.sampling_params import SamplingParams
 from tests.decoding.distribution_in_numpy import softmax
 from tests.decoding.rows import settings_of
 
 VOCAB = 50
-
-
-def seeds(*values: int) -> jnp.ndarray:
-    return jnp.array([[value >> 32, value & 0xFFFFFFFF] for value in values], jnp.uint32)
 
 
 def random_logits(seed: int, batch: int, nodes: int, scale: float = 2.0) -> jnp.ndarray:
@@ -43,26 +39,6 @@ def chosen(logits, positions, params, *, company=(), adjust=unchanged) -> np.nda
     logits = jnp.concatenate([logits, *[logits[:1]] * len(company)])
     positions = jnp.concatenate([positions, *[positions[:1]] * len(company)])
     return np.asarray(compiled_choose(logits, positions, settings, jnp.ones(len(everyone), bool), adjust=adjust))[: len(params)]
-
-
-def test_noise_depends_on_seed_and_position_only():
-    seed, other = seeds(5, 5 + 2**32)
-    base = gumbel_noise(seed, jnp.array(17), VOCAB)
-    assert jnp.array_equal(base, gumbel_noise(seed, jnp.array(17), VOCAB))
-    assert not jnp.array_equal(base, gumbel_noise(seed, jnp.array(18), VOCAB))
-    assert not jnp.array_equal(base, gumbel_noise(other, jnp.array(17), VOCAB))
-
-
-def test_the_largest_noise_is_as_large_as_it_should_be():
-    """Of 50 million draws it is about 17.7; below 16 only once in 250 times. No two are equal among the largest."""
-    drawn = jax.jit(jax.vmap(lambda position: jax.lax.top_k(gumbel_noise(seeds(5)[0], position, 1 << 20), 2)[0]))
-    largest = np.concatenate([drawn(jnp.arange(first, first + 8)) for first in range(0, 48, 8)])
-    assert 16 < largest.max() < 23 and (largest[:, 0] > largest[:, 1]).all()
-
-
-def test_noise_is_standard_gumbel():
-    noise = np.concatenate([gumbel_noise(seeds(seed)[0], jnp.array(0), 5000) for seed in range(8)])
-    assert abs(noise.mean() - 0.5772) < 0.03 and abs(noise.var() - np.pi**2 / 6) < 0.06
 
 
 PARAMS = {
