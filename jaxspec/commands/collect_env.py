@@ -15,7 +15,6 @@ from jaxspec.commands.common import listing, run_guarded
 from jaxspec.commands.options import Parser
 from jaxspec.host_memory import available_memory, contents, number
 from jaxspec.version import DISTRIBUTION, own_version
-from pallas_kernels.row_matmul import what_is_missing
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
@@ -60,7 +59,7 @@ def collect() -> dict[str, Any]:
         "packages": {name: installed[name] for name in PACKAGES if name in installed and name != DISTRIBUTION},
         "plugins": {name: version for name, version in sorted(installed.items()) if PLUGINS.match(name)},
         "devices": devices(),
-        "cpu_kernels": {"row_matmul": what_is_missing() or "yes"},
+        "cpu_kernels": cpu_kernels(),
         "driver": driver(),
         "compilation_cache": compilation_cache(),
         "environment": variables(os.environ),
@@ -89,6 +88,13 @@ def as_text(name: str, value: object) -> str:
 def plain_name(name: str) -> str:
     """In:  "memory_bytes", "JAX_PLATFORMS"  Out: "memory", "JAX_PLATFORMS" """
     return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ").replace("bytes", "size")
+
+
+def cpu_kernels() -> dict[str, str]:
+    """Whether the C++ kernels for CPUs run here."""
+    from pallas_kernels.row_matmul import what_is_missing  # imports JAX
+
+    return {"row_matmul": what_is_missing() or "yes"}
 
 
 def checkout(root: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tokenizers import SentencePieceBPETokenizer
 
 from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
+from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.gguf_file import write_directory
 from jaxspec.checkpoints.gguf_tensors import LAYER, OUTSIDE, halves_rotated
 from jaxspec.checkpoints.loading import load_target
@@ -213,8 +214,8 @@ def test_what_q4_k_m_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     model = tiny_target(**sizes, **MODELS["qwen2"] | {"head_dim": 64})
     kind = gguf.GGMLQuantizationType[name]
     write_directory(write(tmp_path / "model.gguf", model, "qwen2", kind), tmp_path / "read")
-    found = load_file(tmp_path / "read/model.safetensors")
-    matrices = [values for values in found.values() if values.ndim == 2]
+    with Checkpoint(tmp_path / "read") as checkpoint:
+        matrices = [checkpoint.read(name) for name, info in checkpoint.infos.items() if len(info.shape) == 2]
     assert len(matrices) == len(written) == 8
     for values in matrices:
         assert any(values.shape == each.shape and np.allclose(values, each, rtol=1e-5, atol=1e-7) for each in written)
