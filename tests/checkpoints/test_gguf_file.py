@@ -90,7 +90,8 @@ def merged_one_by_one(text: str, pieces: Pieces) -> list[int]:
 
 
 def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **changes: Any) -> Path:
-    """The model as llama.cpp's converter writes it. `changes` are fields to add or replace; None leaves one out."""
+    """The model as llama.cpp's converter writes it. `quantised`: a kind, or a function of a tensor's name that returns one or None.
+    `changes` are fields to add or replace; None leaves one out."""
     config, directory = model.config, write_target(file.with_suffix(".hf"), model)
     writer = gguf.GGUFWriter(str(file), kind)
     fields = {
@@ -131,8 +132,9 @@ def write(file: Path, model: LoadedTarget, kind: str, quantised: Any = None, **c
                 values = neighbours_rotated(values, config.num_heads if "q_proj" in rest else config.num_kv_heads)
         else:
             renamed = f"{names[place]}.{part}"
-        if quantised is not None and values.ndim == 2:
-            writer.add_tensor(renamed, gguf.quants.quantize(values, quantised), raw_dtype=quantised)
+        own = quantised(renamed) if callable(quantised) and not isinstance(quantised, gguf.GGMLQuantizationType) else quantised
+        if own is not None and values.ndim == 2:
+            writer.add_tensor(renamed, gguf.quants.quantize(values, own), raw_dtype=own)
         else:
             writer.add_tensor(renamed, np.ascontiguousarray(values))
     assert not changes

@@ -1,0 +1,108 @@
+"""How matrices are stored: row by row in the file's own bits gives the numbers, logits and texts of float32."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints.gguf_file import write_directory
+from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.checkpoints.storing import Storing
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.load import load_models
+from jaxspec.models.layers import causal_metadata
+from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.testing import engine_target, random_eagle, tiny_engine, tiny_target, write_head, write_target
+from pallas_kernels.row_matmul import what_is_missing
+from tests.checkpoints.test_gguf_file import MODELS, SIZES, gguf, write
+from tests.engine.test_equality import PROMPTS, mixed_params, run
+from tests.sets import exhaustive
+
+Kind = gguf.GGMLQuantizationType
+BIASES = {"qkv_bias": True}
+
+
+def dtypes(model: LoadedTarget | LoadedHead) -> set[str]:
+    """Of all matrices."""
+    return {str(array.dtype) for array in jax.tree.leaves(model.params) if array.ndim == 2}
+
+
+def logits(target: LoadedTarget, tokens: list[int]) -> np.ndarray:
+    model = target.merge(target.params)
+    return np.asarray(model.logits(model(jnp.asarray([tokens]), causal_metadata(1, len(tokens))).hidden))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", exhaustive("float16"), exhaustive("float32")])
+@pytest.mark.parametrize("tied", [True, exhaustive(False)])
+def test_16_bits_stay_and_change_no_logit(tmp_path, dtype, tied):
+    path = write_target(tmp_path / "model", tiny_target(tie_word_embeddings=tied, **BIASES), dtype)
+    dense, rows, kept = (load_target(path, jnp.float32, storing=storing) for storing in Storing)
+    assert (dtypes(dense), dtypes(rows), dtypes(kept)) == ({"float32"}, {"float32"}, {dtype})
+    expected = logits(rows, PROMPTS[2])
+    np.testing.assert_array_equal(logits(kept, PROMPTS[2]), expected)
+    np.testing.assert_allclose(logits(dense, PROMPTS[2]), expected, atol=1e-5 * np.abs(expected).max())
+
+
+def q4_with_others(name: str) -> object:
+    """As files of kind Q4_K_M have it: values and `down` in more bits than the rest; here also one matrix in a format without a
+    kernel, and one in 32 bits."""
+    for part, kind in {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q8_0, "blk.1.ffn_up": Kind.Q5_0, "blk.2.attn_output": None}.items():
+        if part in name:
+            return kind
+    return Kind.Q8_0 if "token_embd" in name else Kind.Q4_1
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_blocks_of_a_file_stay_and_change_no_logit(tmp_path, kind):
+    model = tiny_target(**SIZES, **MODELS[kind])
+    write_directory(write(tmp_path / "model.gguf", model, kind, q4_with_others), tmp_path / "read")
+    dense, rows, kept = (load_target(tmp_path / "read", jnp.float32, storing=storing) for storing in Storing)
+    assert dtypes(rows) == {"float32"} and dtypes(kept) == {"uint8", "float32"}
+    assert kept.params["embed_tokens"].dtype == "uint8"
+    assert set(kept.params["layers"][0]["self_attn"]["qkv_proj"]) - {"bias"} == {"weights_0_blocks", "weights_1_blocks"}
+    assert set(kept.params["layers"][2]["self_attn"]["o_proj"]) == {"rows"}
+    tokens = [5, 0, 127, 64, 299]
+    expected = logits(rows, tokens)
+    np.testing.assert_array_equal(logits(kept, tokens), expected)
+    np.testing.assert_allclose(logits(dense, tokens), expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("make", [random_head, exhaustive(random_eagle)])
+@pytest.mark.parametrize("storing", [Storing.AS_IN_FILE, exhaustive(Storing.ROWS)])
+def test_a_text_is_the_same_with_and_without_a_tree_alone_and_in_a_batch(tmp_path, make, storing):
+    target = engine_target(**BIASES)
+    path, head_path = (
+        write_target(tmp_path / "target", target, jnp.bfloat16),
+        write_head(tmp_path / "head", make(target.config), jnp.bfloat16),
+    )
+    loaded = load_target(path, jnp.float32, storing=storing)
+    head = load_head(head_path, loaded, storing=storing)
+    assert dtypes(head) == dtypes(loaded) == {"bfloat16" if storing is Storing.AS_IN_FILE else "float32"}
+    params = mixed_params(len(PROMPTS))
+    expected = run(tiny_engine(PLAIN, target=loaded), PROMPTS, params)
+    assert run(tiny_engine(TreeShape(3, 2, 5), target=loaded, head=head, max_running_requests=3), PROMPTS, params) == expected
+    assert run(tiny_engine(TreeShape(3, 2, 5), target=loaded, head=head, max_running_requests=1), PROMPTS, params) == expected
+
+
+def test_a_token_map_chooses_rows_of_a_kept_embedding(tmp_path):
+    target = tiny_target(tie_word_embeddings=True)
+    path, head_path = (
+        write_target(tmp_path / "target", target, jnp.bfloat16),
+        write_head(tmp_path / "head", random_eagle(target.config)),
+    )
+    (tmp_path / "map.json").write_text("[5, 3, 100]")
+    loaded = load_target(path, jnp.float32, storing=Storing.AS_IN_FILE)
+    head = load_head(head_path, loaded, token_map=tmp_path / "map.json", storing=Storing.AS_IN_FILE)
+    np.testing.assert_array_equal(
+        head.params["lm_head"]["rows"], loaded.params["embed_tokens"][jnp.array([5, 3, 100])].astype("float32")
+    )
+
+
+@pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
+@pytest.mark.parametrize(("dtype", "stored"), [("auto", "bfloat16"), ("float32", "float32")])
+def test_on_a_cpu_auto_keeps_the_files_bits(tmp_path: Path, dtype, stored):
+    path = write_target(tmp_path / "target", tiny_target(), jnp.bfloat16)
+    loaded = load_models(path, dtype=dtype)
+    assert dtypes(loaded.target) == {stored} and loaded.target.dtype == "float32"
