@@ -38,10 +38,13 @@ class Tiling:
 
 def unsupported(q: Any, k_pages: Any, v_pages: Any, k_window: Any, v_window: Any) -> str | None:
     """The reason why the kernel can't take arrays of these shapes and dtypes; None if it can."""
-    dtypes = sorted({str(array.dtype) for array in (q, k_pages, v_pages, k_window, v_window)})
-    heads, head_dim = q.shape[2:]
-    if len(dtypes) > 1 or dtypes[0] not in ("bfloat16", "float16", "float32"):
-        return f"dtypes are {', '.join(dtypes)}, expected one of bfloat16, float16 and float32 for all arrays"
+    stored = {str(array.dtype) for array in (k_pages, v_pages, k_window, v_window)}
+    dtypes, (heads, head_dim) = sorted({str(q.dtype)} | stored), q.shape[2:]
+    if stored not in ({str(q.dtype)}, {"uint8"}) or str(q.dtype) not in ("bfloat16", "float16", "float32"):
+        return (
+            f"dtypes are {', '.join(dtypes)}, expected one of bfloat16, float16 and float32 for all arrays, or bytes of 8-bit "
+            "numbers for all keys and values"
+        )
     if head_dim > 256:
         return f"head_dim is {head_dim}, expected at most 256"
     if not k_window.shape[1]:
