@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int, Real
 
-from pallas_kernels.fp8 import Scales, numbers
+from pallas_kernels.fp8 import Scales, is_fp8, numbers
 from pallas_kernels.tree_attention.packed_mask import BITS, pack_mask
 from pallas_kernels.tree_attention.triton_tiling import Tiling, choose_tiling, unsupported
 
@@ -55,7 +55,8 @@ def pallas_triton_attention(
     b, w, heads, head_dim = q.shape
     slots = page_table.shape[1] * k_pages.shape[1]
     if tiling is None:
-        tiling = choose_tiling(b, w, heads, k_window.shape[2], head_dim, slots, k_window.shape[1], q.dtype.itemsize)
+        sizes = b, w, heads, k_window.shape[2], head_dim, slots, k_window.shape[1], q.dtype.itemsize
+        tiling = choose_tiling(*sizes, fp8=is_fp8(k_window))
     packed = pack_mask(mask)
     cache = (page_table.astype(jnp.int32), k_pages, v_pages) if slots else ()
     stretch = (packed.first, packed.end) if k_window.shape[1] > tiling.keys else ()

@@ -78,7 +78,7 @@ def triton_kernels() -> Iterator[Kernel]:
     for heads in ((28, 4), (32, 32), (8, 1)):  # Qwen2-7B, Llama-2-7B, and one KV head
         yield from (attention("pallas_triton", 1, w, heads=heads, dtype=jnp.float16) for w in (1, 8))
     yield from (attention("pallas_triton", b, w, fp8=True) for b, w in ((1, 1), (8, 8), (1, 32), (1, 256)))
-    yield from (attention("pallas_triton", 1, 256, head_dim=size, fp8=True) for size in (64, 256))
+    yield from (attention("pallas_triton", 1, 256, head_dim=size, fp8=True) for size in (64, 80, 256))
     for rows in (1, 32, 2048):
         norms = (partial(each, eps=1e-5, implementation="pallas_triton") for each in (rms_norm, norm_pair, add_norm))
         norm, pair, add = norms
