@@ -94,12 +94,13 @@ class TestChoiceByPlatform:
         lowered = jitted(None).trace(*map(jnp.asarray, arrays(SMALL, 0).values())).lower(lowering_platforms=("cpu",))
         assert "triton" not in lowered.as_text()
 
+    @pytest.mark.parametrize("fp8", [False, True])
     @pytest.mark.parametrize(("table", "launches"), [(3, 1), (64, 2)], ids=["one split", "several splits"])
-    def test_programs_for_cuda_have_at_most_two_launches_and_move_no_data(self, table, launches):
-        case = Case("wide tree", 1, 8, 8, 4, 2, 64, 16, table, "bfloat16")
+    def test_programs_for_cuda_have_at_most_two_launches_and_move_no_data(self, table, launches, fp8):
+        case = Case("wide tree", 1, 8, 8, 4, 2, 64, 16, table, "bfloat16", fp8=fp8)
         device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu")
         mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
-        values = [jnp.asarray(array) for array in arrays(case, 0).values()]
+        values = jax.tree.map(jnp.asarray, list(arrays(case, 0).values()))
         with jax.sharding.use_abstract_mesh(mesh):
             text = jitted(None).trace(*values).lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("__gpu$xla.gpu.triton") == launches
