@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from jaxspec.models.linear import Storage
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""Dtypes of weights and cache; "auto" chooses one of them."""
+"""Dtypes of weights; "auto" chooses one of them."""
+FP8 = "fp8_e4m3"
+KV_CACHE_DTYPES = ("auto", FP8)
+"""How keys and values are stored: as the activations are, or in 8 bits (pallas_kernels/fp8.py)."""
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
@@ -104,6 +107,8 @@ class ModelConfig:
     """The query, key and value projections have biases (Qwen2, MiMo)."""
     qk_norm: bool = False
     """Queries and keys are normalized per head before RoPE (Qwen3)."""
+    kv_scales: bool = False
+    """The checkpoint has a scale for the keys and one for the values of each layer, for caches of 8 bits."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """The dtype of the checkpoint; the engine may use another."""
@@ -272,6 +277,10 @@ class EngineConfig:
     """Longest sequence, prompt and output together, in tokens. None: the model's own."""
     page_size: int = 16
     """Tokens per page of the cache."""
+    kv_cache_dtype: str = "auto"
+    """One of KV_CACHE_DTYPES: auto is the dtype of the weights, fp8_e4m3 takes 8 bits per number."""
+    draft_kv_cache_dtype: str | None = None
+    """The same for the draft head's cache. None: as the target's."""
     num_pages: int | None = None
     """Pages of the cache. None: enough for every running request at full length, or as many as fit."""
     mem_fraction: float = 0.85
@@ -323,8 +332,11 @@ class EngineConfig:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         if self.adaptive_trees and not self.adaptive:
             raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
-        kernels = {} if self.attention_kernel is None else {"attention_kernel": ATTENTION_KERNELS}
-        require_one_of(self, kernels | {"matmul": MATMULS})
+        known: dict[str, Sequence[str]] = {"matmul": MATMULS, "kv_cache_dtype": KV_CACHE_DTYPES}
+        optional = {"attention_kernel": ATTENTION_KERNELS, "draft_kv_cache_dtype": KV_CACHE_DTYPES}
+        require_one_of(self, known | {name: values for name, values in optional.items() if getattr(self, name) is not None})
+        if self.attention_kernel == "mosaic" and FP8 in (self.kv_cache_dtype, self.draft_kv_cache_dtype):
+            raise ValueError(f"attention_kernel='mosaic' can't read a cache of 8 bits ({FP8}): leave out one of both")
         if self.draft_sink_size and self.draft_window_size is None:
             raise ValueError(f"draft_sink_size ({self.draft_sink_size}) needs a draft_window_size: without one the head sees all")
 
@@ -344,6 +356,7 @@ class EngineConfig:
         names = (
             "adaptive",
             "adaptive_trees",
+            "draft_kv_cache_dtype",
             "draft_window_size",
             "draft_sink_size",
             "accept_threshold_single",

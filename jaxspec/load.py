@@ -131,7 +131,7 @@ def ending_with(target: LoadedTarget, tokenizer: Tokenizer | None) -> LoadedTarg
 
 
 def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:
-    """The dtype of activations and cache, and of weights that are not stored in fewer bits.
+    """The dtype of activations, and of weights that are not stored in fewer bits.
 
     "auto" is float32 on a CPU (XLA's bfloat16 matmuls run 4-16 times slower there) and 16 bits on a GPU: float16 if the
     checkpoint is, else bfloat16.

@@ -112,7 +112,8 @@ class OracleHead(DraftHead):
     def first_layer(self, embeddings: Float[Array, "b w h"], hidden: Float[Array, "b w h"], inputs: LayerInputs) -> LayerOutput:
         slots = (inputs.metadata.positions + 1).astype(jnp.float32)  # a pair's position is its slot - 1
         layer = self.config.layer
-        empty = jnp.zeros((*inputs.metadata.mask.shape[::2], layer.num_kv_heads, layer.head_dim), embeddings.dtype)
+        stored = embeddings.dtype if inputs.cache is None else inputs.cache.k.dtype
+        empty = jnp.zeros((*inputs.metadata.mask.shape[::2], layer.num_kv_heads, layer.head_dim), stored)
         x = jnp.broadcast_to(slots[..., None], embeddings.shape)
         return LayerOutput(x, x, KeysValues(empty, empty))
 

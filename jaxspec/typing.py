@@ -10,13 +10,17 @@ Longer names (pages, page, heads, kv_heads, head_dim) are spelled out. Annotatio
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, Real, UInt
 
 __all__ = ["Array", "Bool", "Float", "Int", "KeysValues", "UInt"]
 
 
 class KeysValues(NamedTuple):
-    """Keys and values of one layer: its pages [pages, page, kv_heads, head_dim] or window rows [b, s, kv_heads, head_dim]."""
+    """Keys and values of one layer: its pages [pages, page, kv_heads, head_dim] or window rows [b, s, kv_heads, head_dim].
 
-    k: Float[Array, "n1 n2 kv_heads head_dim"]
-    v: Float[Array, "n1 n2 kv_heads head_dim"]
+    In a cache of 8 bits both are bytes (pallas_kernels/fp8.py): a token is rounded before any other sees it, in the window as later
+    in the cache.
+    """
+
+    k: Real[Array, "n1 n2 kv_heads head_dim"]
+    v: Real[Array, "n1 n2 kv_heads head_dim"]

@@ -43,6 +43,9 @@ def test_equal_programs_are_compiled_once():
         lambda: dict(accept_threshold_single=0.5),
         lambda: dict(attention_kernel="reference"),
         lambda: dict(matmul="skinny"),
+        lambda: dict(kv_cache_dtype="fp8_e4m3"),
+        lambda: dict(kv_cache_dtype="fp8_e4m3", draft_kv_cache_dtype="auto"),
+        lambda: dict(draft_kv_cache_dtype="fp8_e4m3"),
     ],
 )
 def test_whatever_decides_a_program_is_part_of_its_identity(change):

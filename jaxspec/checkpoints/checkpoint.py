@@ -33,6 +33,8 @@ class Needed(NamedTuple):
     shape: tuple[int, ...]
     floating: bool = True
     """Floating-point values; False: integers or booleans."""
+    or_shapes: tuple[tuple[int, ...], ...] = ()
+    """Other shapes that it may have."""
 
 
 class Checkpoint:
@@ -76,12 +78,12 @@ class Checkpoint:
     def check(self, needed: Mapping[str, Needed], ignored: Collection[str] = ()) -> None:
         """Raises ValueError naming every tensor that is missing, has the wrong shape or kind, or is unknown."""
         problems = []
-        for name, (shape, floating) in needed.items():
+        for name, (shape, floating, or_shapes) in needed.items():
             if name not in self.infos:
                 problems.append(f"tensor {name!r} is missing (expected with shape {shape})")
                 continue
             info, file = self.infos[name], self.file_of[name]
-            if info.shape != shape:
+            if info.shape not in (shape, *or_shapes):
                 problems.append(f"tensor {name!r} in {file} has shape {info.shape}; expected {shape} from config.json")
             elif floating != bool(jnp.issubdtype(info.dtype, jnp.floating)):
                 kind = "floating-point values" if floating else "integers"

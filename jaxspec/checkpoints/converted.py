@@ -34,7 +34,7 @@ MAX_IDS = 2**24
 LAYER = Fields(
     {name: check for name, check in MODEL.items() if name in ModelConfig.__dataclass_fields__}
     | {"num_layers": MODEL["num_hidden_layers"], "num_heads": SIZE, "num_kv_heads": SIZE, "qkv_bias": Flag(), "qk_norm": Flag()}
-    | {"eos_token_ids": ListOf(TOKEN_ID)}
+    | {"kv_scales": Flag(), "eos_token_ids": ListOf(TOKEN_ID)}
     | {
         "rope": Fields(
             {name: check for name, check in ROPE.items() if name in RopeConfig.__dataclass_fields__}

@@ -74,6 +74,29 @@ class Stack(NamedTuple):
         return {name: part for (name, _), part in zip(self.tensors, parts, strict=True)}
 
 
+class CacheScale(NamedTuple):
+    """The scale of a layer's keys or values in a cache of 8 bits, float32 [kv_heads]: one number for all heads, or one for each.
+
+    In:  a tensor [0.5], kv_heads 4
+    Out: [0.5, 0.5, 0.5, 0.5]
+    """
+
+    name: str
+    kv_heads: int
+
+    def needed(self) -> dict[str, Needed]:
+        return {self.name: Needed((1,), or_shapes=((), (self.kv_heads,)))}
+
+    def join(self, read: ReadTensor) -> np.ndarray:
+        scale = np.ravel(read(self.name)).astype(np.float32)
+        if not (np.isfinite(scale) & (scale > 0)).all():
+            raise ValueError(f"tensor {self.name!r} must be above 0, got {scale.min():g}: it was not calibrated")
+        return np.array(np.broadcast_to(scale, self.kv_heads))
+
+    def split(self, parameter: np.ndarray) -> dict[str, np.ndarray]:
+        return {self.name: parameter[:1] if (parameter == parameter[0]).all() else parameter}
+
+
 def table(name: str, rows: int, columns: int) -> Stack:
     """A matrix that keeps its orientation, such as an embedding."""
     return Stack(((name, rows),), (columns,))
@@ -98,8 +121,21 @@ def nested(*path: str | int, layout: Layout) -> Layout:
     return {(*path, *inner): source for inner, source in layout.items()}
 
 
+CACHE_SCALES = (
+    ("k_scale", "v_scale"),
+    ("k_proj.k_scale", "v_proj.v_scale"),
+    ("k_proj.output_scale", "v_proj.output_scale"),
+)
+"""The names of a layer's cache scales behind `self_attn.`: compressed-tensors', ModelOpt's, and old compressed-tensors'."""
+
+
 def decoder_layer(
-    prefix: str, config: ModelConfig, *, input_size: int | None = None, input_norm: str | None = "input_layernorm"
+    prefix: str,
+    config: ModelConfig,
+    *,
+    input_size: int | None = None,
+    input_norm: str | None = "input_layernorm",
+    cache_scales: tuple[str, str] = CACHE_SCALES[0],
 ) -> Layout:
     """A decoder layer's layout.
 
@@ -108,6 +144,7 @@ def decoder_layer(
         config: its sizes, biases and norms.
         input_size: width of what its attention reads; None: the hidden size.
         input_norm: the name of the norm before attention; None: it has none.
+        cache_scales: one of CACHE_SCALES, if config.kv_scales.
     """
     size, head_dim = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -126,6 +163,9 @@ def decoder_layer(
     if config.qk_norm:
         layout |= nested("self_attn", "q_norm", layout=norm(attention + "q_norm", head_dim))
         layout |= nested("self_attn", "k_norm", layout=norm(attention + "k_norm", head_dim))
+    if config.kv_scales:
+        for key, name in zip(("k_scale", "v_scale"), cache_scales, strict=True):
+            layout["self_attn", key] = CacheScale(attention + name, config.num_kv_heads)
     return layout
 
 

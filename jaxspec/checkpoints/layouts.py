@@ -1,9 +1,10 @@
 """The layouts of all supported checkpoints: targets, MTP layers, EAGLE-1/2 heads and EAGLE-3 heads."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
-from jaxspec.checkpoints.layout import DraftVocabulary, Layout, TensorPlan, decoder_layer, linear, nested, norm, table
+from jaxspec.checkpoints.layout import CACHE_SCALES, DraftVocabulary, Layout, TensorPlan, decoder_layer, linear, nested, norm, table
 from jaxspec.checks import refuse
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
@@ -55,14 +56,17 @@ def target_plan(config: dict, names: Collection[str]) -> TensorPlan[ModelConfig]
     model = target_config(config)
     if model.num_layers > len(names):
         raise ValueError(f"config.json: num_hidden_layers is {model.num_layers}, but the files have {len(names)} tensors")
+    scales = next((pair for pair in CACHE_SCALES if f"model.layers.0.self_attn.{pair[0]}" in names), None)
+    model = replace(model, kv_scales=scales is not None)
     ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(model.num_layers)}  # old Llama 2 files
     ignored |= {name for name in names if is_mtp_tensor(name)}  # part of the draft head's plan
     if model.tie_word_embeddings:
         ignored.add("lm_head.weight")
-    return TensorPlan(f"Hugging Face, {config['model_type']}", model, target_layout(model), frozenset(ignored))
+    layout = target_layout(model, scales or CACHE_SCALES[0])
+    return TensorPlan(f"Hugging Face, {config['model_type']}", model, layout, frozenset(ignored))
 
 
-def target_layout(config: ModelConfig) -> Layout:
+def target_layout(config: ModelConfig, cache_scales: tuple[str, str] = CACHE_SCALES[0]) -> Layout:
     """Hugging Face's names."""
     size = config.hidden_size
     layout: Layout = {
@@ -70,7 +74,7 @@ def target_layout(config: ModelConfig) -> Layout:
         **nested("norm", layout=norm("model.norm", size)),
     }
     for index in range(config.num_layers):
-        layout |= nested("layers", index, layout=decoder_layer(f"model.layers.{index}.", config))
+        layout |= nested("layers", index, layout=decoder_layer(f"model.layers.{index}.", config, cache_scales=cache_scales))
     if not config.tie_word_embeddings:
         layout |= nested("lm_head", layout=linear(size, ("lm_head", config.vocab_size)))
     return layout

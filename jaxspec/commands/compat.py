@@ -53,7 +53,6 @@ IGNORED = (
     Ignored("--speculative-draft-load-format=", LOADING, ("auto", "safetensors", "pt")),
     Ignored("--quantization= -q=", "weights are used as they are", ("none", "None")),
     Ignored("--speculative-draft-model-quantization=", "weights are used as they are", ("unquant",)),
-    Ignored("--kv-cache-dtype= --speculative-draft-kv-cache-dtype=", "the cache has the dtype of the weights", ("auto",)),
     Ignored("--disable-fast-image-processor", "models take text only"),
     Ignored("--tokenizer-mode=", TOKENIZER, ("auto",)),
     Ignored("--tokenizer-backend=", TOKENIZER, ("auto", "huggingface")),

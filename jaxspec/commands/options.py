@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.checks import docstrings
-from jaxspec.config import ATTENTION_KERNELS, DTYPES, MATMULS, EngineConfig, TreeShape
+from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, EngineConfig, TreeShape
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -40,6 +40,11 @@ def tree(text: str) -> TreeShape:
         return TreeShape.of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def kv_cache_dtype(name: str) -> str:
+    """An option's type: one of KV_CACHE_DTYPES; vLLM calls fp8_e4m3 also fp8."""
+    return FP8 if name == "fp8" else name
 
 
 class Option(NamedTuple):
@@ -123,7 +128,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--served-model-name NAME...", "names of the model in the API (default: as given to --model-path)"),
         Option(
             "--dtype",
-            "dtype of weights and cache; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
+            "dtype of weights; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
             choices=("auto", *DTYPES),
             type=lambda name: "float16" if name == "half" else name,
             default="auto",
@@ -174,6 +179,14 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "engine.request_trees",
             needs_head=True,
         ),
+        Option(
+            "--speculative-draft-kv-cache-dtype NAME",
+            "the same for the draft head's cache (default: as --kv-cache-dtype)",
+            "engine.draft_kv_cache_dtype",
+            type=kv_cache_dtype,
+            choices=KV_CACHE_DTYPES,
+            needs_head=True,
+        ),
         Option("--speculative-draft-window-size", sets="engine.draft_window_size", needs_head=True),
         Option("--speculative-draft-sink-size", sets="engine.draft_sink_size", needs_head=True),
         Option("--speculative-accept-threshold-single", sets="engine.accept_threshold_single", needs_head=True),
@@ -189,6 +202,13 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option("--chunked-prefill-size --max-num-batched-tokens", sets="engine.prefill_chunk"),
         Option("--page-size --block-size", sets="engine.page_size"),
+        Option(
+            "--kv-cache-dtype NAME",
+            "auto is the dtype of the weights; fp8_e4m3 stores keys and values in 8 bits, with the checkpoint's scales or none",
+            "engine.kv_cache_dtype",
+            type=kv_cache_dtype,
+            choices=KV_CACHE_DTYPES,
+        ),
         Option(
             "--attention-kernel NAME",
             f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else XLA by blocks)",

@@ -120,6 +120,8 @@ class HeadDrafter(Drafter):
     """The head without its weights."""
     window: SlidingWindow | None = None
     """The part of its cache that it sees; None: all of it."""
+    kv_cache_dtype: str = "auto"
+    """As EngineConfig.draft_kv_cache_dtype."""
     weights: dict = field(default_factory=dict, compare=False, repr=False)
     lags = True
 
@@ -133,7 +135,7 @@ class HeadDrafter(Drafter):
     @classmethod
     def of(cls, head: LoadedHead, window: SlidingWindow | None = None, kernels: Kernels = DEFAULT_KERNELS) -> "HeadDrafter":
         """The drafter with this head."""
-        return cls(head.config, head.graph(kernels), window, head.params)
+        return cls(head.config, head.graph(kernels), window, kernels.kv_cache_dtype, head.params)
 
     def with_weights(self, weights: dict) -> "HeadDrafter":
         return replace(self, weights=weights)
@@ -144,7 +146,7 @@ class HeadDrafter(Drafter):
 
     def empty(self, sizes: Sizes) -> HeadState:
         hidden = jnp.zeros((sizes.rows, self.config.layer.hidden_size), sizes.dtype)
-        return HeadState(empty_cache(self.config.layer, sizes), hidden, uncalibrated())
+        return HeadState(empty_cache(self.config.layer, sizes, self.kv_cache_dtype), hidden, uncalibrated())
 
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False

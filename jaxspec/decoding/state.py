@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import FP8, ModelConfig
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.settings import Settings, neutral_settings
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
@@ -50,7 +50,9 @@ class Sizes(NamedTuple):
     max_lag: int
     """Most slots by which the drafter may lag behind."""
     dtype: DTypeLike
-    """Of keys, values and features."""
+    """Of activations: of features, and of keys and values unless they are stored in 8 bits."""
+    kv_cache_dtype: str = "auto"
+    """As EngineConfig.kv_cache_dtype, of the target's cache. A drafter knows its own."""
 
 
 class State(NamedTuple):
@@ -123,10 +125,20 @@ class Admission(NamedTuple):
     bias: Float[Array, "b v"]
 
 
-def empty_cache(config: ModelConfig, sizes: Sizes) -> tuple[KeysValues, ...]:
+def stored_dtype(kv_cache_dtype: str, dtype: DTypeLike) -> jnp.dtype:
+    """The dtype of arrays with keys and values beside activations of this dtype; numbers of 8 bits are kept as bytes.
+
+    In:  "fp8_e4m3", bfloat16
+    Out: uint8
+    """
+    return jnp.dtype(jnp.uint8 if kv_cache_dtype == FP8 else dtype)
+
+
+def empty_cache(config: ModelConfig, sizes: Sizes, kv_cache_dtype: str) -> tuple[KeysValues, ...]:
     """Pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays. They may hold anything:
     only slots that were written are read."""
-    shape, dtype = (sizes.num_pages, sizes.page_size, config.num_kv_heads, config.head_dim), jnp.dtype(sizes.dtype)
+    shape = (sizes.num_pages, sizes.page_size, config.num_kv_heads, config.head_dim)
+    dtype = stored_dtype(kv_cache_dtype, sizes.dtype)
     return tuple(KeysValues(unwritten(shape, dtype), unwritten(shape, dtype)) for _ in range(config.num_layers))
 
 
@@ -144,7 +156,7 @@ def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any
     rows = sizes.rows
     numbers = {name: jnp.zeros(rows, jnp.int32) for name in ("length", "root", "remaining")}
     return State(
-        cache=empty_cache(target, sizes),
+        cache=empty_cache(target, sizes, sizes.kv_cache_dtype),
         sequences=Sequences(**numbers, done=jnp.ones(rows, bool)),
         settings=neutral_settings(rows),
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),

@@ -1,11 +1,10 @@
 """Everything on the device: the modules that programs use, the caches, and one row of state per request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
@@ -15,7 +14,7 @@ from jaxspec.decoding.drafter import Drafter, Models, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter, SlidingWindow
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
-from jaxspec.decoding.state import Admission, Sizes, State, empty_state
+from jaxspec.decoding.state import Admission, Sizes, State, empty_state, stored_dtype
 from jaxspec.engine.request import Request
 from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel
@@ -46,12 +45,13 @@ def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig, placem
     if not isinstance(source, LoadedModel):
         return source
     window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
-    return HeadDrafter.of(source, window, kernels_of(config, placement))
+    kernels = kernels_of(config, placement)
+    return HeadDrafter.of(source, window, replace(kernels, kv_cache_dtype=config.draft_kv_cache_dtype or kernels.kv_cache_dtype))
 
 
 def kernels_of(config: EngineConfig, placement: Placement = ONE_DEVICE) -> Kernels:
-    """The implementations that the models use."""
-    return Kernels(config.attention_kernel, config.matmul, split=placement.split)
+    """The implementations that the target uses; a head differs in the dtype of its cache."""
+    return Kernels(config.attention_kernel, config.matmul, kv_cache_dtype=config.kv_cache_dtype, split=placement.split)
 
 
 def thresholds_of(config: EngineConfig) -> Thresholds | None:
@@ -64,9 +64,9 @@ def new_state(target: ModelConfig, drafter: Drafter, sizes: Sizes) -> State:
     return empty_state(target, sizes, drafter.feature_size, drafter.empty(sizes))
 
 
-def cache_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
-    """Bytes of keys and values per token."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+def cache_bytes_per_token(config: ModelConfig, kv_cache_dtype: str, dtype: DTypeLike) -> int:
+    """Bytes of keys and values per token, beside activations of this dtype."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * stored_dtype(kv_cache_dtype, dtype).itemsize
 
 
 def check_kernel(name: str | None, device: jax.Device) -> None:

@@ -94,6 +94,7 @@ class Runner:
             max_length=context_length,
             max_lag=MAX_LAG if trees.lags else 1,
             dtype=target.dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
         )
         self._vocab_size, self._max_length = target.config.vocab_size, context_length
         self._no_bias = placement.put(np.zeros((1, self._vocab_size), np.float32))

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import FP8, ModelConfig
 from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.linear import Builder
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
+from pallas_kernels.fp8 import Scales
 from pallas_kernels.product import Product, value
 from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
@@ -97,7 +98,14 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, input_size: int, builder: Builder):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
-        self.layout = QkvLayout(config.num_heads, config.num_kv_heads, config.head_dim, norm_eps, config.rope.attention_factor)
+        self.layout = QkvLayout(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            norm_eps,
+            config.rope.attention_factor,
+            fp8=builder.kernels.kv_cache_dtype == FP8,
+        )
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.rope, self.kernels = config.rope, builder.kernels
         self.qkv_proj = builder.linear("qkv_proj", input_size, qkv_size, bias=config.qkv_bias)
@@ -105,6 +113,9 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, builder.dtype)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, builder.dtype)
+        self.has_scales = config.kv_scales
+        if config.kv_scales:
+            self.k_scale, self.v_scale = (nnx.Param(jnp.ones(config.num_kv_heads, jnp.float32)) for _ in "kv")
 
     def __call__(self, x: Float[Array, "b w _"], inputs: LayerInputs) -> tuple[Product, KeysValues]:
         """The attention's output, and keys and values of the window so far."""
@@ -112,14 +123,15 @@ class Attention(nnx.Module):
         batch, width = x.shape[:2]
         norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
         frequencies = jnp.asarray(inverse_frequencies(self.rope, self.layout.head_dim))
-        q, k, v = rotate_qkv(self.qkv_proj.product(x), metadata.positions, frequencies, norms, self.layout)
+        scales = Scales(self.k_scale[...], self.v_scale[...]) if self.has_scales and self.layout.fp8 else None
+        q, k, v = rotate_qkv(self.qkv_proj.product(x), metadata.positions, frequencies, norms, self.layout, scales)
         if window is not None:
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
         if cache is None:
-            cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), x.dtype),) * 2)
+            cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), k.dtype),) * 2)
         _, pages, start, length, mask = metadata
         attend, implementation = self.kernels.attend, self.kernels.attention
-        out = attend(q, cache.k, cache.v, pages, start, length, k, v, mask, implementation=implementation)
+        out = attend(q, cache.k, cache.v, pages, start, length, k, v, mask, scales, implementation=implementation)
         # Writing the window to the cache must wait for this read; otherwise XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))
         return self.o_proj.product(out.reshape(batch, width, -1)), KeysValues(k, v)

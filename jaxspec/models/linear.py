@@ -51,6 +51,8 @@ class Kernels:
     """As EngineConfig.matmul."""
     attend: Callable[..., Array] = tree_attention
     """The attention function; training has one that needs less memory."""
+    kv_cache_dtype: str = "auto"
+    """As EngineConfig.kv_cache_dtype, of this model: what keys and values are rounded to."""
     split: frozenset[str] = frozenset()
     """The axes of parameters (placement.AXES) of which each device holds a part."""
 

@@ -52,6 +52,8 @@ def make_parser() -> Parser:
     add("--batch", type=whole(1), default=1, metavar="N", help="requests in a batch (default: %(default)s)")
     add("--context", type=whole(1), default=2048, metavar="N", help="tokens per request, prompt and output (default: %(default)s)")
     OPTIONS["page_size"].add_to(group, type=whole(1), default=EngineConfig.page_size)
+    OPTIONS["kv_cache_dtype"].add_to(group, default=EngineConfig.kv_cache_dtype)
+    OPTIONS["speculative_draft_kv_cache_dtype"].add_to(group)
     length_help = "tokens per cycle: `jaxspec check-draft` measures it"
     add("--accept-length", type=float, nargs="+", default=[], metavar="X", help=length_help)
     parser.add_argument(
@@ -102,10 +104,12 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     head = None if where is None else read_head(where, target, options.speculative_token_map)
     tree = options.tree or default_tree(None if head is None else head.algorithm, where)
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
-    models = pair(target, head, dtype, options.tp)
+    caches = {"kv_cache_dtype": options.kv_cache_dtype, "draft_kv_cache_dtype": options.speculative_draft_kv_cache_dtype}
+    models = pair(target, head, dtype, options.tp, **caches)
     gpu = chosen_gpu(options)
     fraction = SHARE.clean("--mem-fraction-static", options.mem_fraction_static)
     shares = SHARE.clean("--jax-memory-share", options.jax_memory_share), fraction
+    shape = CycleShape(tree, options.batch, options.context, options.page_size, **caches)
     return Plan(
         model=BUILT_IN_NAME if options.model_path is None else name_of(options.model_path),
         models=models,
@@ -118,7 +122,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         cycle=cycle_cost(models, tree, options.batch, options.context),
         plain=cycle_cost(models, PLAIN, options.batch, options.context),
         accept_lengths=tuple(accept_lengths(options.accept_length, tree)),
-        compiled=compiled_cycle(options, CycleShape(tree, options.batch, options.context, options.page_size), path, where, dtype),
+        compiled=compiled_cycle(options, shape, path, where, dtype),
         copy_speed=None if options.gpu_bandwidth is None else gpu.bandwidth,
     )
 

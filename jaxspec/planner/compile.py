@@ -63,6 +63,9 @@ class CycleShape:
     context: int
     """Tokens per sequence."""
     page_size: int = 16
+    kv_cache_dtype: str = "auto"
+    draft_kv_cache_dtype: str | None = None
+    """Both as in EngineConfig."""
 
     @property
     def pages(self) -> int:

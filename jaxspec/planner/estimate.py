@@ -56,15 +56,26 @@ class Pair:
         return (self.head.weights.output if self.head else 0) or self.target_output
 
 
-def pair(target: ModelConfig, head: HeadConfig | None, dtype: str, tp: int = 1) -> Pair:
-    """Raises ValueError if the KV heads can't be split evenly over the GPUs."""
+def pair(
+    target: ModelConfig,
+    head: HeadConfig | None,
+    dtype: str,
+    tp: int = 1,
+    *,
+    kv_cache_dtype: str = "auto",
+    draft_kv_cache_dtype: str | None = None,
+) -> Pair:
+    """The last two as in EngineConfig. Raises ValueError if the KV heads can't be split evenly over the GPUs."""
     kinds = {"the target": target} | ({"the draft head": head.layer} if head else {})
     for name, config in kinds.items():
         if config.num_kv_heads % tp:
             raise ValueError(f"--tp {tp} does not divide the {config.num_kv_heads} KV heads of {name}")
     models = [
-        ModelSize(config, weights_of(whole, dtype), cache_bytes_per_token(config, jnp.dtype(dtype)))
-        for whole, config in ((target, target), *(((head, head.layer),) if head else ()))
+        ModelSize(config, weights_of(whole, dtype), cache_bytes_per_token(config, cache, dtype))
+        for whole, config, cache in (
+            (target, target, kv_cache_dtype),
+            *(((head, head.layer, draft_kv_cache_dtype or kv_cache_dtype),) if head else ()),
+        )
     ]
     return Pair(models[0], models[1] if head else None, head, dtype, tp)
 

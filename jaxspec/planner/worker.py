@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.decoding.state import Sizes
-from jaxspec.engine.device_state import Merger, drafter_of, nbytes, new_state
+from jaxspec.engine.device_state import Merger, drafter_of, kernels_of, nbytes, new_state
 from jaxspec.engine.programs import Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
@@ -76,13 +76,15 @@ def compile_cycle(
     scratch: str,
 ) -> dict[str, Any]:
     """Compiles one cycle as the engine does; returns the fields of `CompiledCycle`."""
-    models: list[Any] = [None if config is None else abstract_model(config, dtype) for config in (target, head)]
-    drafter = drafter_of(models[1], EngineConfig())
+    models: list[Any] = [None if each is None else abstract_model(each, dtype) for each in (target, head)]
+    config = EngineConfig(kv_cache_dtype=shape.kv_cache_dtype, draft_kv_cache_dtype=shape.draft_kv_cache_dtype)
+    drafter = drafter_of(models[1], config)
     params = {"target": models[0].params, "draft": drafter.weights}
     batch, pages = shape.batch, shape.pages
-    sizes = Sizes(batch + 1, batch * pages, shape.page_size, max_length=pages * shape.page_size, max_lag=1, dtype=dtype)
+    length = pages * shape.page_size
+    sizes = Sizes(batch + 1, batch * pages, shape.page_size, length, max_lag=1, dtype=dtype, kv_cache_dtype=shape.kv_cache_dtype)
     state = jax.eval_shape(lambda: new_state(target, drafter, sizes))
-    merge = Merger.of(models[0].graph(), drafter)
+    merge = Merger.of(models[0].graph(kernels_of(config)), drafter)
     programs = Programs(merge, placed(params, mesh), placed(state, mesh))
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
         lowered = programs.lower(CycleProgram(batch, pages, shape.tree), "cuda")

@@ -148,7 +148,9 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     return Unrolled(total, losses, jnp.stack(right), jnp.stack(counted))
 
 
-def chain_attention(q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, *, implementation: None = None):
+def chain_attention(
+    q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, scales: None = None, *, implementation: None = None
+):  # fmt: skip
     """`tree_attention` for the masks of `metadata`, without computing the masked scores: of the drafts' keys, which follow the
     text's, row t attends to one per unroll step."""
     batch, width, heads, head_dim = q.shape

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int, Real
 
 NUMBERS_PER_LAUNCH = 32 * 1024
 """Numbers in registers at once, half as many as a multiprocessor has registers: one row of each of 32 arrays of Llama-3.1-8B.
@@ -15,15 +15,15 @@ NUMBERS_PER_LAUNCH = 32 * 1024
 
 @jax.named_scope("cache_write")
 def pallas_triton_write(
-    pages: tuple[Float[Array, "pages page kv_heads head_dim"], ...],
-    windows: tuple[Float[Array, "b s kv_heads head_dim"], ...],
+    pages: tuple[Real[Array, "pages page kv_heads head_dim"], ...],
+    windows: tuple[Real[Array, "b s kv_heads head_dim"], ...],
     page_table: Int[Array, "b p"],
     path: Int[Array, "b j"],
     slots: Int[Array, "b j"],
     write: Bool[Array, "b j"],
     *,
     interpret: bool = False,
-) -> tuple[Float[Array, "pages page kv_heads head_dim"], ...]:
+) -> tuple[Real[Array, "pages page kv_heads head_dim"], ...]:
     """One program per written row copies that row in many arrays.
 
     One launch per layer would cost more than moving the bytes: 32 layers of Llama-3.1-8B and 6 rows are 0.8 MB.

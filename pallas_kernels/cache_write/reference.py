@@ -2,18 +2,18 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int, Real
 
 
 @jax.named_scope("cache_write_reference")
 def reference_write(
-    pages: tuple[Float[Array, "pages page kv_heads head_dim"], ...],
-    windows: tuple[Float[Array, "b s kv_heads head_dim"], ...],
+    pages: tuple[Real[Array, "pages page kv_heads head_dim"], ...],
+    windows: tuple[Real[Array, "b s kv_heads head_dim"], ...],
     page_table: Int[Array, "b p"],
     path: Int[Array, "b j"],
     slots: Int[Array, "b j"],
     write: Bool[Array, "b j"],
-) -> tuple[Float[Array, "pages page kv_heads head_dim"], ...]:
+) -> tuple[Real[Array, "pages page kv_heads head_dim"], ...]:
     count, page_size = pages[0].shape[:2]
     page = jnp.take_along_axis(page_table, slots // page_size, 1, mode="clip")
     # Rows that are not written get an index past the last page, which the scatter drops.

@@ -1,8 +1,9 @@
 """Splits the output of the fused projection into queries, keys and values, norms them if the model does, and rotates them."""
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Real
 
 from pallas_kernels.dispatch import call
+from pallas_kernels.fp8 import Scales
 from pallas_kernels.product import Product
 from pallas_kernels.rotate_qkv.pallas_triton import pallas_triton_rotate
 from pallas_kernels.rotate_qkv.reference import QkvLayout, reference_rotate
@@ -16,9 +17,10 @@ def rotate_qkv(
     frequencies: Float[Array, " half"],
     norms: tuple[Float[Array, " head_dim"], Float[Array, " head_dim"]] | None,
     layout: QkvLayout,
+    scales: Scales | None = None,
     *,
     implementation: str | None = None,
-) -> tuple[Float[Array, "b w heads head_dim"], Float[Array, "b w kv_heads head_dim"], Float[Array, "b w kv_heads head_dim"]]:
+) -> tuple[Float[Array, "b w heads head_dim"], Real[Array, "b w kv_heads head_dim"], Real[Array, "b w kv_heads head_dim"]]:
     """Queries, keys and values of rows: rotary position embedding over the pairs (x[i], x[i + head_dim / 2]), in float32.
 
     Args:
@@ -26,6 +28,7 @@ def rotate_qkv(
         positions: each row's position.
         frequencies: the angle per position of each pair, in float32.
         norms: weights of the query norm and the key norm; None exactly if layout.norm_eps is None.
+        scales: what keys and values are divided by before they are stored in 8 bits. None: 1.
         implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     Raises:
@@ -38,4 +41,4 @@ def rotate_qkv(
         raise ValueError(
             f"qkv is {qkv.dtype} and the norms are {', '.join(str(norm.dtype) for norm in norms)}: they must have the same dtype"
         )
-    return call("rotate_qkv", IMPLEMENTATIONS, implementation, (qkv, positions, frequencies, norms), layout=layout)
+    return call("rotate_qkv", IMPLEMENTATIONS, implementation, (qkv, positions, frequencies, norms, scales), layout=layout)

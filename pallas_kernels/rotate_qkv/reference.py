@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Real, UInt8
 
+from pallas_kernels.fp8 import Scales, encode
 from pallas_kernels.product import Product, value
 from pallas_kernels.rms_norm.reference import reference_norm
 
@@ -20,6 +21,8 @@ class QkvLayout:
     """Queries and keys are normed head by head (Qwen3) with this epsilon; None: they are not."""
     attention_factor: float = 1.0
     """YaRN: rotated queries and keys are multiplied by it."""
+    fp8: bool = False
+    """Keys and values are returned as the bytes of 8-bit numbers (pallas_kernels/fp8.py)."""
 
 
 def reference_rotate(
@@ -27,14 +30,24 @@ def reference_rotate(
     positions: Int[Array, "b w"],
     frequencies: Float[Array, " half"],
     norms: tuple[Float[Array, " head_dim"], Float[Array, " head_dim"]] | None,
+    scales: Scales | None = None,
+    *,
     layout: QkvLayout,
-) -> tuple[Float[Array, "b w heads head_dim"], Float[Array, "b w kv_heads head_dim"], Float[Array, "b w kv_heads head_dim"]]:
+) -> tuple[Float[Array, "b w heads head_dim"], Real[Array, "b w kv_heads head_dim"], Real[Array, "b w kv_heads head_dim"]]:
     heads = value(qkv).reshape(*positions.shape, layout.heads + 2 * layout.kv_heads, layout.head_dim)
     q, k, v = jnp.split(heads, [layout.heads, layout.heads + layout.kv_heads], 2)
     if norms is not None and layout.norm_eps is not None:
         q, k = (reference_norm(part, weight, layout.norm_eps) for part, weight in zip((q, k), norms, strict=True))
     q, k = (rotate(part, positions, frequencies, layout.attention_factor) for part in (q, k))
+    if layout.fp8:
+        by_head = (None, None) if scales is None else (scales.k[:, None], scales.v[:, None])
+        k, v = stored(k, by_head[0]), stored(v, by_head[1])
     return q, k, v
+
+
+def stored(x: Float[Array, "*shape"], scale: Float[Array, "..."] | None) -> UInt8[Array, "*shape"]:
+    """Keys or values divided by the scale, in 8 bits."""
+    return encode(x if scale is None else x.astype(jnp.float32) / scale)
 
 
 def rotate(

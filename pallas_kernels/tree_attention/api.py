@@ -1,10 +1,12 @@
 """The one attention function of the project: committed pages plus a dense window."""
 
 from collections.abc import Callable
+from typing import Any
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels.dispatch import by_platform, call
+from pallas_kernels.fp8 import Scales
 from pallas_kernels.tree_attention.blocked import blocked_attention
 from pallas_kernels.tree_attention.pallas_triton import pallas_triton_attention
 from pallas_kernels.tree_attention.reference import reference_attention
@@ -12,10 +14,13 @@ from pallas_kernels.tree_attention.triton_tiling import unsupported
 
 
 # Imported on use: importing Mosaic takes a third of a second, and few programs need it.
-def _mosaic(*arguments: Array) -> Array:
+def _mosaic(*arguments: Any) -> Array:
     from pallas_kernels.tree_attention.mosaic import mosaic_attention
 
-    return mosaic_attention(*arguments)
+    *arrays, scales = arguments
+    if scales is not None:
+        raise ValueError("mosaic_attention: scales are for a cache of 8 bits, which it can't read")
+    return mosaic_attention(*arrays)
 
 
 IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
@@ -27,14 +32,15 @@ IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
 
 def tree_attention(
     q: Float[Array, "b w heads head_dim"],
-    k_pages: Float[Array, "pages page kv_heads head_dim"],
-    v_pages: Float[Array, "pages page kv_heads head_dim"],
+    k_pages: Real[Array, "pages page kv_heads head_dim"],
+    v_pages: Real[Array, "pages page kv_heads head_dim"],
     page_table: Int[Array, "b p"],
     start: Int[Array, " b"],
     length: Int[Array, " b"],
-    k_window: Float[Array, "b s kv_heads head_dim"],
-    v_window: Float[Array, "b s kv_heads head_dim"],
+    k_window: Real[Array, "b s kv_heads head_dim"],
+    v_window: Real[Array, "b s kv_heads head_dim"],
     mask: Bool[Array, "b w s"],
+    scales: Scales | None = None,
     *,
     implementation: str | None = None,
 ) -> Float[Array, "b w heads head_dim"]:
@@ -46,11 +52,14 @@ def tree_attention(
 
     Args:
         q: queries; heads are grouped so that query head h reads KV head h // (heads // kv_heads).
-        k_pages, v_pages: the committed cache of one layer. Slots outside start .. length - 1 may hold anything, even NaN.
+        k_pages, v_pages: the committed cache of one layer, in q's dtype or as bytes of `fp8.encode`. Slots outside
+            start .. length - 1 may hold anything, even NaN.
         page_table: pages of each sequence, in order; unused entries may be any valid page.
         start, length: the visible range of the cache.
-        k_window, v_window: keys and values that are not in the cache, including those of the rows being computed.
+        k_window, v_window: keys and values that are not in the cache, including those of the rows being computed; stored as
+            the cache is, so that a token sees the same numbers before and after they are committed.
         mask: the window keys that each row sees.
+        scales: what stored keys and values are multiplied by. None: 1.
         implementation: a name from IMPLEMENTATIONS; None picks by the platform that the program is lowered for, `pallas_triton` on
             CUDA (`reference` if `triton_tiling.unsupported`) and `blocked_attention` elsewhere. Only None and `reference` have
             derivatives.
@@ -61,7 +70,7 @@ def tree_attention(
     Raises:
         ValueError: the name of the implementation is unknown, or it does not support these shapes or dtypes.
     """
-    arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask)
+    arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, scales)
     if implementation is None:
         on_gpu = reference_attention if unsupported(q, k_pages, v_pages, k_window, v_window) else pallas_triton_attention
         return by_platform(on_gpu, blocked_attention, reference_attention)(*arguments)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels.tree_attention.packed_mask import BITS, pack_mask
 
@@ -61,13 +61,13 @@ def unsupported(q, k_pages, v_pages, k_window, v_window) -> str | None:
 @jax.named_scope("tree_attention_mosaic")
 def mosaic_attention(
     q: Float[Array, "b w heads head_dim"],
-    k_pages: Float[Array, "pages page kv_heads head_dim"],
-    v_pages: Float[Array, "pages page kv_heads head_dim"],
+    k_pages: Real[Array, "pages page kv_heads head_dim"],
+    v_pages: Real[Array, "pages page kv_heads head_dim"],
     page_table: Int[Array, "b p"],
     start: Int[Array, " b"],
     length: Int[Array, " b"],
-    k_window: Float[Array, "b s kv_heads head_dim"],
-    v_window: Float[Array, "b s kv_heads head_dim"],
+    k_window: Real[Array, "b s kv_heads head_dim"],
+    v_window: Real[Array, "b s kv_heads head_dim"],
     mask: Bool[Array, "b w s"],
     *,
     splits: int | None = None,

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
+from pallas_kernels.fp8 import Scales, is_fp8, numbers
 from pallas_kernels.tree_attention.packed_mask import BITS, pack_mask
 from pallas_kernels.tree_attention.triton_tiling import Tiling, choose_tiling, unsupported
 
@@ -29,14 +30,15 @@ LOWEST = -1e30  # the running maximum before any key: finite, so that a row with
 @jax.named_scope("tree_attention_pallas_triton")
 def pallas_triton_attention(
     q: Float[Array, "b w heads head_dim"],
-    k_pages: Float[Array, "pages page kv_heads head_dim"],
-    v_pages: Float[Array, "pages page kv_heads head_dim"],
+    k_pages: Real[Array, "pages page kv_heads head_dim"],
+    v_pages: Real[Array, "pages page kv_heads head_dim"],
     page_table: Int[Array, "b p"],
     start: Int[Array, " b"],
     length: Int[Array, " b"],
-    k_window: Float[Array, "b s kv_heads head_dim"],
-    v_window: Float[Array, "b s kv_heads head_dim"],
+    k_window: Real[Array, "b s kv_heads head_dim"],
+    v_window: Real[Array, "b s kv_heads head_dim"],
     mask: Bool[Array, "b w s"],
+    scales: Scales | None = None,
     *,
     interpret: bool = False,
     tiling: Tiling | None = None,
@@ -53,11 +55,12 @@ def pallas_triton_attention(
     b, w, heads, head_dim = q.shape
     slots = page_table.shape[1] * k_pages.shape[1]
     if tiling is None:
-        tiling = choose_tiling(b, w, heads, k_window.shape[2], head_dim, slots, k_window.shape[1], q.dtype.itemsize)
+        sizes = b, w, heads, k_window.shape[2], head_dim, slots, k_window.shape[1], q.dtype.itemsize
+        tiling = choose_tiling(*sizes, fp8=is_fp8(k_window))
     packed = pack_mask(mask)
     cache = (page_table.astype(jnp.int32), k_pages, v_pages) if slots else ()
     stretch = (packed.first, packed.end) if k_window.shape[1] > tiling.keys else ()
-    inputs = _Inputs(start.astype(jnp.int32), length.astype(jnp.int32), q, packed.bits, k_window, v_window, stretch, cache)
+    inputs = _Inputs(start.astype(jnp.int32), length.astype(jnp.int32), q, packed.bits, k_window, v_window, stretch, cache, scales)
     split_call = functools.partial(
         pl.pallas_call,
         functools.partial(_split_kernel, tiling=tiling),
@@ -94,6 +97,7 @@ class _Inputs(NamedTuple):
     """`first` and `end` of the packed mask, or nothing if the window is one block anyway."""
     cache: tuple
     """page_table, k_pages and v_pages, or nothing if there are no pages."""
+    scales: Scales | None
 
 
 def _split_kernel(inputs: _Inputs, *out_refs, tiling: Tiling):
@@ -109,6 +113,7 @@ def _split_kernel(inputs: _Inputs, *out_refs, tiling: Tiling):
     high = (cached + window) * (split + 1) // tiling.splits
 
     q = pltriton.load(inputs.q.at[rows.place], mask=rows.mask, other=0)
+    factor = LOG2_E / math.sqrt(rows.head_dim) * (1.0 if inputs.scales is None else inputs.scales.k[kv_head])
     running = (
         jnp.full(tiling.rows, LOWEST, jnp.float32),
         jnp.zeros(tiling.rows, jnp.float32),
@@ -118,16 +123,18 @@ def _split_kernel(inputs: _Inputs, *out_refs, tiling: Tiling):
 
         def cached_block(i, running):
             k, v, seen = _load_cached(i, inputs.cache, start, length, rows)
-            return _absorb(running, q, k, v, seen, rows.head_dim)
+            return _absorb(running, q, k, v, seen, factor)
 
         running = jax.lax.fori_loop(first_cached + low, first_cached + jnp.minimum(high, cached), cached_block, running)
 
     def window_block(i, running):
         k, v, seen = _load_window(i, (inputs.bits, inputs.k_window, inputs.v_window), rows)
-        return _absorb(running, q, k, v, seen, rows.head_dim)
+        return _absorb(running, q, k, v, seen, factor)
 
     first_window -= cached
     running = jax.lax.fori_loop(first_window + jnp.maximum(low, cached), first_window + high, window_block, running)
+    if inputs.scales is not None:
+        running = *running[:2], running[2] * inputs.scales.v[kv_head]
     _store(running, out_refs, split, rows)
 
 
@@ -189,10 +196,11 @@ def _load_window(block, window_refs, rows: _Rows):
     return k, v, (word >> (offset[None] % BITS)) & 1 == 1
 
 
-def _absorb(running, q, k, v, seen, head_dim: int):
+def _absorb(running, q, k, v, seen, factor):
     """One block of keys enters the running (maximum, sum of weights, weighted sum of values); logits are base 2."""
     maximum, total, values = running
-    logits = _dot(q, k, trans_b=True) * (LOG2_E / math.sqrt(head_dim))
+    k, v = numbers(k, q.dtype), numbers(v, q.dtype)
+    logits = _dot(q, k, trans_b=True) * factor
     logits = jnp.where(seen, logits, -jnp.inf)
     new_maximum = jnp.maximum(maximum, jnp.max(logits, 1))
     weights = jnp.exp2(logits - new_maximum[:, None])

@@ -9,6 +9,8 @@ PROGRAMS = 132
 """Programs that fill a GPU: one per multiprocessor of an H100. An A100 has 108."""
 MIN_BLOCKS = 2
 """Key blocks per split of a full table: both are under way at once, so fewer would not be faster."""
+MOST_BESIDE_BYTES = 64 * 128
+"""Numbers of a tile's rows beside which 64 keys are turned from bytes into numbers: with more an A100 runs out of registers."""
 MERGE_SPLITS = 16
 """Splits that the merge reads at a time, at most."""
 
@@ -38,10 +40,13 @@ class Tiling:
 
 def unsupported(q: Any, k_pages: Any, v_pages: Any, k_window: Any, v_window: Any) -> str | None:
     """The reason why the kernel can't take arrays of these shapes and dtypes; None if it can."""
-    dtypes = sorted({str(array.dtype) for array in (q, k_pages, v_pages, k_window, v_window)})
-    heads, head_dim = q.shape[2:]
-    if len(dtypes) > 1 or dtypes[0] not in ("bfloat16", "float16", "float32"):
-        return f"dtypes are {', '.join(dtypes)}, expected one of bfloat16, float16 and float32 for all arrays"
+    stored = {str(array.dtype) for array in (k_pages, v_pages, k_window, v_window)}
+    dtypes, (heads, head_dim) = sorted({str(q.dtype)} | stored), q.shape[2:]
+    if stored not in ({str(q.dtype)}, {"uint8"}) or str(q.dtype) not in ("bfloat16", "float16", "float32"):
+        return (
+            f"dtypes are {', '.join(dtypes)}, expected one of bfloat16, float16 and float32 for all arrays, or bytes of 8-bit "
+            "numbers for all keys and values"
+        )
     if head_dim > 256:
         return f"head_dim is {head_dim}, expected at most 256"
     if not k_window.shape[1]:
@@ -51,8 +56,11 @@ def unsupported(q: Any, k_pages: Any, v_pages: Any, k_window: Any, v_window: Any
     return None
 
 
-def choose_tiling(b: int, w: int, heads: int, kv_heads: int, head_dim: int, slots: int, s: int, itemsize: int) -> Tiling:
-    """The tiling for w rows per sequence over at most `slots` cached and s window keys.
+def choose_tiling(
+    b: int, w: int, heads: int, kv_heads: int, head_dim: int, slots: int, s: int, itemsize: int, *, fp8: bool = False
+) -> Tiling:
+    """The tiling for w rows per sequence over at most `slots` cached and s window keys. `itemsize`: of q; `fp8`: keys and values
+    are bytes of 8-bit numbers.
 
     In:  b=1, w=8, heads=32, kv_heads=8, head_dim=128, slots=8192, s=8, itemsize=2
     Out: group=4, rows=32, keys=64, padded_dim=128, row_blocks=1, splits=16, warps=4, stages=3, merge_splits=16, merge_warps=4
@@ -61,6 +69,8 @@ def choose_tiling(b: int, w: int, heads: int, kv_heads: int, head_dim: int, slot
     padded_dim = max(16, pl.next_power_of_2(head_dim))
     most_rows, keys, stages = _block_sizes(padded_dim, itemsize)
     rows = min(most_rows, max(16, pl.next_power_of_2(w * group)))
+    if fp8 and rows * padded_dim > MOST_BESIDE_BYTES:
+        keys = min(keys, 32)
     row_blocks = -(-w * group // rows)
     blocks = -(-slots // keys) + -(-s // keys)
     splits = max(1, min(round(PROGRAMS / (b * kv_heads * row_blocks)), blocks // MIN_BLOCKS))

@@ -4,12 +4,14 @@ import json
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.layout import CACHE_SCALES
 from jaxspec.checkpoints.loading import head_kind, load_target
 from jaxspec.config import ModelConfig, RopeConfig
 from jaxspec.models.registry import target_config
@@ -17,6 +19,14 @@ from jaxspec.testing import hf_config, random_mtp, tiny_config, tiny_target, wri
 from tests.reference import FIXTURES, TARGET
 
 FLOAT32 = jnp.dtype(jnp.float32)
+SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True, "observer": "minmax"}
+CACHE_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense", "kv_cache_scheme": SCHEME}
+"""The quantization_config of a checkpoint whose weights are not quantized, only its cache."""
+
+
+def cache_scheme(**changes) -> dict:
+    """The same with another kv_cache_scheme."""
+    return CACHE_ONLY | {"kv_cache_scheme": SCHEME | changes}
 
 
 def same(a: dict, b: dict) -> bool:
@@ -43,6 +53,50 @@ def test_an_output_projection_that_is_not_the_embedding_is_used(tmp_path):
         loaded = load_target(directory, FLOAT32)
     assert not loaded.config.tie_word_embeddings
     np.testing.assert_array_equal(loaded.params["lm_head"]["kernel"], embedding.T + 1)
+
+
+@pytest.mark.parametrize("names", CACHE_SCALES, ids=lambda names: names[0])
+@pytest.mark.parametrize("shape", [(1,), (), (2,)], ids=str)
+def test_scales_of_the_cache_are_read_as_published(tmp_path, names, shape):
+    """One for all heads, as most have it, or one for each; the dtype is the weights'."""
+    model = tiny_target(num_layers=2)
+    directory = write_target(tmp_path / "target", model, jnp.bfloat16)
+    by_head = np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
+    scales = {(layer, number): (0.25 + layer + number / 2) * by_head for layer in range(2) for number in range(2)}
+    named = {f"model.layers.{layer}.self_attn.{names[number]}": scale for (layer, number), scale in scales.items()}
+    stored = {name: np.asarray(scale, ml_dtypes.bfloat16) for name, scale in named.items()}
+    changed(directory, lambda tensors: tensors.update(stored))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": CACHE_ONLY}))
+    loaded = load_target(directory, jnp.dtype(jnp.bfloat16))
+    assert loaded.config.kv_scales
+    for layer in range(2):
+        for number, key in enumerate(("k_scale", "v_scale")):
+            found = loaded.params["layers"][layer]["self_attn"][key]
+            assert found.dtype == jnp.float32
+            np.testing.assert_array_equal(found, np.broadcast_to(scales[layer, number], 2))
+    again = load_target(write_target(tmp_path / "again", loaded), jnp.dtype(jnp.bfloat16))
+    assert again.config.kv_scales and same(again.params, loaded.params)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("k_scale", [0.0], "'model.layers.0.self_attn.k_scale' must be above 0, got 0: it was not calibrated"),
+        ("v_scale", [-1.0], "v_scale' must be above 0, got -1"),
+        ("k_scale", [np.nan], "k_scale' must be above 0, got nan"),
+        ("k_scale", [1.0, 2.0, 3.0], r"k_scale' in .* has shape \(3,\); expected \(1,\)"),
+        ("k_zero_point", [0.0], "tensor 'model.layers.0.self_attn.k_zero_point' .* is unknown"),
+        ("kv_scale", [1.0], "tensor 'model.layers.0.self_attn.kv_scale' .* is unknown"),
+    ],
+)
+def test_scales_that_make_no_sense_are_refused_by_name(tmp_path, name, value, message):
+    directory = write_target(tmp_path / "target", tiny_target(num_layers=1))
+    scales = {"k_scale": [1.0], "v_scale": [1.0], name: value}
+    named = {f"model.layers.0.self_attn.{each}": np.asarray(scale, np.float32) for each, scale in scales.items()}
+    changed(directory, lambda tensors: tensors.update(named))
+    with pytest.raises(ValueError, match=message):
+        load_target(directory, FLOAT32)
 
 
 def test_mistral_is_llama_without_a_window(tmp_path):
@@ -261,6 +315,12 @@ def test_the_registry_lists_what_is_supported():
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not supported"),
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("llama", {"quantization_config": CACHE_ONLY | {"config_groups": {"group_0": {}}}}, "quantization_config"),
+        ("llama", {"quantization_config": cache_scheme(num_bits=4)}, "kv_cache_scheme: num_bits=4 is not supported"),
+        ("llama", {"quantization_config": cache_scheme(type="int")}, "type='int' is not supported"),
+        ("llama", {"quantization_config": cache_scheme(dynamic=True)}, "dynamic=True is not supported"),
+        ("llama", {"quantization_config": cache_scheme(strategy="group")}, "only 'tensor' or 'attn_head' is"),
+        ("llama", {"quantization_config": cache_scheme(symmetric=False)}, "symmetric=False"),
         ("mimo", {"use_mrope": True}, "use_mrope=True"),
         ("llama", {"mlp_bias": True}, "mlp_bias=True"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),

@@ -47,7 +47,7 @@ def test_every_flag_arrives(tmp_path: Path):
         --speculative-accept-threshold-single 0.5 --speculative-accept-threshold-acc 0.25 --max-total-tokens 1003
         --chat-template {template} --api-key {SECRET} --admin-api-key other --no-tokenizer-info --shutdown-timeout 2.5
         --strict-model-name --request-timeout 60 --speculative-request-trees 0,3/1/4 --speculative-adaptive-trees 2/1/3,3/2/6
-        --tokenizer-path m --allowed-origins https://a.example"""
+        --tokenizer-path m --allowed-origins https://a.example --kv-cache-dtype fp8_e4m3 --speculative-draft-kv-cache-dtype auto"""
     arguments = parse_arguments(command.split())
     assert (arguments.model, arguments.draft, arguments.tree) == ("m", "d", TreeShape(3, 2, 6))
     assert (arguments.algorithm, arguments.token_map) == ("EAGLE3", "freq.pt")
@@ -71,8 +71,10 @@ def test_every_flag_arrives(tmp_path: Path):
         "accept_threshold_single": 0.5,
         "accept_threshold_acc": 0.25,
         "num_pages": 125,  # of 8 tokens
+        "kv_cache_dtype": "fp8_e4m3",
+        "draft_kv_cache_dtype": "auto",
     }
-    assert len(arguments.given) == 37
+    assert len(arguments.given) == 39
     assert EngineConfig(**arguments.engine).is_lossy
 
 
@@ -93,6 +95,7 @@ VLLM = {
     "--block-size 8": "--page-size 8",
     "--no-enable-prefix-caching": "--disable-radix-cache",
     "--seed 7": "--random-seed 7",
+    "--kv-cache-dtype fp8": "--kv-cache-dtype fp8_e4m3",
     "--speculative-draft-model d": "--speculative-draft-model-path d",
     "--draft d": "--speculative-draft-model-path d",
 }

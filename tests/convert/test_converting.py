@@ -56,6 +56,13 @@ def test_a_converted_target_is_the_same_model(target, tmp_path, dtype):
     assert {array.dtype.name for array in jax.tree.leaves(after.params)} == {dtype}
 
 
+def test_scales_of_the_cache_come_along(tmp_path):
+    source = write_target(tmp_path / "source", tiny_target(num_layers=1, kv_scales=True))
+    convert_target(source, tmp_path / "converted", Options())
+    before, after = (load_target(path, jnp.dtype(jnp.bfloat16)) for path in (source, tmp_path / "converted"))
+    assert after.config == before.config and after.config.kv_scales and same(after.params, before.params)
+
+
 def test_small_files_come_along_and_code_does_not(target, tmp_path):
     convert_target(target, tmp_path / "converted", Options())
     names = sorted(path.name for path in (tmp_path / "converted").iterdir())

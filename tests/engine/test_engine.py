@@ -14,6 +14,7 @@ from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, tiny_engine
+from tests.sets import exhaustive
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -264,10 +265,12 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     assert engine.runner.programs.ready.trees == engine.trees.all
 
 
-def test_programs_update_the_caches_in_place():
+@pytest.mark.parametrize(("kv_cache_dtype", "num_pages"), [("auto", 4096), exhaustive("fp8_e4m3", 4 * 4096)])
+def test_programs_update_the_caches_in_place(kv_cache_dtype, num_pages):
     """Donated caches alias the results, and no program holds a copy of one among its temporaries."""
     plain = TreeShape(num_steps=0)
-    runner = tiny_engine(TreeShape(2, 2, 4), target=engine_target(num_layers=1), request_trees=(plain,), num_pages=4096).runner
+    options = {"request_trees": (plain,), "num_pages": num_pages, "kv_cache_dtype": kv_cache_dtype}
+    runner = tiny_engine(TreeShape(2, 2, 4), target=engine_target(num_layers=1), **options).runner
     one_array = jax.tree.leaves(runner.state.cache)[0].nbytes
     programs = runner.table.largest_of_all()
     assert {type(program) for program in programs} == {AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram}

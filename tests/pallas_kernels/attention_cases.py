@@ -1,11 +1,17 @@
 """Random cases of tree attention, and its definition in NumPy."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from pallas_kernels.fp8 import Scales
+
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+STORED = ("k_pages", "v_pages", "k_window", "v_window")
+"""The arguments that a cache of 8 bits holds as bytes."""
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
 
@@ -29,11 +35,13 @@ class Case:
     dtype: str = "float32"
     longest: bool = False
     """Whether all pages are filled: then every split of a kernel has work."""
+    fp8: bool = False
+    """Whether keys and values are stored in 8 bits, with a scale for each head."""
 
     def __str__(self) -> str:
         return (
             f"{self.window}-{self.w}x{self.s}-heads{self.heads}/{self.kv_heads}x{self.head_dim}"
-            f"-pages{self.b}x{self.table}x{self.page}-{self.dtype}{'-longest' * self.longest}"
+            f"-pages{self.b}x{self.table}x{self.page}-{self.dtype}{'-longest' * self.longest}{'-fp8' * self.fp8}"
         )
 
 
@@ -73,7 +81,7 @@ MASKS = {
 }
 
 
-def arrays(case: Case, seed: int) -> dict[str, np.ndarray]:
+def arrays(case: Case, seed: int) -> dict[str, Any]:
     """Random arguments of `tree_attention`; slots that no row sees are NaN, and unused entries of the table name used pages."""
     rng = np.random.default_rng(seed)
     dtype, slots = DTYPES[case.dtype], case.table * case.page
@@ -94,7 +102,7 @@ def arrays(case: Case, seed: int) -> dict[str, np.ndarray]:
         used = -(-length[row] // case.page)
         page_table[row, used:] = rng.integers(0, len(hidden), case.table - used)
     pages[:, hidden] = np.nan
-    return {
+    made = {
         "q": normal(case.b, case.w, case.heads, case.head_dim),
         "k_pages": pages[0],
         "v_pages": pages[1],
@@ -105,10 +113,19 @@ def arrays(case: Case, seed: int) -> dict[str, np.ndarray]:
         "v_window": normal(case.b, case.s, case.kv_heads, case.head_dim),
         "mask": np.stack([MASKS[case.window](rng, case.w, case.s) for _ in range(case.b)]),
     }
+    if case.fp8:
+        made |= {name: made[name].astype(E4M3).view(np.uint8) for name in STORED}
+        made["scales"] = Scales(*rng.uniform(0.4, 1.6, (2, case.kv_heads)).astype(np.float32))
+    return made
 
 
-def definition(q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask) -> np.ndarray:
+def definition(q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, scales=None) -> np.ndarray:
     """Attention as it is written down, in float64: one sequence at a time, all keys that anyone sees in a row."""
+    if scales is not None:
+        k_pages, v_pages, k_window, v_window = (
+            stored.view(E4M3).astype(np.float64) * scale[:, None]
+            for stored, scale in zip((k_pages, v_pages, k_window, v_window), (*scales, *scales), strict=True)
+        )
     group, page = q.shape[2] // k_window.shape[2], k_pages.shape[1]
     out = np.zeros(q.shape)
     for row in range(len(q)):
@@ -166,4 +183,8 @@ CASES = [
     Case("random", 3, 3, 9, 6, 3, 16, 3, 7),
     # rows that see nothing in the first block of their tile
     Case("itself", 1, 100, 100, 2, 2, 64, 16, 2, "bfloat16"),
+    # a cache of 8 bits: read whole, in blocks, and by several splits
+    Case("wide tree", 2, 8, 8, 4, 2, 80, 16, 3, fp8=True),
+    Case("level", 2, 4, 12, 4, 2, 64, 16, 40, "bfloat16", fp8=True),
+    Case("causal", 1, 40, 40, 2, 1, 64, 32, 9, "float16", longest=True, fp8=True),
 ]

@@ -20,6 +20,7 @@ from jaxspec.planner.compile import read_launches
 from jaxspec.planner.worker import gpu_mesh
 from pallas_kernels.cache_write import cache_write
 from pallas_kernels.cutoff import cutoff
+from pallas_kernels.fp8 import Scales
 from pallas_kernels.product import Product
 from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
@@ -53,14 +54,18 @@ def attention(
     head_dim: int = HEAD_DIM,
     dtype=BF16,
     context: int = 8192,
+    fp8: bool = False,
 ) -> Kernel:
-    """w rows of b sequences over a context; s window keys, as many as rows by default."""
+    """w rows of b sequences over a context; s window keys, as many as rows by default. `fp8`: keys and values of 8 bits, scaled."""
     s, table = s or w, context // page
     integers = [shape(b, *more, dtype=jnp.int32) for more in ((table,), (), ())]
-    pages = shape(b * table, page, heads[1], head_dim, dtype=dtype)
-    window, q = shape(b, s, heads[1], head_dim, dtype=dtype), shape(b, w, heads[0], head_dim, dtype=dtype)
-    shapes = (q, pages, pages, *integers, window, window, shape(b, w, s, dtype=bool))
+    stored = jnp.uint8 if fp8 else dtype
+    pages = shape(b * table, page, heads[1], head_dim, dtype=stored)
+    window, q = shape(b, s, heads[1], head_dim, dtype=stored), shape(b, w, heads[0], head_dim, dtype=dtype)
+    scales = (Scales(*[shape(heads[1], dtype=jnp.float32)] * 2),) if fp8 else ()
+    shapes = (q, pages, pages, *integers, window, window, shape(b, w, s, dtype=bool), *scales)
     name = f"{implementation} attention, batch {b}, {w} x {s}, page {page}, heads {heads}, head_dim {head_dim}, {jnp.dtype(dtype)}"
+    name += ", 8-bit cache" * fp8
     return Kernel(name, partial(tree_attention, implementation=implementation), shapes)
 
 
@@ -72,6 +77,8 @@ def triton_kernels() -> Iterator[Kernel]:
     yield from (attention("pallas_triton", 1, w, head_dim=size) for size in (64, 80, 96, 256) for w in (1, 64, 256))
     for heads in ((28, 4), (32, 32), (8, 1)):  # Qwen2-7B, Llama-2-7B, and one KV head
         yield from (attention("pallas_triton", 1, w, heads=heads, dtype=jnp.float16) for w in (1, 8))
+    yield from (attention("pallas_triton", b, w, fp8=True) for b, w in ((1, 1), (8, 8), (1, 32), (1, 256)))
+    yield from (attention("pallas_triton", 1, 256, head_dim=size, fp8=True) for size in (64, 80, 256))
     for rows in (1, 32, 2048):
         norms = (partial(each, eps=1e-5, implementation="pallas_triton") for each in (rms_norm, norm_pair, add_norm))
         norm, pair, add = norms
@@ -95,13 +102,25 @@ def triton_kernels() -> Iterator[Kernel]:
             product = Product(shape(1, 8, HIDDEN), Dense(shape(HIDDEN, 48 * HEAD_DIM)), bias)
             name = f"rotate_qkv, norms {eps}, with its product and {'no' if bias is None else 'a'} bias"
             yield Kernel(name, rotate, (product, *where, norms))
-    for layers, kv_heads, rows in ((1, 8, 6), (32, 8, 6), (80, 8, 6), (32, 32, 6), (40, 40, 6), (1, 8, 256)):
-        arrays = (shape(64, 64, kv_heads, HEAD_DIM),) * (2 * layers), (shape(1, rows, kv_heads, HEAD_DIM),) * (2 * layers)
+    scales = Scales(*[shape(KV_HEADS, dtype=jnp.float32)] * 2)
+    narrow = QkvLayout(HEADS, KV_HEADS, HEAD_DIM, 1e-6, fp8=True)
+
+    def rotate_to_bytes(qkv, positions, frequencies, norms, scales):
+        return rotate_qkv(qkv, positions, frequencies, norms, narrow, scales, implementation="pallas_triton")
+
+    norms = shape(HEAD_DIM), shape(HEAD_DIM)
+    where = shape(1, 8, dtype=jnp.int32), shape(HEAD_DIM // 2, dtype=jnp.float32)
+    yield Kernel("rotate_qkv, 8-bit cache", rotate_to_bytes, (shape(1, 8, 48 * HEAD_DIM), *where, norms, scales))
+    sizes = ((1, 8, 6), (32, 8, 6), (80, 8, 6), (32, 32, 6), (40, 40, 6), (1, 8, 256))
+    for layers, kv_heads, rows, stored in (*((*each, BF16) for each in sizes), (32, 8, 6, jnp.uint8)):
+        pages = (shape(64, 64, kv_heads, HEAD_DIM, dtype=stored),) * (2 * layers)
+        arrays = pages, (shape(1, rows, kv_heads, HEAD_DIM, dtype=stored),) * (2 * layers)
         places = [
             shape(1, size, dtype=dtype) for size, dtype in ((64, jnp.int32), (rows, jnp.int32), (rows, jnp.int32), (rows, bool))
         ]
         write = partial(cache_write, implementation="pallas_triton")
-        yield Kernel(f"cache_write, {layers} layers, {kv_heads} KV heads, {rows} rows", write, (*arrays, *places))
+        name = f"cache_write, {layers} layers, {kv_heads} KV heads, {rows} rows{', 8-bit cache' * (stored != BF16)}"
+        yield Kernel(name, write, (*arrays, *places))
 
 
 def skinny_kernels(implementation: str) -> Iterator[Kernel]:

@@ -51,6 +51,21 @@ class TestCacheWrite:
         assert got.dtype == jnp.bfloat16
         np.testing.assert_array_equal(got[0, :, 0, 0].astype(jnp.float32), [0, 1])
 
+    def test_bytes_stay_as_they_are(self, implementation):
+        pages, window = jnp.zeros((2, 2, 1, 4), jnp.uint8), jnp.asarray([0x38, 0xAA, 0x7E, 0xFE], jnp.uint8).reshape(1, 1, 1, 4)
+        zero = jnp.zeros((1, 1), jnp.int32)
+        (got,) = RUNNABLE[implementation]((pages,), (window,), zero + 1, zero, zero + 1, zero == 0)
+        expected = np.zeros(pages.shape, np.uint8)
+        expected[1, 1, 0] = window[0, 0, 0]
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_bytes_and_numbers_don_t_mix():
+    zero = jnp.zeros((1, 1), jnp.int32)
+    pages = jnp.zeros((1, 1, 1, 2), jnp.uint8)
+    with pytest.raises(ValueError, match="the cache is uint8 and what to write float32: both must be bytes, or neither"):
+        cache_write((pages,), (pages.astype(jnp.float32),), zero, zero, zero, zero == 0)
+
 
 def test_many_layers_take_few_launches(monkeypatch):
     monkeypatch.setattr(pallas_triton, "NUMBERS_PER_LAUNCH", 4 * 2)

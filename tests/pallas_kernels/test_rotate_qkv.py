@@ -1,11 +1,14 @@
 """Splitting, norms and rotation against complex numbers, in every implementation."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
+from pallas_kernels.fp8 import Scales
 from pallas_kernels.product import Product, partial_sums
 from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS, QkvLayout, rotate_qkv
 from pallas_kernels.weight import Dense
@@ -67,8 +70,28 @@ def test_a_projection_still_to_be_computed_gives_the_same(implementation):
     where = jnp.asarray(rng.integers(0, 50, (2, 3))), jnp.asarray(rng.uniform(size=8), jnp.float32)
     product, rotate = Product(x, Dense(weight), bias), RUNNABLE[implementation]
     assert partial_sums(product)[0].shape[0] == 4
-    for mine, expected in zip(rotate(product, *where, None, layout), rotate(product.value(), *where, None, layout), strict=True):
+    for mine, expected in zip(
+        rotate(product, *where, None, layout=layout), rotate(product.value(), *where, None, layout=layout), strict=True
+    ):
         np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize("implementation", RUNNABLE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("has_scales", [False, True])
+def test_keys_and_values_of_8_bits_are_the_rounded_ones(implementation, dtype, has_scales):
+    layout, rng = QkvLayout(3, 2, 16), np.random.default_rng(1)
+    qkv = jnp.asarray(rng.normal(size=(2, 3, 7 * 16)) * np.geomspace(1e-3, 3e3, 3)[:, None], dtype)  # the last beyond 448
+    where = jnp.asarray(rng.integers(0, 50, (2, 3))), jnp.asarray(rng.uniform(size=8), jnp.float32)
+    scales = Scales(jnp.asarray([0.3, 2.5]), jnp.asarray([1.7, 0.01])) if has_scales else None
+    rotate = RUNNABLE[implementation]
+    q, *wide = rotate(qkv, *where, None, layout=layout)
+    got_q, *got = rotate(qkv, *where, None, scales, layout=replace(layout, fp8=True))
+    np.testing.assert_array_equal(got_q, q)
+    for mine, part, scale in zip(got, wide, scales or (np.ones(2),) * 2, strict=True):
+        nearest = np.clip(np.asarray(part, np.float32) / np.asarray(scale, np.float32)[:, None], -448, 448)
+        assert mine.dtype == np.uint8 and abs(nearest).max() == 448
+        np.testing.assert_array_equal(mine, nearest.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
 
 
 def test_unknown_implementations_are_named():

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,9 @@ def supported(implementation: str | None, case: Case) -> bool:
     if implementation != "mosaic":
         return True
     q = jax.ShapeDtypeStruct((case.b, case.w, case.heads, case.head_dim), DTYPES[case.dtype])
-    pages = jax.ShapeDtypeStruct((case.b * case.table + 2, case.page, case.kv_heads, case.head_dim), q.dtype)
-    window = jax.ShapeDtypeStruct((case.b, case.s, case.kv_heads, case.head_dim), q.dtype)
+    stored = np.dtype(np.uint8) if case.fp8 else q.dtype
+    pages = jax.ShapeDtypeStruct((case.b * case.table + 2, case.page, case.kv_heads, case.head_dim), stored)
+    window = jax.ShapeDtypeStruct((case.b, case.s, case.kv_heads, case.head_dim), stored)
     return mosaic.unsupported(q, pages, pages, window, window) is None
 
 
@@ -66,9 +68,9 @@ def combinations():
                     yield pytest.param(implementation, case, seed, id=f"{implementation}-{case}-{seed}", marks=marks)
 
 
-def check(implementation: str | None, case: Case, values: dict[str, np.ndarray]) -> None:
+def check(implementation: str | None, case: Case, values: dict[str, Any]) -> None:
     with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        got = jitted(implementation)(*map(jnp.asarray, values.values()))
+        got = jitted(implementation)(*jax.tree.map(jnp.asarray, list(values.values())))
     assert got.dtype == case.dtype
     np.testing.assert_allclose(np.asarray(got, np.float64), definition(**values), rtol=0, atol=TOLERANCES[case.dtype])
 
@@ -92,12 +94,13 @@ class TestChoiceByPlatform:
         lowered = jitted(None).trace(*map(jnp.asarray, arrays(SMALL, 0).values())).lower(lowering_platforms=("cpu",))
         assert "triton" not in lowered.as_text()
 
+    @pytest.mark.parametrize("fp8", [False, True])
     @pytest.mark.parametrize(("table", "launches"), [(3, 1), (64, 2)], ids=["one split", "several splits"])
-    def test_programs_for_cuda_have_at_most_two_launches_and_move_no_data(self, table, launches):
-        case = Case("wide tree", 1, 8, 8, 4, 2, 64, 16, table, "bfloat16")
+    def test_programs_for_cuda_have_at_most_two_launches_and_move_no_data(self, table, launches, fp8):
+        case = Case("wide tree", 1, 8, 8, 4, 2, 64, 16, table, "bfloat16", fp8=fp8)
         device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu")
         mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
-        values = [jnp.asarray(array) for array in arrays(case, 0).values()]
+        values = jax.tree.map(jnp.asarray, list(arrays(case, 0).values()))
         with jax.sharding.use_abstract_mesh(mesh):
             text = jitted(None).trace(*values).lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("__gpu$xla.gpu.triton") == launches
@@ -161,6 +164,20 @@ class TestUnsupported:
         values = arrays(SMALL, 0)
         with pytest.raises(ValueError, match="dtypes are bfloat16, float32, expected one of bfloat16, float16 and float32 for all"):
             jitted("pallas_triton")(*map(jnp.asarray, {**values, "q": jnp.asarray(values["q"], jnp.bfloat16)}.values()))
+
+    def test_bytes_and_other_numbers(self):
+        values = arrays(SMALL, 0)
+        values["k_window"] = np.zeros(values["k_window"].shape, np.uint8)
+        with pytest.raises(ValueError, match=r"dtypes are float32, uint8, expected .* or bytes of 8-bit numbers for all keys"):
+            jitted("pallas_triton")(*map(jnp.asarray, values.values()))
+
+    def test_mosaic_and_a_cache_of_8_bits(self):
+        case = Case("wide tree", 2, 8, 8, 4, 2, 64, 16, 3, "bfloat16", fp8=True)
+        *values, scales = jax.tree.map(jnp.asarray, list(arrays(case, 0).values()))
+        with pytest.raises(ValueError, match="scales are for a cache of 8 bits, which it can't read"):
+            tree_attention(*values, scales, implementation="mosaic")
+        with pytest.raises(ValueError, match="k_pages has dtype uint8, expected q's, bfloat16"):
+            tree_attention(*values, implementation="mosaic")
 
     def test_large_heads(self):
         with pytest.raises(ValueError, match="head_dim is 512, expected at most 256"):

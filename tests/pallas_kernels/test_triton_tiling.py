@@ -33,10 +33,10 @@ def test_the_example_of_the_docstring():
 
 @given(
     st.integers(1, 64), st.integers(1, 300), st.integers(1, 8), st.integers(1, 8), st.integers(1, 256), st.integers(0, 9999),
-    st.sampled_from([2, 4]),
+    st.sampled_from([2, 4]), st.booleans(),
 )  # fmt: skip
-def test_every_row_has_a_place_in_tiles_that_triton_takes(b, w, group, kv_heads, head_dim, slots, itemsize):
-    tiling = choose_tiling(b, w, group * kv_heads, kv_heads, head_dim, slots, w, itemsize)
+def test_every_row_has_a_place_in_tiles_that_triton_takes(b, w, group, kv_heads, head_dim, slots, itemsize, fp8):
+    tiling = choose_tiling(b, w, group * kv_heads, kv_heads, head_dim, slots, w, itemsize, fp8=fp8)
     for size in (tiling.rows, tiling.keys, tiling.padded_dim, tiling.merge_splits, tiling.warps, tiling.merge_warps):
         assert size == pl.next_power_of_2(size)
     assert (tiling.row_blocks - 1) * tiling.rows < w * group <= tiling.row_blocks * tiling.rows

@@ -47,6 +47,13 @@ def test_llama_31_8b_on_an_h100(flags, capsys):
     assert found["break_even_accept_length"] == pytest.approx(cycle["seconds_at_least"] / found["plain_step"]["seconds_at_least"])
 
 
+def test_a_cache_of_8_bits(flags, capsys):
+    _, found = plan(flags, capsys, "--kv-cache-dtype", "fp8_e4m3")
+    assert found["cache_bytes_per_token"] == {"target": 65536, "head": 2048}
+    _, found = plan(flags, capsys, "--kv-cache-dtype", "fp8", "--speculative-draft-kv-cache-dtype", "auto")
+    assert found["cache_bytes_per_token"] == {"target": 65536, "head": 4096}
+
+
 def test_what_does_not_fit_is_said(flags, capsys):
     assert main([*flags, "--gpu", "L4"]) == 1
     said = capsys.readouterr().out

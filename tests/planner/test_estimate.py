@@ -60,6 +60,17 @@ def test_a_head_without_an_output_reads_the_target_s():
     assert step.moved["head logits' weights"] == 2 * 4 * target.config.vocab_size * target.config.hidden_size
 
 
+def test_a_cache_of_8_bits_takes_half():
+    target = tiny_target()
+    head = random_eagle(target.config).config
+    wide, narrow, mixed = (
+        pair(target.config, head, "bfloat16", **kinds)
+        for kinds in ({}, {"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8_e4m3", "draft_kv_cache_dtype": "auto"})
+    )
+    assert wide.target.cache == 2 * narrow.target.cache and narrow.weights == wide.weights
+    assert wide.head.cache == 2 * narrow.head.cache == mixed.head.cache and mixed.target == narrow.target
+
+
 def test_gpus_share_everything_evenly(llama):
     spread = replace(llama, tp=4)
     assert spread.weights == llama.weights // 4 and spread.cache == llama.cache // 4

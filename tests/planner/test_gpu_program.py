@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import FP8, PLAIN, TreeShape
 from jaxspec.decoding.sampling import NODES_AT_ONCE
 from jaxspec.planner.compile import CompiledCycle, CycleShape, compile_cycles
 from tests.planner.configs import EAGLE3_LLAMA_8B, EAGLE3_QWEN3_8B, EAGLE_LLAMA_2_7B, LLAMA_2_7B, LLAMA_8B, MIMO_7B, QWEN3_8B
@@ -45,13 +45,20 @@ class Case(NamedTuple):
     shapes: list[CycleShape]
 
 
+IN_8_BITS = CycleShape(TreeShape(5, 4, 8), 8, CONTEXT, kv_cache_dtype=FP8)
 CASES = {
-    "Llama-3.1-8B": Case(LLAMA_8B, EAGLE3_LLAMA_8B, "bfloat16", [CycleShape(tree, b, CONTEXT) for tree in TREES for b in (1, 8)]),
+    "Llama-3.1-8B": Case(
+        LLAMA_8B, EAGLE3_LLAMA_8B, "bfloat16", [*(CycleShape(tree, b, CONTEXT) for tree in TREES for b in (1, 8)), IN_8_BITS]
+    ),
     "MiMo-7B": Case(MIMO_7B, MIMO_7B, "bfloat16", [CycleShape(TreeShape(1, 1, 2), 1, CONTEXT)]),
     "Qwen3-8B": Case(QWEN3_8B, EAGLE3_QWEN3_8B, "bfloat16", [CycleShape(TreeShape(3, 1, 4), 8, CONTEXT)]),
     "Llama-2-7B": Case(LLAMA_2_7B, EAGLE_LLAMA_2_7B, "float16", [CycleShape(TreeShape(7, 1, 8), 1, CONTEXT - 8)]),
 }
-NAMES = {f"{model} {shape.tree} batch {shape.batch}": (model, shape) for model, case in CASES.items() for shape in case.shapes}
+NAMES = {
+    f"{model} {shape.tree} batch {shape.batch}{', 8-bit cache' * (shape.kv_cache_dtype == FP8)}": (model, shape)
+    for model, case in CASES.items()
+    for shape in case.shapes
+}
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +145,5 @@ def test_memory_is_what_the_plan_counts(compiled):
     weights = 2 * (LAYERS * layer + 2 * 128256 * 4096 + 4096 + 424_689_664)
     found = compiled("Llama-3.1-8B 5/4/8 batch 1")
     assert found.argument_bytes == pytest.approx(weights + found.cache_bytes, rel=0.01)
+    wide, narrow = (compiled(f"Llama-3.1-8B 5/4/8 batch 8{cache}") for cache in ("", ", 8-bit cache"))
+    assert wide.cache_bytes == 2 * narrow.cache_bytes == 2 * (wide.argument_bytes - narrow.argument_bytes)
