@@ -1,19 +1,21 @@
 """What pyproject.toml cannot say: the folder benchmarks/ is installed as jaxspec.bench, not as a top-level package, and the C++
 kernels for CPUs are built where there is a compiler."""
 
+from pathlib import Path
+
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 PACKAGES = find_packages(include=["jaxspec*", "pallas_kernels*", "convert*"])
 BENCHMARKS = [name.replace("benchmarks", "jaxspec.bench", 1) for name in find_packages(include=["benchmarks*"])]
-ROW_MATMUL = Extension(
-    "pallas_kernels.row_matmul.library",
-    ["pallas_kernels/row_matmul/row_matmul.cc"],
-    depends=["pallas_kernels/row_matmul/tiles.inc", "pallas_kernels/row_matmul/xla_ffi.h"],
+CPU_KERNELS = Extension(
+    "pallas_kernels.cpu.kernels",
+    ["pallas_kernels/row_matmul/row_matmul.cc", "pallas_kernels/tree_attention/cpu.cc"],
+    depends=[str(file) for pattern in ("*.inc", "*.h") for file in Path("pallas_kernels").rglob(pattern)],
     language="c++",
     extra_compile_args=["-std=c++20", "-O3", "-ffp-contract=fast", "-fvisibility=hidden", "-Wno-psabi"],
     py_limited_api=True,  # it has nothing of Python's: one file for all versions
-    optional=True,  # without it products are XLA's
+    optional=True,  # without it products and attention are XLA's
 )
 
 
@@ -27,6 +29,6 @@ class Build(build_ext):
 setup(
     packages=PACKAGES + BENCHMARKS,
     package_dir={"jaxspec.bench": "benchmarks"},
-    ext_modules=[ROW_MATMUL],
+    ext_modules=[CPU_KERNELS],
     cmdclass={"build_ext": Build},
 )

@@ -33,7 +33,7 @@ from jaxspec.decoding.settings import Settings
 from jaxspec.decoding.state import Admission, Drafted, Features, ProgramOutput, Sequences, State
 from jaxspec.decoding.tree import Candidates, Chain, Tree
 from jaxspec.typing import KeysValues
-from pallas_kernels.row_matmul.api import TARGETS as ROW_MATMULS
+from pallas_kernels.cpu import TARGETS as CPU_KERNELS
 
 for node in (
     Admission, Calibration, Candidates, Chain, Chunk, Drafted, Features, HeadState, KeysValues, Logprobs, ProgramOutput,
@@ -46,7 +46,7 @@ PACKAGES = ("jaxspec", "pallas_kernels")
 APART = ("server", "commands", "demo", "planner", "train")
 """The parts of PACKAGES that the engine does not import."""
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
-KERNELS = tuple(map(export.DisabledSafetyCheck.custom_call, ("__gpu$xla.gpu.triton", *ROW_MATMULS)))
+KERNELS = tuple(map(export.DisabledSafetyCheck.custom_call, ("__gpu$xla.gpu.triton", *CPU_KERNELS)))
 """JAX promises no compatibility of GPU kernels across versions. Skipping its check is safe, as each version has its own files."""
 DIGEST_BYTES = 32
 """Bytes of the checksum at the start of a file, which shows damage."""

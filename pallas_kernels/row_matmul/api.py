@@ -3,44 +3,15 @@
 Decoding reads all weights for a few rows of activations, and XLA's products on CPUs read them on one thread, or once for every
 row. The C++ kernels (row_matmul.cc, tiles.inc) read them once, on all of XLA's threads. A row's product has the same bits however
 many rows there are, and blocks of a GGUF file give the bits of their float32 numbers.
-
-The library is built when the package is installed, if there is a C++ compiler (setup.py).
 """
-
-import ctypes
-from functools import cache
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.cpu import TARGETS
 from pallas_kernels.dispatch import call
-from pallas_kernels.row_matmul.reference import FORMATS, reference_matmul
-
-LIBRARY = "library"
-"""The file's name up to its first dot."""
-TARGETS = tuple(f"row_matmul_{name}" for name in ("float32", "bfloat16", "float16", "int8", "float8", *FORMATS))
-"""The library's functions, and XLA's names for them."""
-
-
-@cache
-def what_is_missing() -> str | None:
-    """Why the kernels can't run here, and what to do; None: they can. Registers them with XLA."""
-    files = sorted(Path(__file__).parent.glob(f"{LIBRARY}.*so"))
-    if not files:
-        return "they were not built: install a C++ compiler (g++ or clang, with C++20) and then jaxspec again"
-    try:
-        library = ctypes.CDLL(str(files[0]))
-        if not library.row_matmul_runs_here():
-            return "this CPU has neither AVX2 with FMA nor NEON"
-        for name in TARGETS:
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
-    except (OSError, AttributeError) as error:
-        return f"the library can't be loaded ({str(error)[:200]}): install jaxspec again"
-    except Exception as error:  # XLA's own kinds, such as that for another version of its interface
-        return f"XLA does not take the library ({str(error)[:200]}): install jaxspec again"
-    return None
+from pallas_kernels.row_matmul.reference import reference_matmul
 
 
 def row_matmul(

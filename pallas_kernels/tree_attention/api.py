@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, Real
 
 from pallas_kernels.dispatch import by_platform, call
 from pallas_kernels.fp8 import Scales
-from pallas_kernels.tree_attention.blocked import blocked_attention
+from pallas_kernels.tree_attention.cpu import cpu_attention
 from pallas_kernels.tree_attention.pallas_triton import pallas_triton_attention
 from pallas_kernels.tree_attention.reference import reference_attention
 from pallas_kernels.tree_attention.triton_tiling import unsupported
@@ -61,7 +61,7 @@ def tree_attention(
         mask: the window keys that each row sees.
         scales: what stored keys and values are multiplied by. None: 1.
         implementation: a name from IMPLEMENTATIONS; None picks by the platform that the program is lowered for, `pallas_triton` on
-            CUDA (`reference` if `triton_tiling.unsupported`) and `blocked_attention` elsewhere. Only None and `reference` have
+            CUDA (`reference` if `triton_tiling.unsupported`) and `cpu_attention` elsewhere. Only None and `reference` have
             derivatives.
 
     Returns:
@@ -73,5 +73,5 @@ def tree_attention(
     arguments = (q, k_pages, v_pages, page_table, start, length, k_window, v_window, mask, scales)
     if implementation is None:
         on_gpu = reference_attention if unsupported(q, k_pages, v_pages, k_window, v_window) else pallas_triton_attention
-        return by_platform(on_gpu, blocked_attention, reference_attention)(*arguments)
+        return by_platform(on_gpu, cpu_attention, reference_attention)(*arguments)
     return call("tree_attention", IMPLEMENTATIONS, implementation, arguments)

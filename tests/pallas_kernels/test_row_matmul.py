@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from pallas_kernels import row_matmul as package
-from pallas_kernels.row_matmul import FORMATS, api, row_matmul, unpacked, what_is_missing
+from pallas_kernels.cpu import library
+from pallas_kernels.row_matmul import FORMATS, row_matmul, unpacked, what_is_missing
 from pallas_kernels.rows import AsInFile, Beside, Blocks, ByRows, Rows
 from pallas_kernels.weight import Dense, Weight
 from tests.sets import exhaustive
 
-SOURCE = Path(package.__file__).parent
+FOLDER = Path(package.__file__).parents[1]
+SOURCES = (FOLDER / "row_matmul/row_matmul.cc", FOLDER / "tree_attention/cpu.cc")
 needs_kernels = pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
 SIZES = [(1, 16), (5, 40), *(exhaustive(*size) for size in ((37, 256), (576, 576), (33, 1000), (2, 1)))]
 """n and k."""
@@ -155,10 +157,10 @@ def test_a_files_tensors_become_one_weight():
 
 def test_what_is_missing_is_said(monkeypatch, tmp_path):
     """Without the library everything is XLA's, and one line says how to get it."""
-    monkeypatch.setattr(api, "__file__", str(tmp_path / "api.py"))
-    missing = api.what_is_missing.__wrapped__
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    missing = library.what_is_missing.__wrapped__
     assert "install a C++ compiler" in missing()
-    (tmp_path / "library.abi3.so").write_bytes(b"no library")
+    (tmp_path / "kernels.abi3.so").write_bytes(b"no library")
     assert missing().startswith("the library can't be loaded")
 
 
@@ -166,18 +168,18 @@ def built(folder: Path, *options: str) -> Path:
     """The library, compiled with these options."""
     compiler = shutil.which("g++") or shutil.which("clang++") or pytest.skip("no C++ compiler here")
     command = [compiler, "-std=c++20", "-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-Wno-psabi", *options]
-    subprocess.run([*command, str(SOURCE / "row_matmul.cc"), "-o", str(folder / "library.so")], check=True)
-    return folder / "library.so"
+    subprocess.run([*command, *map(str, SOURCES), "-o", str(folder / "kernels.so")], check=True)
+    return folder / "kernels.so"
 
 
 PRODUCTS = """
 import hashlib, sys
 from pathlib import Path
 import jax.numpy as jnp
-from pallas_kernels.row_matmul import api
-api.__file__ = str(Path(sys.argv[1]) / "api.py")
-assert api.what_is_missing() is None, api.what_is_missing()
-from tests.pallas_kernels.test_row_matmul import FORMATS, api, random, random_blocks, row_matmul
+from pallas_kernels.cpu import library
+library.__file__ = str(Path(sys.argv[1]) / "library.py")
+assert library.what_is_missing() is None, library.what_is_missing()
+from tests.pallas_kernels.test_row_matmul import FORMATS, random, random_blocks, row_matmul
 digest = hashlib.sha256()
 for rows in (1, 2, 3, 4, 5, 13):
     for n, k in ((1, 16), (7, 40), (130, 512)):
