@@ -127,7 +127,7 @@ def test_no_device_is_touched(flags):
 
 def compiled(**changes) -> CompiledCycle:
     launch = Launch("kCustomKernel", "rms_norm", "jit(cycle)/verify/layer_3/x", in_graph=True, branch=None)
-    cycle = CompiledCycle(31.0, 17 * 10**9, 10**9, 20 * 10**6, 10**9, False, (launch,) * 416, {"rms_norm": 416}, {})
+    cycle = CompiledCycle(31.0, 17 * 10**9, 10**9, 20 * 10**6, 10**9, False, (launch,) * 416, {"rms_norm": 416}, (), {})
     return dataclasses.replace(cycle, **changes)
 
 

@@ -22,7 +22,7 @@ def launch(scope: str, **changes) -> Launch:
 
 
 def cycle_of(*launches: Launch, touches_host: bool = False, library: str | None = None) -> CompiledCycle:
-    return CompiledCycle(1.0, 0, 0, 0, 0, touches_host, launches, {"rms_norm": 1}, {library: 1} if library else {})
+    return CompiledCycle(1.0, 0, 0, 0, 0, touches_host, launches, {"rms_norm": 1}, (), {library: 1} if library else {})
 
 
 def test_counting():

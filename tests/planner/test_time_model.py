@@ -75,5 +75,5 @@ def test_counts_of_a_compiled_cycle():
         [launch("x", "draft/y")] * 6 + [launch("x", "extend")] * 5 + [launch("x", "build_tree")] * 4 + [launch("x", "accept")] * 3
     )
     launches += [launch("rms_norm", "verify"), launch("gemm_fusion_dot_2", "verify"), launch("y", "advance")]
-    found = counts_of(CompiledCycle(1.0, 0, 0, 0, 0, False, tuple(launches), {}, {}), CHAIN)
+    found = counts_of(CompiledCycle(1.0, 0, 0, 0, 0, False, tuple(launches), {}, (), {}), CHAIN)
     assert found == LaunchCounts(1, 2, 1, 1, 1, level=3, extension=5, tree=7, other=2)
