@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("jaxspec check-lossless", description, "The exit status is 1 if any output differs.")
     add_model_options(parser)
     add = parser.add_argument_group("what is compared").add_argument
-    add("--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: 5/4/8; MTP: 1/1/2; SmolLM2: 2/1/3)")
+    add("--trees", type=tree, nargs="+", metavar="S/K/D", help="draft trees (default: 5/4/8; MTP: 1/1/2; SmolLM2: 3/1/4)")
     add("--batch", type=whole(1), nargs="+", default=[1, 4], metavar="N", help="batch sizes (default: 1 4)")
     add("--temperature", type=float, default=0.8, metavar="T", help="temperature of the sampled runs (default: %(default)s)")
     add("--seed", type=int, default=1000, metavar="N", help="seed of the first sampled prompt (default: %(default)s)")

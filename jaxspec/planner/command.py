@@ -48,7 +48,7 @@ def make_parser() -> Parser:
     add("--jax-memory-share", type=float, default=JAX_SHARE, metavar="X", help=share_help)
     group = parser.add_argument_group("load")
     add = group.add_argument
-    OPTIONS["tree"].add_to(group, help=f"{OPTIONS['tree'].text} (default: 5/4/8; MTP: 1/1/2; SmolLM2: 2/1/3)")
+    OPTIONS["tree"].add_to(group, help=f"{OPTIONS['tree'].text} (default: 5/4/8; MTP: 1/1/2; SmolLM2: 3/1/4)")
     add("--batch", type=whole(1), default=1, metavar="N", help="requests in a batch (default: %(default)s)")
     add("--context", type=whole(1), default=2048, metavar="N", help="tokens per request, prompt and output (default: %(default)s)")
     OPTIONS["page_size"].add_to(group, type=whole(1), default=EngineConfig.page_size)

@@ -19,6 +19,17 @@
 #include <immintrin.h>
 #endif
 
+// What follows FOR_AVX512 or FOR_AVX2 is compiled for CPUs that have it, up to FOR_ALL.
+#if defined(__clang__)
+#define FOR_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c\"))), apply_to = function)")
+#define FOR_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to = function)")
+#define FOR_ALL _Pragma("clang attribute pop")
+#else
+#define FOR_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c\")")
+#define FOR_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
+#define FOR_ALL _Pragma("GCC pop_options")
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -19,8 +19,7 @@ using Chunk = void (*)(const Product&, int64_t first, int64_t last, float* unpac
 enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, FLOAT8, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, KINDS };
 
 #if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+FOR_AVX512
 namespace avx512 {
 constexpr int TILE = 24;
 #include "../cpu/vectors.inc"
@@ -28,9 +27,8 @@ INLINE float half_at(const void* from) { return _cvtsh_ss(load<uint16_t>(from));
 INLINE Floats from_halves(const void* from) { return (Floats)_mm512_cvtph_ps((__m256i)load<Halves>(from)); }
 #include "tiles.inc"
 }  // namespace avx512
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
+FOR_ALL
+FOR_AVX2
 namespace avx2 {
 constexpr int TILE = 4;
 #include "../cpu/vectors.inc"
@@ -42,7 +40,7 @@ INLINE Floats from_halves(const void* from) {
 }
 #include "tiles.inc"
 }  // namespace avx2
-#pragma GCC pop_options
+FOR_ALL
 #elif defined(__aarch64__)
 namespace neon {
 constexpr int TILE = 4;

@@ -19,20 +19,18 @@ using Head = void (*)(const Attention&, int64_t sequence, int64_t head, int64_t*
 constexpr int64_t HEAD_DIMS[] = {16, 32, 64, 96, 128, 256};
 
 #if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+FOR_AVX512
 namespace avx512 {
 #include "../cpu/vectors.inc"
 #include "rows.inc"
 }  // namespace avx512
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
+FOR_ALL
+FOR_AVX2
 namespace avx2 {
 #include "../cpu/vectors.inc"
 #include "rows.inc"
 }  // namespace avx2
-#pragma GCC pop_options
+FOR_ALL
 #elif defined(__aarch64__)
 namespace neon {
 #include "../cpu/vectors.inc"
