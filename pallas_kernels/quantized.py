@@ -103,6 +103,15 @@ class QuantizedAs:
         return _packed(jax.tree.map(jnp.asarray, numbers), self)
 
 
+def numbers_of(packed: Packed) -> Numbers:
+    """The numbers that `QuantizedAs.of` has packed for a GPU."""
+    if isinstance(packed, Bytes):
+        return Numbers(packed.rows, packed.scales)
+    groups = packed.halves.reshape(*packed.scales.shape, -1)
+    values = jnp.concatenate([groups & 15, groups >> 4], -1)
+    return Numbers(values.reshape(len(values), -1), packed.scales, packed.zeros)
+
+
 @dataclass(frozen=True)
 class InBlocks:
     """Stores matrices in GGUF's Q8_0: 8 bits with a scale per 32 numbers, in one array."""

@@ -21,15 +21,18 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import Storage, parameters, storage_of
 from jaxspec.models.registry import LoadedModel
-from pallas_kernels.quantized import CPU_BLOCK, InBlocks, QuantizedAs
+from pallas_kernels.quantized import CPU_BLOCK, InBlocks, QuantizedAs, numbers_of
 from pallas_kernels.row_matmul import FORMATS
 from pallas_kernels.rows import AsInFile, ByRows, Rows
+from pallas_kernels.skinny_matmul.packed import Bytes, Nibbles
 from pallas_kernels.weight import Weight
 
 KEPT = (*FORMATS, "float32", "bfloat16", "float16")
 """Kinds of tensors that may stay as they are beside float32 activations: all their numbers are float32 numbers."""
 MATRIX, EMBEDDING = "kernel", "embed_tokens"
 """The last keys of parameters that a storage replaces."""
+PACKED = "packed_"
+"""Begins the last keys of the arrays of a Quantized."""
 
 
 class Storing(Enum):
@@ -141,21 +144,32 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
 
 
 def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> LoadedModel:
-    """A dense model, stored so."""
-    if storing is Storing.DENSE and quantization is None:
+    """A model of a converted checkpoint, whose matrices are dense or quantised for a GPU, stored so."""
+    layer = model.config.layer if isinstance(model.config, HeadConfig) else model.config
+    published: dict[Keys, Any] = dict(layer.storages)
+    for_cpu = storing is not Storing.DENSE
+    kinds_of = {quantization, "int8"} if quantization == "int4" else {quantization}  # rows without whole groups take 8 bits
+    if quantization is not None and not {storage.kind for storage in published.values()} <= kinds_of:
+        raise ValueError(f"the checkpoint is quantised already: leave out quantization, which is {quantization}")
+    if not for_cpu and (quantization is None or published):
         return model
-    params, storages = {}, []
-    for keys, array in flatten_dict(model.params).items():
-        if keys[-1] != MATRIX:
-            params[keys] = array
-            continue
-        rows = transposed(np.asarray(array))
-        weight: Weight = Rows(on_device(rows))
-        if quantization is not None:
-            storage = QuantizedAs.default(quantization, rows.shape[1], for_cpu=storing is not Storing.DENSE)
-            storages.append((keys[:-1], storage))
-            weight = storage(rows.T)
-        for name, each in parameters(weight).items():
-            params[*keys[:-1], name] = each
-    config = with_storage(model.config, None if storing is Storing.DENSE else ByRows(), tuple(storages))
+    params: dict[Keys, Any] = {}
+    weights: dict[Keys, Weight] = {}
+    packed: dict[Keys, dict[str, Any]] = {}
+    storages: dict[Keys, Any] = {}
+    for (*path, name), array in flatten_dict(model.params).items():
+        if name.startswith(PACKED):
+            packed.setdefault(tuple(path), {})[name.removeprefix(PACKED)] = array
+        elif name != MATRIX:
+            params[*path, name] = array
+        elif quantization is None or published:
+            weights[tuple(path)] = Rows(on_device(transposed(np.asarray(array))))
+        else:
+            storages[tuple(path)] = QuantizedAs.default(quantization, len(array), for_cpu=for_cpu)
+            weights[tuple(path)] = storages[tuple(path)](array)
+    for path, storage in published.items():
+        arrays, storages[path] = packed[path], replace(storage, for_cpu=for_cpu)
+        weights[path] = storages[path].of(numbers_of(Bytes(**arrays) if "rows" in arrays else Nibbles(**arrays)))
+    params |= {(*path, name): array for path, weight in weights.items() for name, array in parameters(weight).items()}
+    config = with_storage(model.config, ByRows() if for_cpu else None, tuple(storages.items()))
     return replace(model, config=config, params=unflatten_dict(params))
