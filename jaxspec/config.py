@@ -261,7 +261,7 @@ ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
 """Implementations of pallas_kernels.tree_attention."""
 MATMULS = ("auto", "xla", "skinny")
 """What computes matrix products: pallas_kernels.row_matmul on CPUs that have it and XLA elsewhere; XLA everywhere; or
-pallas_kernels.skinny_matmul, on GPUs, those of at most 16 rows."""
+pallas_kernels.skinny_matmul, on GPUs, those of at most 16 rows. With "auto" it also computes all with weights of 8 and 4 bits."""
 
 
 _KINDS: dict[type, tuple[type, str]] = {

@@ -214,6 +214,9 @@ def _gptq(settings: dict[str, Any]) -> Scheme:
 
 
 def _group(size: int | None) -> int | None:
+    """Numbers that share a scale. None: all of a row."""
+    if size == 0:
+        raise unsupported("group_size 0")
     return None if size in (None, -1) else size
 
 

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.checks import docstrings
-from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeShape
+from jaxspec.config import (
+    ATTENTION_KERNELS,
+    DTYPES,
+    FP8,
+    KV_CACHE_DTYPES,
+    MATMULS,
+    QUANTIZATIONS,
+    UNQUANTIZED,
+    EngineConfig,
+    TreeShape,
+)
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

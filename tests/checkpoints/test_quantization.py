@@ -231,6 +231,7 @@ def test_blocks_that_do_not_fit_are_dequantised(tmp_path):
         ({"quant_method": "mxfp4"}, "quant_method 'mxfp4'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
         ({"quant_method": "gptq", "bits": 8}, "gptq of 8 bits"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size 0"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
         (compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group"), "format 'nvfp4-pack-quantized'"),
