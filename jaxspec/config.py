@@ -24,7 +24,7 @@ KV_CACHE_DTYPES = ("auto", FP8)
 """How keys and values are stored: as the activations are, or in 8 bits (pallas_kernels/fp8.py)."""
 QUANTIZATIONS = ("int8", "fp8", "int4")
 """How matrices can be quantised while they are loaded: 8-bit numbers with a scale per row, or 4-bit ones with a scale per group."""
-UNQUANTIZED = ("none", "unquant")
+UNQUANTIZED = ("none", "None", "unquant")
 """Names of no quantisation."""
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 

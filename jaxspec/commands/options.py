@@ -26,6 +26,7 @@ from jaxspec.config import (
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
 MAX_QUEUED_REQUESTS = 1024
 """Default of --max-queued-requests: a server's queue must be bounded."""
 CONFIGS: dict[str, type[Any]] = {"engine": EngineConfig, "server": ServerSettings}
@@ -143,12 +144,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             type=lambda name: "float16" if name == "half" else name,
             default="auto",
         ),
-        Option(
-            "--quantization -q WHICH",
-            "int8, fp8 or int4: store weights in so many bits; checkpoints that are quantised already need nothing (default: none)",
-            choices=(*QUANTIZATIONS, "none"),
-            type=str.lower,
-        ),
+        Option("--quantization -q WHICH", "int8, fp8 or int4: weights in so many bits (default: as they are)", choices=QUANTIZED),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
         Option(
@@ -172,12 +168,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1; SmolLM2: 2)", type=whole(0)),
         Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP and SmolLM2: 1)", type=whole(0)),
         Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 3)", type=whole(0)),
-        Option(
-            "--speculative-draft-model-quantization WHICH",
-            "the head's weights: int8, fp8, int4, or unquant (default: as --quantization)",
-            choices=(*QUANTIZATIONS, *UNQUANTIZED),
-            type=str.lower,
-        ),
+        Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
         Option(
             "--speculative-token-map FILE",
             "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",

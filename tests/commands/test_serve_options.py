@@ -33,7 +33,7 @@ def test_options_may_be_written_with_underscores():
 
 
 def test_target_and_head_are_quantised_apart():
-    arguments = parse_arguments(["-q", "INT8", "--speculative-draft-model-quantization", "unquant"])
+    arguments = parse_arguments(["-q", "int8", "--speculative-draft-model-quantization", "unquant"])
     assert (arguments.quantization, arguments.draft_quantization) == ("int8", "unquant")
     assert parse_arguments([]).quantization is None and parse_arguments(["--quantization", "none"]).quantization == "none"
 
