@@ -61,6 +61,8 @@ MODEL_FLAGS = {
     "--speculative-draft-model-path": "speculative_draft_model_path",
     "--speculative-token-map": "speculative_token_map",
     "--dtype": "dtype",
+    "--quantization": "quantization",
+    "--speculative-draft-model-quantization": "speculative_draft_model_quantization",
     "--revision": "revision",
     "--download-dir": "download_dir",
 }

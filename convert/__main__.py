@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-DTYPES = ("float32", "bfloat16", "float16")  # as in jaxspec.config, which loads NumPy: --help is instant without it
+QUANTIZATIONS = ("int8", "fp8", "int4")
+DTYPES = ("float32", "bfloat16", "float16")  # both as in jaxspec.config, which loads NumPy: --help is instant without it
 
 EXAMPLES = """examples:
   python -m convert Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
@@ -60,6 +61,9 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--target", type=Path, metavar="DIR", help="when SOURCE is a head: the target that it is for")
     group.add_argument("--token-map", type=Path, metavar="FILE", help="FR-Spec token map for the head")
     group.add_argument("--dtype", choices=DTYPES, help="cast the weights (default: keep their dtype)")
+    group.add_argument(
+        "--quantization", choices=QUANTIZATIONS, help="quantise the weights, those of the head too (default: as they are)"
+    )
     group.add_argument("--check", action="store_true", help="load original and result, compare logits on random tokens")
     group = parser.add_argument_group("other commands")
     group.add_argument(
@@ -75,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Ends the process with status 2 if an option would have no effect."""
-    of_conversion = [flag for flag in ("draft", "token_map", "dtype", "check") if getattr(options, flag)]
+    of_conversion = [flag for flag in ("draft", "token_map", "dtype", "quantization", "check") if getattr(options, flag)]
     alone = options.inspect or options.verify
     if (alone and options.source) or (options.inspect and options.verify):
         parser.error("--inspect and --verify stand alone: leave out SOURCE, OUTPUT and the other command")
@@ -128,7 +132,7 @@ def _convert(options: argparse.Namespace) -> int:
     from convert import check
     from convert.converting import Options, convert_head, convert_target
 
-    how = Options(options.dtype, progress=not options.quiet)
+    how = Options(options.dtype, options.quantization, progress=not options.quiet)
     if options.target:
         convert_head(options.source, options.output, options.target, how, token_map=options.token_map)
     else:
@@ -146,7 +150,8 @@ def _convert(options: argparse.Namespace) -> int:
         differences["draft head"] = compared
     for name, difference in differences.items():
         print(f"{name}: {difference}")
-    return 1 if options.dtype is None and any(difference.largest for difference in differences.values()) else 0
+    is_same = options.dtype is None and options.quantization is None
+    return 1 if is_same and any(difference.largest for difference in differences.values()) else 0
 
 
 if __name__ == "__main__":

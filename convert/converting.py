@@ -21,9 +21,10 @@ from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_conver
 from jaxspec.checkpoints.gguf_file import SUFFIX, write_directory
 from jaxspec.checkpoints.heads import algorithm_of, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.layout import Keys, TensorPlan
+from jaxspec.checkpoints.layout import Keys, Source, TensorPlan
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
 from jaxspec.checkpoints.parameter_store import ParameterWriter, parameter_name
+from jaxspec.checkpoints.storing import Storing, planned, stored
 from jaxspec.checkpoints.tensor_files import cast, errors_named
 from jaxspec.checkpoints.writing import fresh_directory
 from jaxspec.config import ModelConfig
@@ -46,6 +47,8 @@ class Options(NamedTuple):
 
     dtype: DTypeLike | None = None
     """Floating-point parameters are cast to it; None: they stay as they are."""
+    quantization: str | None = None
+    """One of config.QUANTIZATIONS, for all matrices; None: as published."""
     progress: bool = False
 
 
@@ -122,6 +125,7 @@ def _write_model(
     draft: str | None = None,
 ) -> None:
     """Parameters, copies of the small files, and last the manifest."""
+    plan = planned(plan, checkpoint, Storing.DENSE, options.quantization)
     hashes: dict[str, str] = {}
     total = checkpoint.size(plan.needed())
     _check_space(directory, total if options.dtype is None else total * jnp.dtype(options.dtype).itemsize // WIDEST)
@@ -155,12 +159,22 @@ def _groups(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike | None) -
         if group.params and group.size + size > GROUP_BYTES:
             yield group
             group = Group({}, {}, 0)
-        array = cast(source.join(checkpoint.read), dtype)
-        group.params[keys] = array
-        group.hashes[parameter_name(keys)] = sha256(array)
+        for name, array in _arrays(plan.config, keys, source, checkpoint, dtype).items():
+            group.params[name] = array
+            group.hashes[parameter_name(name)] = sha256(array)
+            del array  # else it stays while the next group is made
         group = group._replace(size=group.size + size)
-        del array  # else it stays while the next group is made
     yield group
+
+
+def _arrays(
+    config: ModelConfig | HeadConfig, keys: Keys, source: Source, checkpoint: Checkpoint, dtype: DTypeLike | None
+) -> dict[Keys, np.ndarray]:
+    """A parameter by its keys, or the arrays that it is quantised to."""
+    layer = config.layer if isinstance(config, HeadConfig) else config
+    if keys[:-1] not in dict(layer.storages):
+        return {keys: cast(source.join(checkpoint.read), dtype)}
+    return {name: np.asarray(array) for name, array in stored(keys, source, checkpoint, layer).items()}
 
 
 def sha256(array: np.ndarray) -> str:

@@ -17,6 +17,7 @@ from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.loading import require_head, target_model_config
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.writing import write_checkpoint
+from jaxspec.config import ModelConfig
 from jaxspec.models.mtp import MTPConfig
 
 Arrays = Iterator[tuple[Keys, np.ndarray]]
@@ -31,7 +32,7 @@ def export_target(source: Path, output: Path, *, progress: bool = False) -> None
     if not is_converted(source):
         raise ValueError(f"{source} is not a converted checkpoint: other targets are in this layout already")
     with errors_named(source):
-        target = read_manifest(source).target
+        target = _whole(read_manifest(source).target)
     parts = [(target_layout(target), stored_arrays(source, target, doing="exporting", progress=progress))]
     config = read_config(source)
     head = head_directory(source)
@@ -66,11 +67,19 @@ def export_head(source: Path, output: Path, dialect: str, *, target: Path | None
         return
     where = require_head(source)
     manifest = read_manifest(where)
+    _whole(manifest.head.layer)
     exported = head_checkpoint(manifest.head, dialect)
     if manifest.token_map is not None:
         warnings.warn("no dialect has a place for a token map: give it again with --speculative-token-map", stacklevel=2)
     arrays = stored_arrays(where, manifest.head, doing="exporting", progress=progress)
     _write(output, exported, arrays, manifest.head.layer.dtype)
+
+
+def _whole(config: ModelConfig) -> ModelConfig:
+    """The config. Raises ValueError if its matrices are quantised, which no layout here can hold."""
+    if config.storages:
+        raise ValueError("the checkpoint is quantised: export one that is not, and quantise it while loading")
+    return config
 
 
 def _export_original(source: Path, output: Path, dialect: str, target: Path | None) -> None:

@@ -327,17 +327,6 @@ def refuse(config: dict, only: dict) -> None:
             raise ValueError(f"config.json: {name}={short(config[name])} is not supported (only {supported!r} is)")
 
 
-def refuse_quantized(quantization: Any) -> None:
-    """Raises ValueError unless the quantization_config of a config.json leaves the weights as they are; it may describe the scales
-    of a cache of 8 bits."""
-    if quantization is None:
-        return
-    is_known = isinstance(quantization, dict) and quantization.get("quant_method") == "compressed-tensors"
-    if not is_known or quantization.get("config_groups"):
-        raise ValueError(f"config.json: quantization_config={short(quantization)} is not supported (only None is)")
-    refuse_cache_scheme(quantization.get("kv_cache_scheme"))
-
-
 def refuse_cache_scheme(scheme: Any) -> None:
     """Raises ValueError, naming the value, unless a kv_cache_scheme of compressed-tensors has scales that we read."""
     found = {} if scheme is None else Fields({}).clean("config.json: kv_cache_scheme", scheme)
@@ -350,7 +339,8 @@ def refuse_cache_scheme(scheme: Any) -> None:
 def refuse_unsupported(config: dict) -> None:
     """Refuses unsupported values of the attributes that any model's config may have."""
     refuse(config, _ONLY_SUPPORTED)
-    refuse_quantized(config.get("quantization_config"))
+    quantization = config.get("quantization_config")  # of weights: checkpoints/quantization.py
+    refuse_cache_scheme(quantization.get("kv_cache_scheme") if isinstance(quantization, dict) else None)
     # Qwen configs carry a window that use_sliding_window=false turns off; elsewhere the number alone turns it on.
     used, window = config.get("use_sliding_window"), config.get("sliding_window")
     if used and not ("sliding_window" in config and window is None):  # without one, Qwen's code has 4096

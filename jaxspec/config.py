@@ -22,6 +22,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 FP8 = "fp8_e4m3"
 KV_CACHE_DTYPES = ("auto", FP8)
 """How keys and values are stored: as the activations are, or in 8 bits (pallas_kernels/fp8.py)."""
+QUANTIZATIONS = ("int8", "fp8", "int4")
+"""How matrices can be quantised while they are loaded: 8-bit numbers with a scale per row, or 4-bit ones with a scale per group."""
+UNQUANTIZED = ("none", "None", "unquant")
+"""Names of no quantisation."""
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
@@ -257,7 +261,7 @@ ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
 """Implementations of pallas_kernels.tree_attention."""
 MATMULS = ("auto", "xla", "skinny")
 """What computes matrix products: pallas_kernels.row_matmul on CPUs that have it and XLA elsewhere; XLA everywhere; or
-pallas_kernels.skinny_matmul, on GPUs, those of at most 16 rows."""
+pallas_kernels.skinny_matmul, on GPUs, those of at most 16 rows. With "auto" it also computes all with weights of 8 and 4 bits."""
 
 
 _KINDS: dict[type, tuple[type, str]] = {

@@ -46,6 +46,9 @@ class LLM:
         token_map: FR-Spec's list of the tokens worth drafting (.pt, .json, .npy or .safetensors), for heads that use the
             target's lm_head.
         dtype: "float32", "bfloat16", "float16", a NumPy or JAX dtype, or "auto": float32 on a CPU, 16 bits on a GPU.
+        quantization: "int8", "fp8" or "int4" stores matrices in so many bits while they are loaded. None: as the checkpoint has
+            them; published quantised ones stay as they are.
+        speculative_draft_model_quantization: the same for the head. None: as for the target; "none": it is not quantised.
         progress: show progress bars. None: if stderr is a terminal.
         revision: branch, tag or commit of a model on the Hub.
         download_dir: where downloads go. None: the Hub's cache (HF_HOME).
@@ -65,14 +68,17 @@ class LLM:
         *,
         token_map: str | Path | None = None,
         dtype: DTypeLike = "auto",
+        quantization: str | None = None,
+        speculative_draft_model_quantization: str | None = None,
         progress: bool | None = None,
         revision: str | None = None,
         download_dir: str | Path | None = None,
         **options,
     ):
         models = load_models(
-            model, draft, spec, token_map=token_map, dtype=dtype, progress=progress, revision=revision, download_dir=download_dir,
-            **options,
+            model, draft, spec, token_map=token_map, dtype=dtype, quantization=quantization,
+            speculative_draft_model_quantization=speculative_draft_model_quantization, progress=progress, revision=revision,
+            download_dir=download_dir, **options,
         )  # fmt: skip
         self.model_name, self.directory, self.progress = models.name, models.directory, models.progress
         self.target, self.head, self.tokenizer = models.target, models.head, models.tokenizer

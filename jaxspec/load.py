@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import DTYPES, PLAIN, EngineConfig, TreeLike, TreeShape
+from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -57,6 +57,8 @@ def load_models(
     *,
     token_map: str | Path | None = None,
     dtype: DTypeLike = "auto",
+    quantization: str | None = None,
+    speculative_draft_model_quantization: str | None = None,
     progress: bool | None = None,
     revision: str | None = None,
     download_dir: str | Path | None = None,
@@ -68,6 +70,8 @@ def load_models(
         known = ", ".join(field.name for field in fields(EngineConfig))
         raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
     config = EngineConfig(**options)
+    of_target = check_quantization("quantization", quantization)
+    of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
     hub = HubOptions(revision, None if download_dir is None else str(download_dir))
     tree = None if spec is None else TreeShape.of(spec)
     files = find_files(model, draft, tree, token_map, config, hub)
@@ -76,10 +80,12 @@ def load_models(
     if files.head is not None:
         check_head(files.head, target_model_config(files.target), files.token_map)
     storing = choose_storing(dtype)
-    target = load_target(files.target, choose_dtype(dtype, files.target), storing=storing, progress=progress)
+    chosen = choose_dtype(dtype, files.target)
+    target = load_target(files.target, chosen, storing=storing, quantization=of_target, progress=progress)
     head = None
     if files.head is not None:
-        head = load_head(files.head, target, token_map=files.token_map, storing=storing, progress=progress)
+        how: dict[str, Any] = {"storing": storing, "quantization": of_head, "progress": progress}
+        head = load_head(files.head, target, token_map=files.token_map, **how)
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
@@ -144,6 +150,15 @@ def choose_dtype(dtype: DTypeLike, directory: Path) -> jnp.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}; got {name!r}")
     return jnp.dtype(name)
+
+
+def check_quantization(name: str, value: str | None) -> str | None:
+    """One of QUANTIZATIONS, or None. Raises ValueError, naming the option, for anything else."""
+    if value is None or value in UNQUANTIZED:
+        return None
+    if value not in QUANTIZATIONS:
+        raise ValueError(f"{name} must be one of {', '.join(QUANTIZATIONS)} or none, got {value!r:.80}")
+    return value
 
 
 def choose_storing(dtype: DTypeLike) -> Storing:

@@ -175,7 +175,6 @@ def test_model_config_reads_both_generations_of_config_files():
     [
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
         ({"sliding_window": 4096}, "sliding_window=4096"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
             "rope type 'dynamic' is not supported; supported: default, linear, llama3, yarn",

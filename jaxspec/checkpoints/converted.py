@@ -28,6 +28,7 @@ from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
+from pallas_kernels.quantized import QuantizedAs
 
 FILE = "jaxspec.json"
 MAX_IDS = 2**24
@@ -49,6 +50,8 @@ HEAD = Fields(
     | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()},
     nulls=("draft_vocab_size",),
 )
+STORAGE = Fields({"kind": Text(), "group": Whole(1, 2**20), "has_zeros": Flag(), "for_cpu": Flag()}, nulls=("group",))
+"""A QuantizedAs."""
 CONTENTS = Fields(
     {
         "kind": Text(),
@@ -160,6 +163,9 @@ def _build(config: type, values: dict[str, Any]) -> Any:
     """A config dataclass from JSON; lists become tuples, nested configs dataclasses, and numbers of float fields floats."""
     nested = {"layer": ModelConfig, "rope": RopeConfig}
     built = {name: _build(nested[name], value) if name in nested else value for name, value in values.items()}
+    if "storages" in built:
+        storages = [(tuple(path), QuantizedAs(**STORAGE.clean("storages", storage))) for path, storage in built["storages"]]
+        built["storages"] = tuple(storages)
     built = {name: tuple(value) if isinstance(value, list) else value for name, value in built.items()}
     numbers = {each.name: float(built[each.name]) for each in fields(config) if each.type is float and each.name in built}
     return config(**built | numbers)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import eagle3_plan, eagle_plan, is_eagle, is_eagle3, is_mtp_tensor, is_target, mtp_plan
+from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
@@ -52,7 +53,7 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Tens
             "this is not a draft head: EAGLE-3 has midlayer.hidden_norm or layers.0.hidden_norm, EAGLE-1/2 fc and layers.0 without "
             f"input_layernorm, MTP model.mtp_layers.0; found {', '.join(sorted(names)[:6])}, ..."
         )
-    plan = PLANS[algorithm](config, names, target)
+    plan = quantised_plan(PLANS[algorithm](config, names, target), config, checkpoint.infos)
     head = plan.config
     for name, found, expected in (
         ("target_hidden_size (or hidden_size)", head.target_hidden_size, target.hidden_size),

@@ -15,7 +15,8 @@ from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import is_target, target_plan
 from jaxspec.checkpoints.parameter_store import check_stored, parameter_name
-from jaxspec.checkpoints.storing import Storing, by_rows, planned, stored
+from jaxspec.checkpoints.quantization import quantised_plan
+from jaxspec.checkpoints.storing import Storing, planned, stored, stored_so
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
@@ -23,8 +24,15 @@ from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, build_model
 
 
-def load_target(path: Path, dtype: DTypeLike, *, storing: Storing = Storing.DENSE, progress: bool = False) -> LoadedTarget:
-    """A target, with activations in this dtype.
+def load_target(
+    path: Path,
+    dtype: DTypeLike,
+    *,
+    storing: Storing = Storing.DENSE,
+    quantization: str | None = None,
+    progress: bool = False,
+) -> LoadedTarget:
+    """A target, with activations in this dtype, its matrices stored so (`storing.planned`).
 
     Raises ValueError naming the path and what is missing, unknown, misshapen, damaged or unsupported.
     """
@@ -32,11 +40,11 @@ def load_target(path: Path, dtype: DTypeLike, *, storing: Storing = Storing.DENS
         manifest = read_manifest(path)
         with errors_named(path):
             model = finite(load_converted(path, manifest.target, dtype, progress=progress))
-            return model if storing is Storing.DENSE else by_rows(model)
+            return stored_so(model, storing, quantization)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = read_target_plan(path, checkpoint)
         plan.check(checkpoint)
-        plan = planned(plan, checkpoint, storing)
+        plan = planned(plan, checkpoint, storing, quantization)
         return finite(build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), dtype))
 
 
@@ -46,6 +54,7 @@ def load_head(
     *,
     token_map: Path | None = None,
     storing: Storing = Storing.DENSE,
+    quantization: str | None = None,
     progress: bool = False,
 ) -> LoadedHead:
     """A draft head for this target, in the target's dtype.
@@ -54,7 +63,7 @@ def load_head(
         path: a head's directory or file; a target's directory if the head is inside (MTP).
         target: the loaded target.
         token_map: FR-Spec's list of the tokens worth drafting; a head with its own draft vocabulary warns and ignores it.
-        storing: how its matrices are stored.
+        storing, quantization: how its matrices are stored (`storing.planned`).
         progress: show a progress bar.
 
     Raises:
@@ -62,11 +71,11 @@ def load_head(
     """
     if is_converted(path):
         head = _load_converted_head(path, target, token_map, progress=progress)
-        return head if storing is Storing.DENSE else by_rows(head)
+        return stored_so(head, storing, quantization)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
-        plan = planned(plan, checkpoint, storing)
+        plan = planned(plan, checkpoint, storing, quantization)
         hot_tokens = usable_token_map(plan.config, token_map)
         params = read_parameters(plan, checkpoint, target.dtype, progress=progress)
         return finite(attach_head(plan.config, params, target, hot_tokens))
@@ -150,7 +159,7 @@ def read_target_plan(path: Path, checkpoint: Checkpoint) -> TensorPlan:
             skip_file_prefixes=(PACKAGE,),
         )
         config["tie_word_embeddings"] = False
-    return target_plan(config, checkpoint.infos)
+    return quantised_plan(target_plan(config, checkpoint.infos), config, checkpoint.infos)
 
 
 def is_really_untied(checkpoint: Checkpoint) -> bool:

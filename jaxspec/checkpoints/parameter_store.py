@@ -31,7 +31,9 @@ from jaxspec.checkpoints.writing import remove_directory
 
 STORED_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
+    "float8_e4m3fn",
 )  # fmt: skip
+ONE_BYTE = ("bool", "int8", "uint8", "float8_e4m3fn")
 INDEX_BYTES = 20
 """Zarr's index of the one chunk follows the values: offset, length and a checksum of both."""
 
@@ -160,8 +162,11 @@ def _stored_array(path: Path) -> StoredArray:
     """A parameter from its Zarr description (zarr.json, Zarr 3), which must be of the one form that `_saving` makes."""
     description = read_object(path / "zarr.json") if (path / "zarr.json").is_file() else {}
     shape, dtype = description.get("shape"), description.get("data_type")
-    values = {"name": "bytes", "configuration": {"endian": "little"}}
-    plain = {"chunk_shape": shape, "codecs": [values], "index_codecs": [values, {"name": "crc32c"}]}
+    values: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
+    index = [values, {"name": "crc32c"}]
+    if dtype in ONE_BYTE:  # whose bytes have no order
+        values = {"name": "bytes"}
+    plain = {"chunk_shape": shape, "codecs": [values], "index_codecs": index}
     if (
         not (isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape))
         or dtype not in STORED_DTYPES

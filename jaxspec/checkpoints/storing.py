@@ -1,6 +1,6 @@
-"""How a model's matrices are stored when it is loaded: as its modules have them, or row by row, as files have them.
+"""How a model's matrices are stored when it is loaded: as its modules have them; row by row, as files have them; or in 8 or 4 bits.
 
-`Storing` is what is asked for, a config with `storage` and `storages` what it means for one model.
+`Storing` and a quantisation are what is asked for, a config with `storage` and `storages` what they mean for one model.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,24 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.layout import Keys, Source, Stack, TensorPlan
+from jaxspec.checkpoints.quantization import QuantizedStack
 from jaxspec.checkpoints.tensor_files import own_copy, transposed
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import Storage, parameters, storage_of
 from jaxspec.models.registry import LoadedModel
+from pallas_kernels.quantized import CPU_BLOCK, InBlocks, QuantizedAs, numbers_of
 from pallas_kernels.row_matmul import FORMATS
 from pallas_kernels.rows import AsInFile, ByRows, Rows
+from pallas_kernels.skinny_matmul.packed import Bytes, Nibbles
+from pallas_kernels.weight import Weight
 
 KEPT = (*FORMATS, "float32", "bfloat16", "float16")
 """Kinds of tensors that may stay as they are beside float32 activations: all their numbers are float32 numbers."""
 MATRIX, EMBEDDING = "kernel", "embed_tokens"
 """The last keys of parameters that a storage replaces."""
+PACKED = "packed_"
+"""Begins the last keys of the arrays of a Quantized."""
 
 
 class Storing(Enum):
@@ -37,17 +43,54 @@ class Storing(Enum):
     AS_IN_FILE = "by rows, as the file has them: in 16 bits, or in GGUF's blocks"
 
 
-def planned(plan: TensorPlan, checkpoint: Checkpoint, storing: Storing) -> TensorPlan:
-    """The plan of a model that is stored so."""
-    if storing is Storing.DENSE:
+def planned(plan: TensorPlan, checkpoint: Checkpoint | None, storing: Storing, quantization: str | None = None) -> TensorPlan:
+    """The plan of a model that is stored so. Without a checkpoint its files are not known: as in a GPU's memory.
+
+    `quantization`: one of config.QUANTIZATIONS, for all matrices. None: as published. Raises ValueError if they are quantised
+    otherwise already.
+    """
+    storages: list[tuple[Keys, Storage]] = []
+    for keys, source in plan.layout.items():
+        path = keys[:-1] if keys[-1] == MATRIX else keys
+        found = _storage(keys, source, plan, checkpoint, storing, quantization)
+        if found is not None:
+            storages.append((path, found))
+    if storing is Storing.DENSE and not storages:
         return plan
-    storages = []
-    for keys, source in plan.layout.items() if storing is Storing.AS_IN_FILE else ():
-        if isinstance(source, Stack) and keys[-1] in (MATRIX, EMBEDDING):
-            tensors = tuple((sum(rows for rows, _ in group), kind) for kind, group in kinds(source, checkpoint))
-            if all(kind in KEPT for _, kind in tensors):
-                storages.append((keys[:-1] if keys[-1] == MATRIX else keys, AsInFile(tensors)))
-    return replace(plan, config=with_storage(plan.config, ByRows(), tuple(storages)))
+    return replace(plan, config=with_storage(plan.config, None if storing is Storing.DENSE else ByRows(), tuple(storages)))
+
+
+def _storage(
+    keys: Keys, source: Source, plan: TensorPlan, checkpoint: Checkpoint | None, storing: Storing, quantization: str | None
+) -> Storage | None:
+    """The storage of one parameter, if it is not that of all."""
+    for_cpu = storing is not Storing.DENSE
+    if isinstance(source, QuantizedStack):
+        if quantization not in (None, source.kind):
+            raise ValueError(
+                f"the checkpoint is quantised already ({source.scheme.name}): leave out quantization, which is {quantization}"
+            )
+        return None if source.storage is None else replace(source.storage, for_cpu=for_cpu)
+    if not isinstance(source, Stack) or keys[-1] not in (MATRIX, EMBEDDING):
+        return None
+    if quantization is not None and keys[-1] == MATRIX and not any(map(_is_quantised, plan.layout.values())):
+        return QuantizedAs.default(quantization, *source.columns, for_cpu=for_cpu)
+    if quantization is not None and for_cpu and keys[-1] == EMBEDDING and _is_output(plan) and source.columns[0] % CPU_BLOCK == 0:
+        return InBlocks()
+    if storing is Storing.AS_IN_FILE and checkpoint is not None:
+        tensors = tuple((sum(rows for rows, _ in group), kind) for kind, group in kinds(source, checkpoint))
+        if all(kind in KEPT for _, kind in tensors):
+            return AsInFile(tensors)
+    return None
+
+
+def _is_quantised(source: Source) -> bool:
+    return isinstance(source, QuantizedStack)
+
+
+def _is_output(plan: TensorPlan) -> bool:
+    """Whether the embedding is the output projection, which is read whole for every token."""
+    return isinstance(plan.config, ModelConfig) and plan.config.tie_word_embeddings
 
 
 def kinds(source: Stack, checkpoint: Checkpoint) -> Iterator[tuple[str, list[tuple[int, str]]]]:
@@ -59,7 +102,7 @@ def kinds(source: Stack, checkpoint: Checkpoint) -> Iterator[tuple[str, list[tup
     return ((kind, list(group)) for kind, group in groupby(found, key=lambda each: each[1]))
 
 
-def with_storage(config: Any, storage: Storage, storages: tuple[tuple[Keys, Storage], ...] = ()) -> Any:
+def with_storage(config: Any, storage: Storage | None, storages: tuple[tuple[Keys, Storage], ...] = ()) -> Any:
     """The config of the same target or head, stored so."""
     if isinstance(config, HeadConfig):
         return replace(config, layer=with_storage(config.layer, storage, storages))
@@ -73,11 +116,12 @@ def on_device(array: np.ndarray) -> jax.Array:
 
 def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConfig) -> dict[Keys, jax.Array]:
     """The parameter at these keys as the model stores it: its arrays by their keys, in the file's dtypes."""
-    if not isinstance(source, Stack) or keys[-1] not in (MATRIX, EMBEDDING):
+    if not isinstance(source, Stack | QuantizedStack) or keys[-1] not in (MATRIX, EMBEDDING):
         return {keys: on_device(source.join(checkpoint.read))}
     path = keys[:-1] if keys[-1] == MATRIX else keys
     storage = storage_of(config, *path)
     if isinstance(storage, AsInFile):
+        assert isinstance(source, Stack)
         arrays, names = [], iter(source.tensors)
         for rows, kind in storage.tensors:
             parts = []
@@ -87,6 +131,10 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
                 rows -= count
             arrays.append(on_device(parts[0] if len(parts) == 1 else np.concatenate(parts)))
         weight = storage.of(arrays)
+    elif isinstance(storage, QuantizedAs) and isinstance(source, QuantizedStack):
+        weight = storage.of(source.numbers(checkpoint.read))
+    elif isinstance(storage, QuantizedAs | InBlocks):
+        weight = storage(source.stacked(checkpoint.read).T)
     elif keys[-1] == MATRIX and isinstance(storage, ByRows):
         weight = Rows(on_device(source.stacked(checkpoint.read)))
     else:
@@ -95,13 +143,33 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
     return {keys: next(iter(named.values()))} if keys[-1] == EMBEDDING else {(*path, name): each for name, each in named.items()}
 
 
-def by_rows(model: LoadedModel) -> LoadedModel:
-    """A dense model, stored row by row."""
-    params = {}
-    for keys, array in flatten_dict(model.params).items():
-        if keys[-1] == MATRIX:
-            for name, each in parameters(Rows(on_device(transposed(np.asarray(array))))).items():
-                params[*keys[:-1], name] = each
+def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> LoadedModel:
+    """A model of a converted checkpoint, whose matrices are dense or quantised for a GPU, stored so."""
+    layer = model.config.layer if isinstance(model.config, HeadConfig) else model.config
+    published: dict[Keys, Any] = dict(layer.storages)
+    for_cpu = storing is not Storing.DENSE
+    kinds_of = {quantization, "int8"} if quantization == "int4" else {quantization}  # rows without whole groups take 8 bits
+    if quantization is not None and not {storage.kind for storage in published.values()} <= kinds_of:
+        raise ValueError(f"the checkpoint is quantised already: leave out quantization, which is {quantization}")
+    if not for_cpu and (quantization is None or published):
+        return model
+    params: dict[Keys, Any] = {}
+    weights: dict[Keys, Weight] = {}
+    packed: dict[Keys, dict[str, Any]] = {}
+    storages: dict[Keys, Any] = {}
+    for (*path, name), array in flatten_dict(model.params).items():
+        if name.startswith(PACKED):
+            packed.setdefault(tuple(path), {})[name.removeprefix(PACKED)] = array
+        elif name != MATRIX:
+            params[*path, name] = array
+        elif quantization is None or published:
+            weights[tuple(path)] = Rows(on_device(transposed(np.asarray(array))))
         else:
-            params[keys] = array
-    return replace(model, config=with_storage(model.config, ByRows()), params=unflatten_dict(params))
+            storages[tuple(path)] = QuantizedAs.default(quantization, len(array), for_cpu=for_cpu)
+            weights[tuple(path)] = storages[tuple(path)](array)
+    for path, storage in published.items():
+        arrays, storages[path] = packed[path], replace(storage, for_cpu=for_cpu)
+        weights[path] = storages[path].of(numbers_of(Bytes(**arrays) if "rows" in arrays else Nibbles(**arrays)))
+    params |= {(*path, name): array for path, weight in weights.items() for name, array in parameters(weight).items()}
+    config = with_storage(model.config, ByRows() if for_cpu else None, tuple(storages.items()))
+    return replace(model, config=config, params=unflatten_dict(params))

@@ -51,8 +51,6 @@ IGNORED = (
     Ignored("--device=", "JAX uses the device that it finds (JAX_PLATFORMS=cpu selects the CPU)"),
     Ignored("--load-format=", LOADING, ("auto", "safetensors", "pt")),
     Ignored("--speculative-draft-load-format=", LOADING, ("auto", "safetensors", "pt")),
-    Ignored("--quantization= -q=", "weights are used as they are", ("none", "None")),
-    Ignored("--speculative-draft-model-quantization=", "weights are used as they are", ("unquant",)),
     Ignored("--disable-fast-image-processor", "models take text only"),
     Ignored("--tokenizer-mode=", TOKENIZER, ("auto",)),
     Ignored("--tokenizer-backend=", TOKENIZER, ("auto", "huggingface")),

@@ -12,10 +12,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.checks import docstrings
-from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, EngineConfig, TreeShape
+from jaxspec.config import (
+    ATTENTION_KERNELS,
+    DTYPES,
+    FP8,
+    KV_CACHE_DTYPES,
+    MATMULS,
+    QUANTIZATIONS,
+    UNQUANTIZED,
+    EngineConfig,
+    TreeShape,
+)
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
 MAX_QUEUED_REQUESTS = 1024
 """Default of --max-queued-requests: a server's queue must be bounded."""
 CONFIGS: dict[str, type[Any]] = {"engine": EngineConfig, "server": ServerSettings}
@@ -133,6 +144,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             type=lambda name: "float16" if name == "half" else name,
             default="auto",
         ),
+        Option("--quantization -q WHICH", "int8, fp8 or int4: weights in so many bits (default: as they are)", choices=QUANTIZED),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
         Option(
@@ -156,6 +168,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1; SmolLM2: 2)", type=whole(0)),
         Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP and SmolLM2: 1)", type=whole(0)),
         Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 3)", type=whole(0)),
+        Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
         Option(
             "--speculative-token-map FILE",
             "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",
@@ -332,8 +345,8 @@ class Parser(argparse.ArgumentParser):
 
 def add_model_options(parser: Parser, *more: str) -> None:
     """Which model and head, and further options of the table."""
-    names = ("model_path", "speculative_draft_model_path", "speculative_token_map", "dtype", "revision", "download_dir", *more)
-    parser.add_options("model", *names)
+    head = ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization")
+    parser.add_options("model", "model_path", *head, "dtype", "quantization", "revision", "download_dir", *more)
 
 
 def add_tree_options(parser: Parser) -> None:

@@ -42,6 +42,7 @@ def load(arguments: ServerArguments) -> LoadedModels:
     if trees is None:
         trees = (PLAIN,) if head else ()
     options = {**arguments.engine, "request_trees": trees, "token_map": arguments.token_map, "dtype": arguments.dtype}
+    options |= {"quantization": arguments.quantization, "speculative_draft_model_quantization": arguments.draft_quantization}
     options |= arguments.hub._asdict()
     logger.info("loading %s", arguments.model or "the built-in model")
     bars = arguments.shows_progress and sys.stderr.isatty()

@@ -61,6 +61,9 @@ class ServerArguments:
     request_trees: tuple[TreeShape, ...] | None
     """None: plain decoding, if there is a head."""
     dtype: str
+    quantization: str | None
+    draft_quantization: str | None
+    """None: as the target's."""
     engine: dict[str, Any]
     """Fields of EngineConfig that were given, or whose default is another one in a server."""
     host: str
@@ -170,6 +173,8 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         tree=speculation.tree,
         request_trees=request_trees,
         dtype=options.dtype,
+        quantization=options.quantization,
+        draft_quantization=options.speculative_draft_model_quantization,
         engine=engine,
         host=options.host,
         port=options.port,

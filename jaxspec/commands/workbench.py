@@ -33,8 +33,9 @@ class Workbench:
     def of(cls, given: Namespace, **options) -> "Workbench":
         """From the options of `add_model_options`."""
         model, draft, token_map = given.model_path, given.speculative_draft_model_path, given.speculative_token_map
-        hub = {"revision": given.revision, "download_dir": given.download_dir}
-        return cls(model, draft, token_map=token_map, dtype=given.dtype, **hub, **options)
+        names = ("revision", "download_dir", "quantization", "speculative_draft_model_quantization")
+        passed = {name: vars(given)[name] for name in names}
+        return cls(model, draft, token_map=token_map, dtype=given.dtype, **passed, **options)
 
     def engine(self, tree: TreeShape, batch: int, context_length: int | None = None, *, prefix_cache: bool = True) -> Engine:
         """A new engine for up to `batch` requests; it compiles its programs in the first pass. Plain engines have no head."""

@@ -15,9 +15,9 @@ from jaxspec.checkpoints.hub import is_hub_name, local_path
 from jaxspec.checks import Number
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import OPTIONS, Parser, whole
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.config import PLAIN, UNQUANTIZED, EngineConfig, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
-from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, compile_cycles, why_not
+from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Quantizations, compile_cycles, why_not
 from jaxspec.planner.gpus import GPUS, Gpu
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def make_parser() -> Parser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     about = "Whether a model fits on a GPU, and how fast it can be there; needs no GPU, and of a model only its config.json."
     parser = Parser("jaxspec plan", about, EXAMPLES)
-    parser.add_options("model", "model_path", "speculative_draft_model_path", "speculative_token_map", "dtype")
+    head = ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization")
+    parser.add_options("model", "model_path", *head, "dtype", "quantization")
     group = parser.add_argument_group("GPU")
     add = group.add_argument
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
@@ -100,8 +101,9 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         where = own_head(path)
     if where is None and options.speculative_token_map:
         raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
-    target = read_target(path)
-    head = None if where is None else read_head(where, target, options.speculative_token_map)
+    quantization = quantizations(options)
+    target = read_target(path, quantization.target)
+    head = None if where is None else read_head(where, target, options.speculative_token_map, quantization.head)
     tree = options.tree or default_tree(None if head is None else head.algorithm, where)
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     caches = {"kv_cache_dtype": options.kv_cache_dtype, "draft_kv_cache_dtype": options.speculative_draft_kv_cache_dtype}
@@ -139,10 +141,19 @@ def compiled_cycle(
         return reason
     print(f"compiling the cycle for {GPUS[options.gpu].name} (--no-compile skips this) ...", file=sys.stderr, flush=True)
     try:
-        (compiled,) = compile_cycles(model, draft, [shape], gpu=options.gpu, dtype=dtype, token_map=options.speculative_token_map)
+        (compiled,) = compile_cycles(
+            model, draft, [shape], gpu=options.gpu, dtype=dtype, token_map=options.speculative_token_map,
+            quantization=quantizations(options),
+        )  # fmt: skip
     except CompilerError as error:
         return f"the compiler failed: {error}"
     return compiled
+
+
+def quantizations(options: argparse.Namespace) -> Quantizations:
+    """Those of the options, as when a model is loaded."""
+    target, head = options.quantization, options.speculative_draft_model_quantization or options.quantization
+    return Quantizations(*(None if each in UNQUANTIZED else each for each in (target, head)))
 
 
 def chosen_gpu(options: argparse.Namespace) -> Gpu:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import starmap
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxspec.config import TreeShape
 from jaxspec.planner.gpus import GPUS
@@ -52,6 +52,16 @@ ANSWERS = "answers.json"
 
 class CompilerError(Exception):
     """The GPU compiler failed; the message is the end of what it printed."""
+
+
+class Quantizations(NamedTuple):
+    """How the matrices of target and head are quantised, beside what their checkpoints say; as `planned` takes it."""
+
+    target: str | None = None
+    head: str | None = None
+
+
+AS_PUBLISHED = Quantizations()
 
 
 @dataclass(frozen=True)
@@ -188,6 +198,7 @@ def compile_cycles(
     gpu: str,
     dtype: str,
     token_map: Path | None = None,
+    quantization: Quantizations = AS_PUBLISHED,
     refuse_spills: bool = False,
 ) -> list[CompiledCycle]:
     """Compiles the cycles. `model` and `draft` are directories or config.json files.
@@ -198,7 +209,8 @@ def compile_cycles(
     """
     if reason := why_not(gpu):
         raise ValueError(reason)
-    request = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype, "refuse_spills": refuse_spills}
+    request: dict[str, Any] = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype}
+    request |= {"quantization": quantization, "refuse_spills": refuse_spills}
     shapes = [asdict(each) for each in cycles]
     command, limit = [sys.executable, "-m", "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
     with tempfile.TemporaryDirectory() as scratch:

@@ -8,7 +8,7 @@ from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.engine.device_state import cache_bytes_per_token
 from jaxspec.models.head import HeadConfig
 from jaxspec.planner.gpus import Gpu
-from jaxspec.planner.models import Weights, weights_of
+from jaxspec.planner.models import Weights, unquantised, weights_of
 
 LOGIT_BYTES = 4
 """Logits are float32, whatever the dtype of the weights."""
@@ -21,6 +21,8 @@ class ModelSize:
     config: ModelConfig
     """Sizes of its layers."""
     weights: Weights
+    dense: Weights
+    """The same without quantisation: what operations count."""
     cache: int
     """Bytes kept per token."""
 
@@ -48,12 +50,24 @@ class Pair:
     @property
     def target_output(self) -> int:
         """Bytes of the target's output projection."""
-        return self.target.weights.output or self.target.weights.embedding
+        return output_of(self.target.weights)
 
     @property
     def head_output(self) -> int:
         """Bytes of the projection to the head's logits: the head's own, or the target's."""
         return (self.head.weights.output if self.head else 0) or self.target_output
+
+    @property
+    def numbers_of_outputs(self) -> tuple[float, float]:
+        """Numbers in the output projections of target and head."""
+        size = jnp.dtype(self.dtype).itemsize
+        target = output_of(self.target.dense)
+        return target / size, ((self.head.dense.output if self.head else 0) or target) / size
+
+
+def output_of(weights: Weights) -> int:
+    """Bytes of a target's output projection, which may be its embedding."""
+    return weights.output or weights.embedding
 
 
 def pair(
@@ -71,7 +85,9 @@ def pair(
         if config.num_kv_heads % tp:
             raise ValueError(f"--tp {tp} does not divide the {config.num_kv_heads} KV heads of {name}")
     models = [
-        ModelSize(config, weights_of(whole, dtype), cache_bytes_per_token(config, cache, dtype))
+        ModelSize(
+            config, weights_of(whole, dtype), weights_of(unquantised(whole), dtype), cache_bytes_per_token(config, cache, dtype)
+        )
         for whole, config, cache in (
             (target, target, kv_cache_dtype),
             *(((head, head.layer, draft_kv_cache_dtype or kv_cache_dtype),) if head else ()),
@@ -145,13 +161,13 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
     and on-chip memory are free, and so are arrays of a few rows (norms, embeddings, the committed keys).
     """
     nodes, size = tree.num_draft_tokens, jnp.dtype(models.dtype).itemsize
-    target = models.target
+    target, (outputs, head_outputs) = models.target, models.numbers_of_outputs
     moved: dict[str, float] = {
         "target weights": target.weights.layers + models.target_output,
         "target cache": batch * context * target.cache,
     }
     logits = batch * nodes * target.config.vocab_size
-    operations = _operations(target, batch * nodes, context, size) + 2.0 * batch * nodes * models.target_output / size
+    operations = _operations(target, batch * nodes, context, size) + 2.0 * batch * nodes * outputs
     if tree.num_steps:
         head, steps, beam = models.head, tree.num_steps, tree.topk
         if head is None or models.head_config is None:
@@ -164,8 +180,8 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
             "head cache": steps * batch * context * head.cache,
         }
         logits += drafted * (models.head_config.draft_vocab_size or target.config.vocab_size)
-        operations += _operations(head, rows, context, size) + 2.0 * drafted * models.head_output / size
-        operations += 2.0 * batch * (steps + 1) * head.weights.fusion / size
+        operations += _operations(head, rows, context, size) + 2.0 * drafted * head_outputs
+        operations += 2.0 * batch * (steps + 1) * head.dense.fusion / size
     moved["logits"] = 2 * LOGIT_BYTES * logits
     return CycleCost({name: count / models.tp for name, count in moved.items()}, operations / models.tp)
 
@@ -173,4 +189,4 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
 def _operations(model: ModelSize, rows: int, context: int, size: int) -> float:
     """Multiplications and additions of a model's layers over some rows that attend to the context; `size`: bytes per weight."""
     queries = model.config.num_layers * model.config.num_heads * model.config.head_dim
-    return rows * (2.0 * model.weights.layers / size + 4.0 * context * queries)
+    return rows * (2.0 * model.dense.layers / size + 4.0 * context * queries)

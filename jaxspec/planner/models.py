@@ -3,7 +3,9 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
@@ -11,7 +13,10 @@ from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
 from jaxspec.checkpoints.heads import PLANS, algorithm_of, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.layouts import MTP_PREFIX
+from jaxspec.checkpoints.layout import TensorPlan
+from jaxspec.checkpoints.layouts import MTP_PREFIX, target_layout
+from jaxspec.checkpoints.quantization import quantised_plan
+from jaxspec.checkpoints.storing import Storing, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
@@ -40,29 +45,37 @@ class Weights:
 
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
-    """The sizes of the config's module on the device."""
+    """The sizes of the config's module on the device, its matrices stored as the config says."""
     fusion = "fc" if isinstance(config, Eagle3Config) else None
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
     groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "lm_head": "output", fusion: "fusion"}
-    parameters = 0
     for keys, array in flatten_dict(abstract_model(config, jnp.dtype(dtype)).params).items():
         sizes[groups.get(keys[0], "layers")] += array.size * array.dtype.itemsize
-        parameters += array.size if jnp.issubdtype(array.dtype, jnp.floating) else 0  # a token map is none
+    dense = jax.tree.leaves(abstract_model(unquantised(config), jnp.dtype(dtype)).params)
+    parameters = sum(array.size for array in dense if jnp.issubdtype(array.dtype, jnp.floating))  # a token map is none
     return Weights(parameters, **sizes)
 
 
-def read_target(path: Path) -> ModelConfig:
-    """The target of a model directory, Hugging Face's or converted, or of a lone config.json.
+def unquantised(config: ModelConfig | HeadConfig) -> Any:
+    """The config of the same model, its matrices in the dtype of activations."""
+    return with_storage(config, None)
+
+
+def read_target(path: Path, quantization: str | None = None) -> ModelConfig:
+    """The target of a model directory, Hugging Face's or converted, or of a lone config.json, stored as on a GPU.
 
     Raises ValueError if there is none or it is not supported.
     """
     if is_converted(path):
-        return read_manifest(path).target
+        model = read_manifest(path).target
+        return planned(TensorPlan("converted", model, target_layout(model)), None, Storing.DENSE, quantization).config
     with errors_named(path):
-        return target_config(read_config(path))
+        model = target_config(config := read_config(path))
+        plan = quantised_plan(TensorPlan("Hugging Face", model, target_layout(model)), config, {})
+        return planned(plan, None, Storing.DENSE, quantization).config
 
 
-def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> HeadConfig:
+def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, quantization: str | None = None) -> HeadConfig:
     """The draft head in a directory or file, or of a lone config.json, beside this target.
 
     Raises ValueError if it is not a head, or does not fit.
@@ -77,12 +90,13 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None) ->
             with Checkpoint(path) as checkpoint:
                 plan = head_plan(checkpoint, read_config(path), target)
                 plan.check(checkpoint)
-                head = plan.config
+                head = planned(plan, None, Storing.DENSE, quantization).config
         else:
             config = read_config(path)
             names = usual_tensors(config)
             algorithm = algorithm_of(names) or "EAGLE"
-            head = PLANS[algorithm](config, names, target).config
+            plan = quantised_plan(PLANS[algorithm](config, names, target), config, {})
+            head = planned(plan, None, Storing.DENSE, quantization).config
             if algorithm == "EAGLE" and head.layer.num_layers >= target.num_layers:
                 raise ValueError(f"this is the config of a whole model of {head.layer.num_layers} layers, not of a draft head")
         found = (head.target_hidden_size, head.layer.vocab_size)

@@ -41,9 +41,10 @@ def main() -> None:
 
 def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields one result per cycle of the request."""
-    target = read_target(Path(request["model"]))
+    of_target, of_head = request["quantization"]
+    target = read_target(Path(request["model"]), of_target)
     token_map = None if request["token_map"] is None else Path(request["token_map"])
-    head = None if request["draft"] is None else read_head(Path(request["draft"]), target, token_map)
+    head = None if request["draft"] is None else read_head(Path(request["draft"]), target, token_map, of_head)
     mesh = gpu_mesh(request["gpu"])
     common = {"refuse_spills": request["refuse_spills"], "scratch": request["scratch"]}
     for cycle in request["cycles"]:

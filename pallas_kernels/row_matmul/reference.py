@@ -1,7 +1,8 @@
-"""Products with weights stored row by row, in plain XLA, and GGUF's blocks as numbers. See `api`.
+"""Products with weights stored row by row, in plain XLA, and blocks as numbers. See `api`.
 
-Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Every number is a product of small whole numbers and one
-16-bit scale, plus at most one more number: it has one rounding, so it is the same in any order of operations.
+GGUF's blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Every number is a product of small whole numbers
+and one 16-bit scale, plus at most one more number, or of two numbers: it has one rounding, so it is the same in any order of
+operations.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, UInt8
 
 
 class Format(NamedTuple):
-    """A block of GGUF's: so many weights in so many bytes."""
+    """A block of GGUF's or of our own: so many weights in so many bytes."""
 
     weights: int
     size: int
@@ -20,7 +21,9 @@ class Format(NamedTuple):
 
 FORMATS = {
     "q8_0": Format(32, 34), "q4_0": Format(32, 18), "q4_1": Format(32, 20), "q4_k": Format(256, 144), "q6_k": Format(256, 210),
+    "fp8_32": Format(32, 36), "int4_32": Format(32, 20),
 }  # fmt: skip
+"""GGUF's, and two of our own: 32 numbers of FP8 behind a float32 scale, and Q4_0 with a float16 zero point behind its scale."""
 
 
 def reference_matmul(
@@ -67,6 +70,15 @@ def _q4_1(block: UInt8[Array, "*rows 20"]) -> Float[Array, "*rows 32"]:
     return _halves(block[..., 4:]) * _half(block[..., :2]) + _half(block[..., 2:4])
 
 
+def _fp8_32(block: UInt8[Array, "*rows 36"]) -> Float[Array, "*rows 32"]:
+    scale = jax.lax.bitcast_convert_type(block[..., :4], jnp.float32)[..., None]
+    return jax.lax.bitcast_convert_type(block[..., 4:], jnp.float8_e4m3fn).astype(jnp.float32) * scale
+
+
+def _int4_32(block: UInt8[Array, "*rows 20"]) -> Float[Array, "*rows 32"]:
+    return (_halves(block[..., 4:]) - _half(block[..., 2:4])) * _half(block[..., :2])
+
+
 def _q4_k(block: UInt8[Array, "*rows 144"]) -> Float[Array, "*rows 256"]:
     """Eight groups of 32, each with a scale and a least value of 6 bits, whose upper two are packed with others."""
     low, least, both = (block[..., 4 + 4 * i : 8 + 4 * i] for i in range(3))
@@ -87,4 +99,6 @@ def _q6_k(block: UInt8[Array, "*rows 210"]) -> Float[Array, "*rows 256"]:
     return (numbers.reshape(*rows, 16, 16) * scales[..., None]).reshape(*rows, 256)
 
 
-_UNPACK = {"q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q4_k": _q4_k, "q6_k": _q6_k}
+_UNPACK = {
+    "q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q4_k": _q4_k, "q6_k": _q6_k, "fp8_32": _fp8_32, "int4_32": _int4_32,
+}  # fmt: skip

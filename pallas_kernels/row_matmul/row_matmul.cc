@@ -16,7 +16,7 @@ struct Product {
 constexpr int64_t UNPACKED_AGAIN = 4;
 
 using Chunk = void (*)(const Product&, int64_t first, int64_t last, float* unpacked);
-enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, FLOAT8, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, KINDS };
+enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, FLOAT8, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, FP8_BLOCKS, INT4_BLOCKS, KINDS };
 
 #if defined(__x86_64__)
 FOR_AVX512
@@ -71,7 +71,8 @@ const Chunk* const CHUNKS = chunks_here();
 
 // Weights and bytes of a block.
 struct Block { int64_t weights, size; };
-constexpr Block BLOCKS[KINDS] = {{1, 4}, {1, 2}, {1, 2}, {1, 1}, {1, 1}, {32, 34}, {32, 18}, {32, 20}, {256, 144}, {256, 210}};
+constexpr Block BLOCKS[KINDS] = {{1, 4}, {1, 2}, {1, 2}, {1, 1}, {1, 1}, {32, 34}, {32, 18}, {32, 20}, {256, 144}, {256, 210},
+                                {32, 36}, {32, 20}};
 
 struct Job {
   Product product;
@@ -136,3 +137,5 @@ HANDLER(row_matmul_q4_0, Q4_0, U8, false)
 HANDLER(row_matmul_q4_1, Q4_1, U8, false)
 HANDLER(row_matmul_q4_k, Q4_K, U8, false)
 HANDLER(row_matmul_q6_k, Q6_K, U8, false)
+HANDLER(row_matmul_fp8_32, FP8_BLOCKS, U8, false)
+HANDLER(row_matmul_int4_32, INT4_BLOCKS, U8, false)

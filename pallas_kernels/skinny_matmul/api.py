@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import call
 from pallas_kernels.skinny_matmul.epilogues import Best, Epilogue
+from pallas_kernels.skinny_matmul.packed import Packed
 from pallas_kernels.skinny_matmul.pallas_triton import pallas_triton_matmul
 from pallas_kernels.skinny_matmul.reference import reference_matmul
 from pallas_kernels.skinny_matmul.tiling import ROWS as MAX_ROWS
@@ -26,7 +27,7 @@ IMPLEMENTATIONS = {"reference": reference_matmul, "pallas_triton": pallas_triton
 
 def skinny_matmul(
     x: Float[Array, "rows k"],
-    weight: Float[Array, "k n"],
+    weight: Float[Array, "k n"] | Packed,
     epilogue: Epilogue = None,
     *,
     dtype: DTypeLike | None = None,
@@ -37,7 +38,8 @@ def skinny_matmul(
     So a row's result has the same bits, whatever the other rows are and however many.
 
     Args:
-        x, weight: bfloat16, float16 or float32, both the same.
+        x, weight: bfloat16, float16 or float32, both the same. Or a weight of 8 or 4 bits; without an epilogue it takes any number
+            of rows.
         epilogue: what is done with the sums before they are written.
         dtype: of the result; None: x's, or float32 for the epilogue Best.
         implementation: a name from IMPLEMENTATIONS; None picks the Pallas kernel on a GPU and the reference elsewhere.
@@ -55,6 +57,8 @@ def skinny_matmul(
     """
     if reason := unsupported(x, weight, epilogue):
         raise ValueError(f"skinny_matmul: {reason}")
+    if isinstance(weight, Packed) and implementation == "jax_triton":
+        raise ValueError("skinny_matmul: jax_triton takes no weights of 8 or 4 bits")
     dtype = jnp.dtype(dtype or (jnp.float32 if isinstance(epilogue, Best) else x.dtype))
     return call("skinny_matmul", IMPLEMENTATIONS, implementation, (x, weight, epilogue), dtype=dtype)
 

@@ -15,16 +15,25 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.skinny_matmul.epilogues import AddResidual, Best, Epilogue, SwiGlu
-from pallas_kernels.skinny_matmul.tiling import ROWS, Tiling, choose_tiling
+from pallas_kernels.skinny_matmul.packed import Bytes, Packed
+from pallas_kernels.skinny_matmul.tiling import Tiling, choose_tiling
+from pallas_kernels.skinny_matmul.unpacking import reader_of
 
 
 @jax.named_scope("skinny_matmul")
 def pallas_triton_matmul(
-    x: Float[Array, "rows k"], weight: Float[Array, "k n"], epilogue: Epilogue, *, dtype: DTypeLike, interpret: bool = False
+    x: Float[Array, "rows k"],
+    weight: Float[Array, "k n"] | Packed,
+    epilogue: Epilogue,
+    *,
+    dtype: DTypeLike,
+    interpret: bool = False,
 ) -> Array | tuple[Array, ...]:
-    """One program per block of columns."""
+    """One program per block of columns, and for more than 16 rows of x per block of rows."""
     rows, n = x.shape[0], weight.shape[1] // (2 if isinstance(epilogue, SwiGlu) else 1)
-    tiling = choose_tiling(n, x.dtype.itemsize, epilogue)
+    tiling = choose_tiling(n, x.dtype.itemsize, epilogue, rows)
+    if isinstance(weight, Bytes) and weight.rows.dtype == jnp.float8_e4m3fn:  # not known to all GPUs
+        weight = weight._replace(rows=jax.lax.bitcast_convert_type(weight.rows, jnp.uint8))
     blocks = pl.cdiv(n, tiling.columns)
     out, by_block = jax.ShapeDtypeStruct((rows, n), dtype), functools.partial(jax.ShapeDtypeStruct, (rows, blocks))
     store: Any = _store
@@ -38,7 +47,7 @@ def pallas_triton_matmul(
         store, outputs = _store_best, (out, by_block(dtype), by_block(jnp.int32))
     return pl.pallas_call(
         functools.partial(_kernel, store=store, tiling=tiling, n=n),
-        grid=(blocks,),
+        grid=(blocks, pl.cdiv(rows, tiling.rows)),
         out_shape=outputs,
         compiler_params=pltriton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
         interpret=interpret,
@@ -49,10 +58,11 @@ def pallas_triton_matmul(
 class _Tile:
     """The rows and columns of one block: where they are, and which of them exist."""
 
-    def __init__(self, rows: int, n: int, columns: int):
-        self.block, self.row = pl.program_id(0), jnp.arange(ROWS, dtype=jnp.int32)
-        self.first = self.block * columns
-        self.column = self.first + jnp.arange(columns, dtype=jnp.int32)
+    def __init__(self, rows: int, n: int, tiling: Tiling):
+        self.block = pl.program_id(0)
+        self.row = pl.program_id(1) * tiling.rows + jnp.arange(tiling.rows, dtype=jnp.int32)
+        self.first = self.block * tiling.columns
+        self.column = self.first + jnp.arange(tiling.columns, dtype=jnp.int32)
         self.has_row, self.has_column = self.row < rows, self.column < n
         self.place = self.row[:, None], self.column[None]
         self.mask = self.has_row[:, None] & self.has_column[None]
@@ -62,30 +72,20 @@ class _Tile:
         pltriton.store(ref.at[self.row, self.block], values.astype(ref.dtype), mask=self.has_row)
 
 
-def _kernel(x_ref, weight_ref, *refs, store: Any, tiling: Tiling, n: int):
+def _kernel(x_ref, weight_refs, *refs, store: Any, tiling: Tiling, n: int):
     """One block: sums over k, one array of them or two (SwiGLU); then the epilogue."""
-    rows, k = x_ref.shape
-    tile, whole = _Tile(rows, n, tiling.columns), k % tiling.depth == 0
-    first_columns = range(0, weight_ref.shape[1], n)
+    tile = _Tile(x_ref.shape[0], n, tiling)
+    reader = reader_of(x_ref, weight_refs, tile, tiling.depth)
+    first_columns = range(0, weight_refs.shape[1], n)
 
     def step(i, sums):
-        depth = i * tiling.depth + jnp.arange(tiling.depth, dtype=jnp.int32)
-        in_x, in_weight = tile.has_row[:, None], tile.has_column[None]
-        if not whole:
-            in_x, in_weight = in_x & (depth < k)[None], in_weight & (depth < k)[:, None]
-        x = pltriton.load(x_ref.at[tile.row[:, None], depth[None]], mask=in_x, other=0)
-        return tuple(
-            total + _dot(x, pltriton.load(weight_ref.at[depth[:, None], first + tile.column[None]], mask=in_weight, other=0))
-            for total, first in zip(sums, first_columns, strict=True)
-        )
+        x = reader.load(i)
+        return tuple(total + reader.product(i, x, first) for total, first in zip(sums, first_columns, strict=True))
 
-    zeros = (jnp.zeros((ROWS, tiling.columns), jnp.float32),) * len(first_columns)
-    store(*jax.lax.fori_loop(0, pl.cdiv(k, tiling.depth), step, zeros), *refs, tile=tile)
-
-
-def _dot(a, b):
-    """A product accumulated in float32; float32 inputs keep their full precision instead of TF32's."""
-    return pltriton.dot(a, b, precision="highest" if a.dtype == jnp.float32 else None)
+    zeros = (jnp.zeros((tiling.rows, tiling.columns), jnp.float32),) * len(first_columns)
+    sums = jax.lax.fori_loop(0, reader.steps, step, zeros)
+    sums = tuple(reader.finished(total, first) for total, first in zip(sums, first_columns, strict=True))
+    store(*sums, *refs, tile=tile)
 
 
 def _store(sums, out_ref, *, tile: _Tile):

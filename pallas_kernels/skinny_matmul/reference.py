@@ -6,13 +6,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.skinny_matmul.epilogues import AddResidual, Best, Epilogue, SwiGlu
+from pallas_kernels.skinny_matmul.packed import Packed
 from pallas_kernels.skinny_matmul.tiling import choose_tiling
 
 
 def reference_matmul(
-    x: Float[Array, "rows k"], weight: Float[Array, "k n"], epilogue: Epilogue, *, dtype: DTypeLike
+    x: Float[Array, "rows k"], weight: Float[Array, "k n"] | Packed, epilogue: Epilogue, *, dtype: DTypeLike
 ) -> Array | tuple[Array, ...]:
-    sums = jnp.dot(x, weight, preferred_element_type=jnp.float32)
+    sums = weight.product(x) if isinstance(weight, Packed) else jnp.dot(x, weight, preferred_element_type=jnp.float32)
     if isinstance(epilogue, SwiGlu):
         gate, up = jnp.split(sums, 2, 1)
         return (jax.nn.silu(gate) * up).astype(dtype)

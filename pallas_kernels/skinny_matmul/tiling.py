@@ -6,9 +6,12 @@ from typing import Any
 from jax.experimental import pallas as pl
 
 from pallas_kernels.skinny_matmul.epilogues import AddResidual, Epilogue, SwiGlu
+from pallas_kernels.skinny_matmul.packed import Packed
 
 ROWS = 16
 """Rows of every tile, the height of a tensor-core product; fewer are padded. So a row's sums don't depend on the others."""
+MANY_ROWS = 64
+"""Rows of the tiles that products with more than 16 rows have."""
 BLOCKS = 264
 """Thread blocks at most, if 256 columns each suffice: two per multiprocessor of an H100, all at work at the same time."""
 DEPTHS = {32: 128, 64: 128, 128: 64, 256: 32}
@@ -26,13 +29,17 @@ class Tiling:
     stages: int
     """Steps under way between memory and the tensor cores."""
     warps: int = 4
+    rows: int = ROWS
+    """Rows of x per thread block."""
 
 
-def choose_tiling(n: int, itemsize: int, epilogue: Epilogue) -> Tiling:
+def choose_tiling(n: int, itemsize: int, epilogue: Epilogue, rows: int = ROWS) -> Tiling:
     """The tiling for n columns of the result.
 
     In: n=4096, itemsize=2, None  Out: columns=32, depth=128, stages=4
     """
+    if rows > ROWS:  # packed weights of prefill and of large batches
+        return Tiling(128, 64, 3, 8, MANY_ROWS) if itemsize == 2 else Tiling(64, 16, 1, 8, MANY_ROWS)
     columns = next((size for size in DEPTHS if pl.cdiv(n, size) <= BLOCKS), max(DEPTHS))
     if itemsize == 4:  # for tests: full-precision products run without tensor cores and hold their operands in registers
         return Tiling(min(columns, 64), depth=16, stages=1)
@@ -43,9 +50,11 @@ def choose_tiling(n: int, itemsize: int, epilogue: Epilogue) -> Tiling:
 def unsupported(x: Any, weight: Any, epilogue: Epilogue) -> str | None:
     """The reason why the kernels can't take these arrays; None if they can."""
     rows, (k, n) = x.shape[0], weight.shape
-    if x.dtype != weight.dtype or str(x.dtype) not in ("bfloat16", "float16", "float32"):
-        return f"dtypes are {x.dtype} and {weight.dtype}, expected bfloat16, float16 or float32 for both"
-    if not 1 <= rows <= ROWS:
+    is_packed = isinstance(weight, Packed)
+    dtype = x.dtype if is_packed else weight.dtype
+    if x.dtype != dtype or str(dtype) not in ("bfloat16", "float16", "float32"):
+        return f"dtypes are {x.dtype} and {dtype}, expected bfloat16, float16 or float32 for both"
+    if rows < 1 or (rows > ROWS and not (is_packed and epilogue is None)):
         return f"x has {rows} rows, expected 1 to {ROWS}: use an ordinary product for more"
     if x.shape[1] != k or 0 in (k, n):
         return f"x is [{rows}, {x.shape[1]}] and the weight [{k}, {n}], expected [rows, k] and [k, n], not empty"

@@ -47,3 +47,14 @@ def test_tokens_of_lines_in_22_scripts(found):
     expected = np.load(GOLDEN / "golden.npz")["lines"].tolist()
     assert len(expected) == 2000 and found["lines"] == expected
     assert found["lines that come back"] == 2000
+
+
+def test_what_quantisation_costs():
+    """Mean KL divergence from float32, and the accept length of one draft on the same text. 4 bits are few for so small a model."""
+    script = SCRIPT.with_name("smollm2_quantised.py")
+    ended = subprocess.run([sys.executable, script, GOLDEN], env=optimizing(), capture_output=True, text=True, timeout=1800)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    for quantization, most in {"int8": 0.01, "fp8": 0.05, "int4": 0.6}.items():
+        assert 0 < found[quantization]["KL"] <= most
+        assert found[quantization]["accept length"] == pytest.approx(found["None"]["accept length"], rel=0.03)

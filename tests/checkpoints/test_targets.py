@@ -314,8 +314,6 @@ def test_the_registry_lists_what_is_supported():
         ("llama", {"sliding_window": 4096}, "sliding_window=4096"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not supported"),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-        ("llama", {"quantization_config": CACHE_ONLY | {"config_groups": {"group_0": {}}}}, "quantization_config"),
         ("llama", {"quantization_config": cache_scheme(num_bits=4)}, "kv_cache_scheme: num_bits=4 is not supported"),
         ("llama", {"quantization_config": cache_scheme(type="int")}, "type='int' is not supported"),
         ("llama", {"quantization_config": cache_scheme(dynamic=True)}, "dynamic=True is not supported"),

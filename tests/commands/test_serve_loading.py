@@ -182,6 +182,14 @@ def test_the_settings_that_clients_see_are_those_in_use(places):
     assert settings.shown.keys() - chosen.settings.shown.keys() == set()
 
 
+def test_target_and_head_are_quantised_as_the_command_says(places):
+    models = load(arguments(places, "target", "eagle", "--quantization int8"))
+    for loaded in (models.target.params["layers"][0]["self_attn"]["o_proj"], models.head.params["fc"]):
+        assert loaded["packed_rows"].dtype == "int8"
+    with pytest.raises(ValueError, match="quantization must be one of int8, fp8, int4 or none, got 'int5'"):
+        load_models(quantization="int5")
+
+
 def test_16_bits_are_told_on_a_cpu(places, caplog):
     with caplog.at_level(logging.INFO, "jaxspec"):
         llm = load(arguments(places, "target", "eagle", "--dtype float16"))

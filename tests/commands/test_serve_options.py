@@ -32,6 +32,12 @@ def test_options_may_be_written_with_underscores():
     assert (arguments.algorithm, arguments.draft, arguments.model) == ("EAGLE3", "a_b", "m_n")
 
 
+def test_target_and_head_are_quantised_apart():
+    arguments = parse_arguments(["-q", "int8", "--speculative-draft-model-quantization", "unquant"])
+    assert (arguments.quantization, arguments.draft_quantization) == ("int8", "unquant")
+    assert parse_arguments([]).quantization is None and parse_arguments(["--quantization", "none"]).quantization == "none"
+
+
 def test_the_dtype_half_is_float16():
     assert parse_arguments(["--dtype", "half"]).dtype == "float16"
 

@@ -22,6 +22,7 @@ from pallas_kernels.cache_write import cache_write
 from pallas_kernels.cutoff import cutoff
 from pallas_kernels.fp8 import Scales
 from pallas_kernels.product import Product
+from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.rms_norm import add_norm, norm_pair, rms_norm
 from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.skinny_matmul import AddResidual, Best, SwiGlu, skinny_matmul
@@ -92,6 +93,7 @@ def triton_kernels() -> Iterator[Kernel]:
         numbers = [shape(rows, dtype=kind) for kind in (jnp.float32,) * 3 + (jnp.int32,) + (jnp.float32,) * 2]
         yield Kernel(f"cutoff, {rows} rows{', rough' * rough}", cut, (shape(rows, 128256, dtype=jnp.float32), *numbers))
     yield from skinny_kernels("pallas_triton")
+    yield from packed_kernels()
     for eps in (None, 1e-6):
         layout = QkvLayout(HEADS, KV_HEADS, HEAD_DIM, eps)
         where = shape(1, 8, dtype=jnp.int32), shape(HEAD_DIM // 2, dtype=jnp.float32)
@@ -133,6 +135,20 @@ def skinny_kernels(implementation: str) -> Iterator[Kernel]:
     yield Kernel(f"{name}, SwiGLU", multiply, (shape(4, HIDDEN), shape(HIDDEN, 2 * INTERMEDIATE), SwiGlu()))
     yield Kernel(f"{name}, logits", multiply, (shape(1, HIDDEN), shape(HIDDEN, 128256), Best()))
     yield Kernel(f"{name}, odd", multiply, (shape(5, 4095), shape(4095, 1001), Best()))
+
+
+def packed_kernels() -> Iterator[Kernel]:
+    """Weights of 8 and 4 bits, for few rows and for prefill."""
+    multiply = partial(skinny_matmul, implementation="pallas_triton")
+    storages = {
+        "int8": QuantizedAs("int8"), "FP8": QuantizedAs("fp8"), "FP8 in blocks": QuantizedAs("fp8", 128),
+        "int4": QuantizedAs("int4", 128, has_zeros=True), "int4 in small groups": QuantizedAs("int4", 32),
+    }  # fmt: skip
+    for name, storage in storages.items():
+        weight = jax.eval_shape(storage, shape(HIDDEN, 2 * INTERMEDIATE)).packed
+        yield Kernel(f"skinny_matmul, {name}, SwiGLU", multiply, (shape(8, HIDDEN), weight, SwiGlu()))
+        for rows in (4, 256):
+            yield Kernel(f"skinny_matmul, {name}, {rows} rows", multiply, (shape(rows, HIDDEN), weight))
 
 
 def mosaic_kernels() -> Iterator[Kernel]:

@@ -110,6 +110,7 @@ def test_a_token_map_reaches_the_head(tmp_path):
     target = config_file(tmp_path / "config.json", LLAMA_8B)
     head = config_file(tmp_path / "head.json", {**LLAMA_8B, "num_hidden_layers": 1, "bias": False})
     request = {"model": str(target), "draft": str(head), "token_map": str(tmp_path / "none.pt"), "gpu": "h100", "dtype": "bfloat16"}
+    request |= {"quantization": [None, None]}
     with pytest.raises((ValueError, OSError), match=r"none\.pt"):
         next(compile_all(request | {"cycles": [], "scratch": str(tmp_path), "refuse_spills": False}))
 

@@ -12,11 +12,13 @@ import pytest
 
 from jaxspec.config import FP8, PLAIN, TreeShape
 from jaxspec.decoding.sampling import NODES_AT_ONCE
-from jaxspec.planner.compile import CompiledCycle, CycleShape, compile_cycles
+from jaxspec.planner.compile import CompiledCycle, CycleShape, Quantizations, compile_cycles
+from jaxspec.planner.estimate import pair
+from jaxspec.planner.models import read_head, read_target
 from tests.planner.configs import EAGLE3_LLAMA_8B, EAGLE3_QWEN3_8B, EAGLE_LLAMA_2_7B, LLAMA_2_7B, LLAMA_8B, MIMO_7B, QWEN3_8B
 from tests.planner.files import config_file
 
-CONTEXT, LAYERS = 4096, 7
+CONTEXT, LAYERS, HIDDEN, INTERMEDIATE = 4096, 7, 4096, 14336
 TREES = (TreeShape(5, 4, 8), TreeShape(5, 8, 32), PLAIN)
 KERNELS = {
     "rms_norm",
@@ -132,6 +134,27 @@ class TestCycle:
         """What the count per layer rests on: the scopes are found, and no layer is fused with another."""
         found = in_layers(compiled(name))
         assert {found.count(layer) for layer in range(1, LAYERS - 1)} == {found.count(1)}
+
+
+QUANTISED = [("h100", "fp8", 0.51), ("h100", "int4", 0.28), ("a100", "int8", 0.51), ("a100", "fp8", 0.51)]
+"""GPU, quantisation, and the most bytes of the layers beside those of bfloat16."""
+
+
+@pytest.mark.parametrize(("gpu", "quantization", "share"), QUANTISED)
+def test_weights_of_8_and_4_bits(gpu_compiler, tmp_path, gpu, quantization, share):
+    """One graph of our kernels, which unpack what they read: nothing as large as a weight is written. Arguments are as planned."""
+    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": LAYERS})
+    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
+    shape, both = CycleShape(TreeShape(5, 4, 8), 1, CONTEXT), Quantizations(quantization, quantization)
+    (found,) = compile_cycles(target, head, [shape], gpu=gpu, dtype="bfloat16", quantization=both, refuse_spills=True)
+    assert found.is_one_graph and set(found.kernel_calls) <= KERNELS | {"skinny_matmul"}
+    assert found.kernel_calls["skinny_matmul"] >= 4 * LAYERS
+    assert found.temporary_bytes < 20e6 < HIDDEN * INTERMEDIATE / 2  # the smallest of a layer's large matrices, in 4 bits
+    model = read_target(target, quantization)
+    planned = pair(model, read_head(head, model, quantization=quantization), "bfloat16")
+    assert found.argument_bytes == pytest.approx(planned.weights + found.cache_bytes, rel=0.01)
+    for size in (planned.target, planned.head):
+        assert size.weights.layers <= share * size.dense.layers
 
 
 def in_layers(cycle: CompiledCycle) -> list[int]:

@@ -5,10 +5,11 @@ import json
 import jax
 import pytest
 
-from jaxspec.config import ModelConfig
+from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.defaults import own_head
 from jaxspec.models.head import HeadConfig
-from jaxspec.planner.estimate import pair
+from jaxspec.planner.estimate import Memory, cycle_cost, pair
+from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target, weights_of
 from jaxspec.testing import (
     random_eagle,
@@ -51,6 +52,45 @@ def test_its_eagle3_head_by_hand(tmp_path):
     assert weights.embedding == 4 * 32000 and weights.fusion == 2 * 3 * 4096 * 4096 and weights.output == 2 * 32000 * 4096
     together = pair(model, head, "bfloat16")
     assert together.cache == 128 * 1024 + 2 * 8 * 128 * 2 and together.weights == pytest.approx(16.06e9 + 0.85e9, rel=0.03)
+
+
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 0.51), ("fp8", 0.51), ("int4", 0.28)])
+def test_quantised_layers_by_their_bytes(tmp_path, quantization, share):
+    target = tmp_path / "target.json"
+    target.write_text(json.dumps(LLAMA_8B))
+    (tmp_path / "config.json").write_text(json.dumps(EAGLE3_LLAMA_8B))
+    model = read_target(target, quantization)
+    together = pair(model, read_head(tmp_path, model, quantization=quantization), "bfloat16")
+    dense = pair(read_target(target), read_head(tmp_path, model), "bfloat16")
+    for mine, other in ((together.target, dense.target), (together.head, dense.head)):
+        assert 0.25 * other.weights.layers < mine.weights.layers <= share * other.weights.layers
+        assert mine.weights.parameters == other.weights.parameters and mine.dense == other.weights == other.dense
+        assert mine.weights.embedding == other.weights.embedding
+    costs = [cycle_cost(each, TreeShape(3, 2, 6), 1, 1000) for each in (together, dense)]
+    assert costs[0].operations == costs[1].operations
+    assert costs[0].moved["target weights"] < 0.52 * costs[1].moved["target weights"]
+
+
+def test_a_published_quantised_model_from_its_config_alone(tmp_path):
+    """Llama-3.3-70B in FP8 as vLLM's people publish it: with its head and 32 thousand tokens of 8-bit cache it fits one H200."""
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80}
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    scheme = {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8}}},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | sizes | {"quantization_config": scheme}))
+    (tmp_path / "head.json").write_text(
+        json.dumps(EAGLE3_LLAMA_8B | {"hidden_size": 8192, "intermediate_size": 28672} | {"num_attention_heads": 64})
+    )
+    target = read_target(tmp_path)
+    models = pair(target, read_head(tmp_path / "head.json", target), "bfloat16")
+    tables = 2 * 128256 * 8192
+    assert models.target.weights.embedding == models.target.weights.output == tables
+    assert models.target.weights.parameters == 70_553_706_496
+    assert models.target.weights.total == pytest.approx(70_553_706_496 + tables, rel=0.001)  # a byte each, but for tables
+    memory = Memory(GPUS["h200"].memory, 0.9, 0.9, models.weights, models.cache // 2, 16)
+    assert memory.tokens > 32768
 
 
 @pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE", "tied"])

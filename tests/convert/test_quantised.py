@@ -1,0 +1,66 @@
+"""Converted checkpoints whose matrices are quantised: by --quantization, or because the original's are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from convert.__main__ import main
+from convert.check import check_hashes
+from convert.converting import Options, convert_target
+from convert.export import export_target
+from jaxspec.checkpoints.loading import load_head, load_target
+from jaxspec.checkpoints.storing import Storing
+from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
+from tests.checkpoints.test_quantization import SIZES, published
+from tests.checkpoints.test_targets import same
+from tests.sets import exhaustive
+
+WAYS = [Storing.DENSE, Storing.ROWS]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_target(**SIZES, qkv_bias=True)
+
+
+@pytest.mark.parametrize("quantization", ["int4", exhaustive("int8"), exhaustive("fp8")])
+def test_what_was_quantised_beforehand_is_what_loading_quantises(tmp_path, model, quantization):
+    """Target and head, as on a GPU and as on a CPU, where the blocks are others."""
+    original = write_target(tmp_path / "original", model)
+    head = write_head(tmp_path / "head", random_eagle(model.config))
+    done = main([str(original), str(tmp_path / "converted"), "--draft", str(head), "--quantization", quantization, "--quiet"])
+    assert done == 0 and check_hashes(tmp_path / "converted") == []
+    for storing in WAYS:
+        how = {"storing": storing, "quantization": quantization}
+        expected, found = (load_target(tmp_path / name, jnp.float32, **how) for name in ("original", "converted"))
+        assert found.config == expected.config and same(found.params, expected.params)
+        assert same(load_target(tmp_path / "converted", jnp.float32, storing=storing).params, found.params)
+        heads = [load_head(path, found, **how) for path in (head, tmp_path / "converted")]
+        assert heads[0].config == heads[1].config and same(heads[0].params, heads[1].params)
+    other = "fp8" if quantization == "int8" else "int8"
+    with pytest.raises(ValueError, match=f"is quantised already: leave out quantization, which is {other}"):
+        load_target(tmp_path / "converted", jnp.float32, quantization=other)
+    with pytest.raises(ValueError, match="the checkpoint is quantised: export one that is not"):
+        export_target(tmp_path / "converted", tmp_path / "exported")
+
+
+@pytest.mark.parametrize("name", ["FP8 in blocks", exhaustive("AWQ"), exhaustive("compressed-tensors int4")])
+def test_published_weights_stay_as_they_are(tmp_path, name):
+    stored, _ = published(tmp_path, name)
+    convert_target(stored, tmp_path / "converted", Options())
+    for storing in WAYS:
+        expected, found = (load_target(path, jnp.float32, storing=storing) for path in (stored, tmp_path / "converted"))
+        assert found.config == expected.config and same(found.params, expected.params)
+    sizes = {array.dtype.itemsize for array in jax.tree.leaves(found.params["layers"]) if array.size > 10_000}
+    assert sizes == {1}
+
+
+def test_a_dense_converted_checkpoint_is_quantised_while_it_loads(tmp_path, model):
+    original = write_target(tmp_path / "original", model)
+    convert_target(original, tmp_path / "converted", Options())
+    for storing in WAYS:
+        how = {"storing": storing, "quantization": "int8"}
+        expected, found = (load_target(tmp_path / name, jnp.float32, **how) for name in ("original", "converted"))
+        assert dict(found.config.storages) == dict(expected.config.storages) and same(found.params, expected.params)
+    assert np.asarray(found.params["layers"][0]["mlp"]["down_proj"]["packed_rows"]).dtype == np.int8
