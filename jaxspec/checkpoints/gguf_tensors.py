@@ -4,9 +4,11 @@
 to the file, LINK.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jaxspec.checkpoints.json_files import read_object
@@ -23,7 +25,9 @@ LAYER = {
 """Names of a layer's tensors, and Hugging Face's."""
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
-PLAIN: dict[str, np.dtype[Any]] = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
+PLAIN: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
 """GGUF's types that are numbers; all others are blocks."""
 
 
@@ -49,14 +53,38 @@ def index_of(file: Path, tensors: dict[str, Any], config: dict[str, Any]) -> dic
     return {"size": file.stat().st_size, "tensors": found}
 
 
+def is_entry(entry: Any, file_size: int) -> bool:
+    """Whether an index may say this of a tensor in a file of this size."""
+    match entry:
+        case [str(kind), [*shape], int(offset), int(size), int(heads)] if all(type(each) is int and each > 0 for each in shape):
+            inside = min(offset, size, heads) >= 0 and offset + size <= file_size
+            return (
+                inside and len(shape) in (1, 2) and size == _bytes_of(kind, shape, size) and not (heads and shape[0] % (2 * heads))
+            )
+    return False
+
+
+def _bytes_of(kind: str, shape: list[int], otherwise: int) -> int:
+    """Bytes of a tensor; `otherwise` if only the library knows."""
+    if kind in PLAIN:
+        return math.prod(shape) * PLAIN[kind].itemsize
+    if kind.lower() not in FORMATS:
+        return otherwise
+    weights, size = FORMATS[kind.lower()]
+    return -1 if shape[-1] % weights else math.prod(shape) // weights * size
+
+
 class GgufTensors:
-    """A GGUF file by its index, as a TensorFile. Raises ValueError if the file is gone or another one."""
+    """A GGUF file by its index, as a TensorFile. Raises ValueError if the index is damaged, or the file gone or another one."""
 
     def __init__(self, path: Path):
         index = read_object(path)
-        self.file, self._tensors = path.parent / LINK, index["tensors"]
-        if not self.file.is_file() or self.file.stat().st_size != index["size"]:
+        self.file, size, tensors = path.parent / LINK, index.get("size"), index.get("tensors")
+        if type(size) is not int or not self.file.is_file() or self.file.stat().st_size != size:
             raise ValueError(f"{self.file} is gone, or not the file that {path.name} was written for: remove {path.parent}")
+        if not isinstance(tensors, dict) or not all(is_entry(entry, size) for entry in tensors.values()):
+            raise ValueError(f"{path} is damaged: remove {path.parent}")
+        self._tensors: dict[str, Any] = tensors
         self._bytes = np.memmap(self.file, np.uint8, "r")
         self.infos = {
             name: TensorInfo(PLAIN.get(kind, PLAIN["F32"]), tuple(shape), kind.lower() if kind.lower() in FORMATS else None)
@@ -71,7 +99,11 @@ class GgufTensors:
             return self._rotated(name, self._stored(name).view(PLAIN[kind]).reshape(shape))
         from gguf import GGMLQuantizationType, dequantize
 
-        return self._rotated(name, dequantize(self._stored(name), GGMLQuantizationType[kind]).reshape(shape))
+        try:
+            values = dequantize(self._stored(name), GGMLQuantizationType[kind]).reshape(shape)
+        except (KeyError, ValueError, NotImplementedError) as error:
+            raise ValueError(f"{self.file}: tensor {name!r} of kind {kind[:40]} can't be dequantised: {str(error)[:200]}") from None
+        return self._rotated(name, values)
 
     def blocks(self, name: str) -> np.ndarray:
         """The rows of a tensor in blocks, uint8 [rows, bytes]."""
@@ -82,8 +114,6 @@ class GgufTensors:
 
     def _stored(self, name: str) -> np.ndarray:
         _, shape, offset, size, _ = self._tensors[name]
-        if not 0 <= offset <= offset + size <= len(self._bytes):
-            raise ValueError(f"{self.file}: tensor {name!r} is not inside the file")
         return self._bytes[offset : offset + size].reshape(*shape[:-1], -1)
 
     def _rotated(self, name: str, rows: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.gguf_file import write_directory
-from jaxspec.checkpoints.gguf_tensors import LAYER, OUTSIDE, halves_rotated
+from jaxspec.checkpoints.gguf_tensors import INDEX, LAYER, OUTSIDE, halves_rotated
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.config import RopeConfig
 from jaxspec.models.registry import LoadedTarget
@@ -311,6 +311,33 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, kind: str, cha
     with pytest.raises(ValueError, match=message):
         write_directory(file, tmp_path / "read")
     assert not (tmp_path / "read").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: [*entry[:2], 1 << 40, *entry[3:]],
+        lambda entry: [*entry[:2], -8, *entry[3:]],
+        lambda entry: [entry[0], [entry[1][0], entry[1][1] + 32], *entry[2:]],
+        lambda entry: ["Q4_0", *entry[1:]],
+        lambda entry: [*entry[:4], 7],
+        lambda entry: [*entry[:3], "8", 0],
+        lambda entry: {"kind": entry},
+    ],
+)
+def test_an_index_is_checked_against_its_file(tmp_path: Path, change: Any):
+    """It may come with a model directory of somebody else's."""
+    model = tiny_target(**SIZES, **MODELS["llama"])
+    write_directory(write(tmp_path / "model.gguf", model, "llama", gguf.GGMLQuantizationType.Q8_0), tmp_path / "read")
+    index = json.loads((tmp_path / "read" / INDEX).read_text())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    index["tensors"][name] = change(index["tensors"][name])
+    (tmp_path / "read" / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="is damaged: remove"):
+        load_target(tmp_path / "read", np.float32)
+    (tmp_path / "read" / INDEX).write_text(json.dumps({"size": "all", "tensors": []}))
+    with pytest.raises(ValueError, match="is gone, or not the file that"):
+        load_target(tmp_path / "read", np.float32)
 
 
 def test_damaged_files_are_refused_in_a_line(tmp_path: Path):
