@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-REFERENCE, GPU_DEFAULT = "reference", "pallas_triton"
-"""The implementations that every kernel has: its definition in plain XLA, and what NVIDIA GPUs get."""
+REFERENCE, GPU_DEFAULT, CPU_DEFAULT = "reference", "pallas_triton", "cpu"
+"""The implementations that every kernel has: its definition in plain XLA, and what NVIDIA GPUs get. The third, what CPUs get, is
+the definition unless a kernel has one."""
 
 
 def call(kernel: str, implementations: Mapping[str, Callable], name: str | None, arguments: Sequence[Any], **static: Any) -> Any:
@@ -17,7 +18,8 @@ def call(kernel: str, implementations: Mapping[str, Callable], name: str | None,
     """
     if name is None:
         reference = implementations[REFERENCE]
-        return by_platform(implementations[GPU_DEFAULT], reference, reference, tuple(static.items()))(*arguments)
+        elsewhere = implementations.get(CPU_DEFAULT, reference)
+        return by_platform(implementations[GPU_DEFAULT], elsewhere, reference, tuple(static.items()))(*arguments)
     if name not in implementations:
         raise ValueError(f"unknown {kernel} implementation {name!r}; there are: {', '.join(implementations)}")
     return implementations[name](*arguments, **static)

@@ -4,12 +4,13 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import call
 from pallas_kernels.product import Product
+from pallas_kernels.rms_norm.cpu import cpu_add_norm, cpu_norm, cpu_norm_pair
 from pallas_kernels.rms_norm.pallas_triton import pallas_triton_add_norm, pallas_triton_norm, pallas_triton_norm_pair
 from pallas_kernels.rms_norm.reference import reference_add_norm, reference_norm, reference_norm_pair
 
-IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_triton_norm}
-PAIR_IMPLEMENTATIONS = {"reference": reference_norm_pair, "pallas_triton": pallas_triton_norm_pair}
-ADD_IMPLEMENTATIONS = {"reference": reference_add_norm, "pallas_triton": pallas_triton_add_norm}
+IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_triton_norm, "cpu": cpu_norm}
+PAIR_IMPLEMENTATIONS = {"reference": reference_norm_pair, "pallas_triton": pallas_triton_norm_pair, "cpu": cpu_norm_pair}
+ADD_IMPLEMENTATIONS = {"reference": reference_add_norm, "pallas_triton": pallas_triton_add_norm, "cpu": cpu_add_norm}
 
 
 def rms_norm(
@@ -18,7 +19,7 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight over the last axis: float32 statistics, cast back, then the weight (as Hugging Face's
     Llama does).
 
-    `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+    `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and `cpu` elsewhere.
 
     Raises:
         ValueError: x and weight differ in dtype, or the name of the implementation is unknown.
@@ -38,7 +39,7 @@ def norm_pair(
 ) -> Float[Array, "*rows 2*h"]:
     """The norms of both, side by side: what draft heads read.
 
-    `implementation`: a name from PAIR_IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+    `implementation`: a name from PAIR_IMPLEMENTATIONS; None picks the kernel on a GPU and `cpu` elsewhere.
 
     Raises:
         ValueError: left, right and the weights differ in dtype, or the name of the implementation is unknown.
@@ -58,7 +59,7 @@ def add_norm(
     """x + product, in x's dtype, and the norm of that sum.
 
     On a GPU the product's parts are added in float32 and rounded once, together with x. An array is a product of one part.
-    `implementation`: a name from ADD_IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+    `implementation`: a name from ADD_IMPLEMENTATIONS; None picks the kernel on a GPU and `cpu` elsewhere.
 
     Raises:
         ValueError: x, product and weight differ in dtype, or the name of the implementation is unknown.

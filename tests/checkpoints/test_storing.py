@@ -1,5 +1,8 @@
 """How matrices are stored: row by row in the file's own bits gives the numbers, logits and texts of float32."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -80,6 +83,38 @@ def test_a_text_is_the_same_with_and_without_a_tree_alone_and_in_a_batch(tmp_pat
     for requests in (1, 3):
         engine = tiny_engine(TreeShape(3, 2, 5), target=loaded, head=head, max_running_requests=requests)
         assert run(engine, PROMPTS, params) == expected
+
+
+SAME_BITS = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from jaxspec.checkpoints.loading import load_target
+from jaxspec.checkpoints.storing import Storing
+from jaxspec.models.layers import causal_metadata
+
+loaded = load_target(Path(sys.argv[1]), jnp.float32, storing=Storing.AS_IN_FILE)
+tokens = jnp.asarray(np.random.default_rng(0).integers(0, 128, (3, 20)))
+
+@jax.jit
+def forward(params, tokens):
+    model = loaded.merge(params)
+    return model.logits(model(tokens, causal_metadata(*tokens.shape)).hidden)
+
+whole = forward(loaded.params, tokens)
+for batch, width in ((1, 1), (1, 2), (1, 5), (2, 3), (1, 8), (3, 6)):
+    np.testing.assert_array_equal(forward(loaded.params, tokens[:batch, :width]), whole[:batch, :width])
+"""
+
+
+@pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
+def test_a_token_has_the_same_bits_in_any_window_and_batch(tmp_path):
+    """So no tree, batch or chunk decides a near tie. (XLA's products, attention and norms depend on the number of rows; without
+    optimizations, as in other tests, the rest of a layer does, too.)"""
+    path = write_target(tmp_path / "target", tiny_target(hidden_size=256, head_dim=16, num_layers=2, **BIASES), jnp.bfloat16)
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run([sys.executable, "-c", SAME_BITS, path], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_token_map_chooses_rows_of_a_kept_embedding(tmp_path):
