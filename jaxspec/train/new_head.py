@@ -52,6 +52,7 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
         qkv_bias=False,
         qk_norm=False,
         storage=None,
+        storages=(),
         feed_forward=None,
     )
     size, rngs = target.config.hidden_size, nnx.Rngs(settings.seed)
