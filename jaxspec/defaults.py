@@ -15,7 +15,7 @@ BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
 SMOLLM2_HEAD = Path(__file__).parent / "demo" / "smollm2"
 SMOLLM2_TREE = TreeShape(3, 1)
-"""The fastest on two cores: 1.23 times plain decoding, as 2/1/3; 5/4/8 0.78 times (docs/performance.md; 25 November 2026)."""
+"""The fastest on two cores: 1.30 times plain decoding, 2/1/3 1.26 and 5/4/8 0.78 times (docs/performance.md; 25 November 2026)."""
 
 
 def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, weights: bool = True) -> Path:
