@@ -312,7 +312,7 @@ class EngineConfig:
     accept_threshold_acc: float = 1.0
     """Below 1 speculation is LOSSY, it changes what the model says: the target's probabilities of drafts are divided by this."""
     attention_kernel: str | None = None
-    """One of ATTENTION_KERNELS. None: pallas_triton on a GPU, else XLA, a block of the cache at a time."""
+    """One of ATTENTION_KERNELS. None: pallas_triton on a GPU, else the kernel for CPUs if it is installed, or XLA by blocks."""
     matmul: str = "auto"
     """One of MATMULS. "skinny" is a kernel for GPUs that no GPU has run yet; elsewhere it is plain XLA."""
     overlap: bool = True

@@ -18,6 +18,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import parameters, storage_of
 from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
+from pallas_kernels.weight import Weight
 
 PACKAGE = str(Path(__file__).parents[1])
 """Warnings point at the first line outside of this package."""
@@ -98,9 +99,9 @@ def repeats(own: jax.Array, target: LoadedTarget) -> bool:
     """True if a head's embedding equals the target's. Heads are trained with it frozen, and most checkpoints contain a copy."""
     if own.shape != (target.config.vocab_size, target.config.hidden_size):
         return False
-    return bool(_largest_difference(own, target.merge(target.params).embedding.dense(jnp.float32).T) <= ROUNDING)
+    return bool(_largest_difference(own, target.merge(target.params).embedding) <= ROUNDING)
 
 
 @jax.jit  # one pass without copies in float32
-def _largest_difference(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.max(jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32)))
+def _largest_difference(own: jax.Array, embedding: Weight) -> jax.Array:
+    return jnp.max(jnp.abs(own.astype(jnp.float32) - embedding.dense(jnp.float32).T))

@@ -131,8 +131,9 @@ class Transposed(FourBits):
             f"{module}.scales": Needed((groups, n)),
         }
 
+    @abstractmethod
     def _packed_shape(self, n: int, k: int) -> tuple[int, int]:
-        raise NotImplementedError
+        """Of `qweight`."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--served-model-name NAME...", "names of the model in the API (default: as given to --model-path)"),
         Option(
             "--dtype",
-            "dtype of weights; auto is float32 on a CPU, and on a GPU float16 if the checkpoint is, else bfloat16",
+            "auto: on a CPU float32 (weights in the file's own bits), on a GPU float16 if the checkpoint is, else bfloat16",
             choices=("auto", *DTYPES),
             type=lambda name: "float16" if name == "half" else name,
             default="auto",
@@ -165,9 +165,9 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",
         ),
         Option("--tree S/K/D", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree),
-        Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1; SmolLM2: 2)", type=whole(0)),
+        Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1; SmolLM2: 3)", type=whole(0)),
         Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP and SmolLM2: 1)", type=whole(0)),
-        Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 3)", type=whole(0)),
+        Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 4)", type=whole(0)),
         Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
         Option(
             "--speculative-token-map FILE",
@@ -224,7 +224,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--attention-kernel NAME",
-            f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else XLA by blocks)",
+            f"{', '.join(ATTENTION_KERNELS)}; mosaic needs a Hopper GPU (default: pallas_triton on a GPU, else ours or XLA)",
             "engine.attention_kernel",
             choices=ATTENTION_KERNELS,
         ),

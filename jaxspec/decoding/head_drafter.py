@@ -12,6 +12,7 @@ from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Prediction, calibrate, uncalibrated
 from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
+from jaxspec.decoding.noise import top
 from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.tree import Candidates, Chain
@@ -259,8 +260,7 @@ def best_children(
     temperature 1 or, for sampled requests, estimates of how likely the target is to choose them, given its noise."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> tuple[Array, Array, Array]:
-        # Without the barrier XLA takes the greatest logit from a sort of the whole vocabulary, which then replaces top_k.
-        best, ids = jax.lax.optimization_barrier(jax.lax.top_k(logits, k))
+        best, ids = top(logits, k)
         return best, ids, jnp.sum(jnp.exp(logits - best[..., :1]), -1, keepdims=True)
 
     best, ids, total = for_sampling(likeliest, logits, depth, prediction)

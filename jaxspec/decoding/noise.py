@@ -146,7 +146,7 @@ def best_candidate(
     return tokens[order[0]], (lead > ROUNDING * (32 + jnp.abs(sums[0]))) & (temperature > 0)
 
 
-def top(values: Float[Array, " v"], count: int) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
+def top(values: Float[Array, "*rows v"], count: int) -> tuple[Float[Array, "*rows k"], Int[Array, "*rows k"]]:
     """The largest values, and where they are. XLA sorts them all if it sees that only a part of the result is read."""
     best, ids = jax.lax.optimization_barrier(jax.lax.top_k(values, count))
     return best, ids

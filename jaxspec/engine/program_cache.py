@@ -34,6 +34,7 @@ from jaxspec.decoding.state import Admission, Drafted, Features, ProgramOutput, 
 from jaxspec.decoding.tree import Candidates, Chain, Tree
 from jaxspec.typing import KeysValues
 from pallas_kernels.cpu import TARGETS as CPU_KERNELS
+from pallas_kernels.cpu import what_is_missing
 
 for node in (
     Admission, Calibration, Candidates, Chain, Chunk, Drafted, Features, HeadState, KeysValues, Logprobs, ProgramOutput,
@@ -135,7 +136,7 @@ class CacheHits:
 def stored_traces(*made_for: object) -> "StoredTraces | None":
     """The traced programs beside the compiled ones; None if those are not kept on a disk. Call enable_compilation_cache first."""
     directory = trace_directory()
-    return None if directory is None else StoredTraces(directory, repr(made_for))
+    return None if directory is None else StoredTraces(directory, repr((*made_for, what_is_missing())))
 
 
 class StoredTraces:
