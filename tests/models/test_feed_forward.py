@@ -54,7 +54,7 @@ class Experts(nnx.Module):
         return sum(share * expert(x).value() for share, expert in zip(shares, self.experts, strict=True))
 
 
-CONFIG = tiny_config(num_layers=3, feed_forward=TwoExperts(20))
+CONFIG = tiny_config(num_layers=2, feed_forward=TwoExperts(20))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_an_engine_serves_it_with_and_without_a_tree(target, head):
     head = HEADS[head]
     assert "router" in head.params["mlp"]
     params = mixed_params(len(PROMPTS))
-    tree, plain = (tiny_engine(spec, target=target, head=head) for spec in (TreeShape(3, 2, 5), PLAIN))
+    tree, plain = (tiny_engine(spec, target=target, head=head) for spec in (TreeShape(2, 2, 4), PLAIN))
     assert run(tree, PROMPTS, params) == run(plain, PROMPTS, params)
 
 
