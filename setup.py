@@ -10,7 +10,7 @@ PACKAGES = find_packages(include=["jaxspec*", "pallas_kernels*", "convert*"])
 BENCHMARKS = [name.replace("benchmarks", "jaxspec.bench", 1) for name in find_packages(include=["benchmarks*"])]
 CPU_KERNELS = Extension(
     "pallas_kernels.cpu.kernels",
-    ["pallas_kernels/row_matmul/row_matmul.cc", "pallas_kernels/tree_attention/cpu.cc"],
+    sorted(str(file) for file in Path("pallas_kernels").rglob("*.cc")),
     depends=[str(file) for pattern in ("*.inc", "*.h") for file in Path("pallas_kernels").rglob(pattern)],
     language="c++",
     extra_compile_args=["-std=c++20", "-O3", "-ffp-contract=fast", "-fvisibility=hidden", "-Wno-psabi"],

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 
 #include "xla_ffi.h"
@@ -74,9 +75,19 @@ inline bool is_question(XLA_FFI_CallFrame* frame) {
 inline const XLA_FFI_Buffer* argument(const XLA_FFI_CallFrame* frame, int64_t number) {
   return static_cast<const XLA_FFI_Buffer*>(frame->args.args[number]);
 }
-inline const XLA_FFI_Buffer* result(const XLA_FFI_CallFrame* frame) { return static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[0]); }
+inline const XLA_FFI_Buffer* result(const XLA_FFI_CallFrame* frame, int64_t number = 0) {
+  return static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[number]);
+}
 inline bool is_array(const XLA_FFI_Buffer* buffer, XLA_FFI_DataType dtype, int64_t rank) {
   return buffer->rank == rank && buffer->dtype == dtype;
+}
+
+inline bool has_shape(const XLA_FFI_Buffer* buffer, XLA_FFI_DataType dtype, std::initializer_list<int64_t> shape) {
+  if (!is_array(buffer, dtype, shape.size())) return false;
+  int64_t number = 0;
+  for (int64_t size : shape)
+    if (buffer->dims[number++] != size) return false;
+  return true;
 }
 
 // Work cut in chunks, which the caller and XLA's threads take from a counter. Nobody waits for a thread that has not begun: one that

@@ -9,7 +9,10 @@ import jax
 FILE = "kernels"
 """The name of the library's file up to its first dot."""
 STORAGES = ("float32", "bfloat16", "float16", "int8", "float8", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k", "fp8_32", "int4_32")
-TARGETS = (*(f"row_matmul_{storage}" for storage in STORAGES), "tree_attention_float32")
+TARGETS = (
+    *(f"row_matmul_{storage}" for storage in STORAGES),
+    *(f"{kernel}_float32" for kernel in ("tree_attention", "rms_norm", "add_norm", "rotate_qkv")),
+)
 """The library's functions, and XLA's names for them."""
 
 

@@ -5,10 +5,11 @@ from jaxtyping import Array, Float, Int, Real
 from pallas_kernels.dispatch import call
 from pallas_kernels.fp8 import Scales
 from pallas_kernels.product import Product
+from pallas_kernels.rotate_qkv.cpu import cpu_rotate
 from pallas_kernels.rotate_qkv.pallas_triton import pallas_triton_rotate
 from pallas_kernels.rotate_qkv.reference import QkvLayout, reference_rotate
 
-IMPLEMENTATIONS = {"reference": reference_rotate, "pallas_triton": pallas_triton_rotate}
+IMPLEMENTATIONS = {"reference": reference_rotate, "pallas_triton": pallas_triton_rotate, "cpu": cpu_rotate}
 
 
 def rotate_qkv(
@@ -29,7 +30,7 @@ def rotate_qkv(
         frequencies: the angle per position of each pair, in float32.
         norms: weights of the query norm and the key norm; None exactly if layout.norm_eps is None.
         scales: what keys and values are divided by before they are stored in 8 bits. None: 1.
-        implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
+        implementation: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and `cpu` elsewhere.
 
     Raises:
         ValueError: only one of norms and layout.norm_eps is given, the dtypes of norms and qkv differ, or the name of the

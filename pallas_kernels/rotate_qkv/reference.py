@@ -39,10 +39,17 @@ def reference_rotate(
     if norms is not None and layout.norm_eps is not None:
         q, k = (reference_norm(part, weight, layout.norm_eps) for part, weight in zip((q, k), norms, strict=True))
     q, k = (rotate(part, positions, frequencies, layout.attention_factor) for part in (q, k))
-    if layout.fp8:
-        by_head = (None, None) if scales is None else (scales.k[:, None], scales.v[:, None])
-        k, v = stored(k, by_head[0]), stored(v, by_head[1])
-    return q, k, v
+    return q, *as_stored(k, v, scales, layout)
+
+
+def as_stored(
+    k: Float[Array, "b w kv_heads head_dim"], v: Float[Array, "b w kv_heads head_dim"], scales: Scales | None, layout: QkvLayout
+) -> tuple[Real[Array, "b w kv_heads head_dim"], Real[Array, "b w kv_heads head_dim"]]:
+    """Keys and values as the cache holds them: divided by the scales and in 8 bits, if the layout says so."""
+    if not layout.fp8:
+        return k, v
+    by_head = (None, None) if scales is None else (scales.k[:, None], scales.v[:, None])
+    return stored(k, by_head[0]), stored(v, by_head[1])
 
 
 def stored(x: Float[Array, "*shape"], scale: Float[Array, "..."] | None) -> UInt8[Array, "*shape"]:
@@ -54,7 +61,14 @@ def rotate(
     x: Float[Array, "b w heads head_dim"], positions: Int[Array, "b w"], frequencies: Float[Array, " half"], length: float = 1.0
 ) -> Float[Array, "b w heads head_dim"]:
     """Rotates the pairs (x[i], x[i + head_dim / 2]) by the angles position * frequencies[i], and scales by `length`, in float32."""
-    angle = positions[..., None, None].astype(jnp.float32) * frequencies
-    cos, sin = length * jnp.cos(angle), length * jnp.sin(angle)
+    cos, sin = (each[..., None, :] for each in cosines_and_sines(positions, frequencies, length))
     first, second = jnp.split(x.astype(jnp.float32), 2, -1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+
+
+def cosines_and_sines(
+    positions: Int[Array, "b w"], frequencies: Float[Array, " half"], length: float
+) -> tuple[Float[Array, "b w half"], Float[Array, "b w half"]]:
+    """Of the angles position * frequencies[i], times `length`."""
+    angle = positions[..., None].astype(jnp.float32) * frequencies
+    return length * jnp.cos(angle), length * jnp.sin(angle)

@@ -18,56 +18,10 @@ constexpr int64_t UNPACKED_AGAIN = 4;
 using Chunk = void (*)(const Product&, int64_t first, int64_t last, float* unpacked);
 enum Kind { FLOAT32, BFLOAT16, FLOAT16, INT8, FLOAT8, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, FP8_BLOCKS, INT4_BLOCKS, KINDS };
 
-#if defined(__x86_64__)
-FOR_AVX512
-namespace avx512 {
-constexpr int TILE = 24;
-#include "../cpu/vectors.inc"
-INLINE float half_at(const void* from) { return _cvtsh_ss(load<uint16_t>(from)); }
-INLINE Floats from_halves(const void* from) { return (Floats)_mm512_cvtph_ps((__m256i)load<Halves>(from)); }
-#include "tiles.inc"
-}  // namespace avx512
-FOR_ALL
-FOR_AVX2
-namespace avx2 {
-constexpr int TILE = 4;
-#include "../cpu/vectors.inc"
-INLINE float half_at(const void* from) { return _cvtsh_ss(load<uint16_t>(from)); }
-INLINE Floats from_halves(const void* from) {
-  const __m128i* halves = static_cast<const __m128i*>(from);
-  __m256 both[2] = {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
-  return load<Floats>(both);
-}
-#include "tiles.inc"
-}  // namespace avx2
-FOR_ALL
-#elif defined(__aarch64__)
-namespace neon {
-constexpr int TILE = 4;
-#include "../cpu/vectors.inc"
-INLINE float half_at(const void* from) { return load<__fp16>(from); }
-INLINE Floats from_halves(const void* from) {
-  Floats floats;
-  for (int i = 0; i < 16; i++) floats[i] = half_at(static_cast<const char*>(from) + 2 * i);
-  return floats;
-}
-#include "tiles.inc"
-}  // namespace neon
-#endif
+#define KERNELS "../row_matmul/tiles.inc"
+#include "../cpu/sets.inc"
 
-const Chunk* chunks_here() {
-  switch (instructions()) {
-#if defined(__x86_64__)
-    case Instructions::AVX512: return avx512::CHUNKS;
-    case Instructions::AVX2: return avx2::CHUNKS;
-#elif defined(__aarch64__)
-    case Instructions::NEON: return neon::CHUNKS;
-#endif
-    default: return nullptr;
-  }
-}
-
-const Chunk* const CHUNKS = chunks_here();
+const Chunk* const CHUNKS = HERE(CHUNK_OF);
 
 // Weights and bytes of a block.
 struct Block { int64_t weights, size; };

@@ -1,7 +1,5 @@
 // Attention over pages and a window, in float32. api.py describes it, cpu.py calls it.
 
-#include <initializer_list>
-
 #include "../cpu/common.h"
 
 namespace {
@@ -18,39 +16,10 @@ struct Attention {
 using Head = void (*)(const Attention&, int64_t sequence, int64_t head, int64_t* offsets, float* scores);
 constexpr int64_t HEAD_DIMS[] = {16, 32, 64, 96, 128, 256};
 
-#if defined(__x86_64__)
-FOR_AVX512
-namespace avx512 {
-#include "../cpu/vectors.inc"
-#include "rows.inc"
-}  // namespace avx512
-FOR_ALL
-FOR_AVX2
-namespace avx2 {
-#include "../cpu/vectors.inc"
-#include "rows.inc"
-}  // namespace avx2
-FOR_ALL
-#elif defined(__aarch64__)
-namespace neon {
-#include "../cpu/vectors.inc"
-#include "rows.inc"
-}  // namespace neon
-#endif
+#define KERNELS "../tree_attention/rows.inc"
+#include "../cpu/sets.inc"
 
-const Head* heads_here() {
-  switch (instructions()) {
-#if defined(__x86_64__)
-    case Instructions::AVX512: return avx512::HEADS;
-    case Instructions::AVX2: return avx2::HEADS;
-#elif defined(__aarch64__)
-    case Instructions::NEON: return neon::HEADS;
-#endif
-    default: return nullptr;
-  }
-}
-
-const Head* const HEADS = heads_here();
+const Head* const HEADS = HERE(HEAD_OF);
 
 // A chunk is one sequence and head.
 struct Job {
@@ -64,14 +33,6 @@ struct Job {
     head(a, number / a.heads, number % a.heads, reinterpret_cast<int64_t*>(scratch.get()), scratch.get() + 2 * keys);
   }
 };
-
-bool has_shape(const XLA_FFI_Buffer* buffer, XLA_FFI_DataType dtype, std::initializer_list<int64_t> shape) {
-  if (!is_array(buffer, dtype, shape.size())) return false;
-  int64_t number = 0;
-  for (int64_t size : shape)
-    if (buffer->dims[number++] != size) return false;
-  return true;
-}
 
 }  // namespace
 

@@ -2,10 +2,12 @@
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.cpu import what_is_missing
 from pallas_kernels.product import Product
 from pallas_kernels.rms_norm.api import ADD_IMPLEMENTATIONS, IMPLEMENTATIONS, PAIR_IMPLEMENTATIONS, add_norm, norm_pair, rms_norm
 from pallas_kernels.weight import Dense
@@ -92,3 +94,15 @@ def test_mixed_dtypes_are_refused():
         norm_pair(half, half, jnp.ones(2, jnp.bfloat16), jnp.ones(2), 1e-5)
     with pytest.raises(ValueError, match="x is bfloat16 and product is float32: they must have the same dtype"):
         add_norm(half, Product(jnp.ones((1, 2)), Dense(jnp.ones((2, 2)))), jnp.ones(2, jnp.bfloat16), 1e-5)
+
+
+@pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
+@pytest.mark.parametrize("size", [16, 40, 1000])
+def test_on_cpus_a_row_has_the_same_bits_beside_any_others(size):
+    rng = np.random.default_rng(size)
+    x, added, weight = (jnp.asarray(rng.normal(size=each), jnp.float32) for each in ((70, size), (70, size), (size,)))
+    norm, add = jax.jit(partial(rms_norm, eps=1e-5)), jax.jit(partial(add_norm, eps=1e-5))
+    for rows in (1, 2, 7, 70):
+        np.testing.assert_array_equal(norm(x[-rows:], weight)[-1], norm(x[-1:], weight)[0])
+        for mine, alone in zip(add(x[-rows:], added[-rows:], weight), add(x[-1:], added[-1:], weight), strict=True):
+            np.testing.assert_array_equal(mine[-1], alone[0])

@@ -14,7 +14,7 @@ from pallas_kernels.rotate_qkv.api import IMPLEMENTATIONS, QkvLayout, rotate_qkv
 from pallas_kernels.weight import Dense
 from tests.sets import exhaustive
 
-RUNNABLE = {name: turn if name == "reference" else partial(turn, interpret=True) for name, turn in IMPLEMENTATIONS.items()}
+RUNNABLE = {name: partial(turn, interpret=True) if name == "pallas_triton" else turn for name, turn in IMPLEMENTATIONS.items()}
 LAYOUTS = [
     QkvLayout(4, 2, 8),
     QkvLayout(3, 1, 10),

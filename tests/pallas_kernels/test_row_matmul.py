@@ -20,7 +20,7 @@ from pallas_kernels.weight import Dense, Weight
 from tests.sets import exhaustive
 
 FOLDER = Path(package.__file__).parents[1]
-SOURCES = (FOLDER / "row_matmul/row_matmul.cc", FOLDER / "tree_attention/cpu.cc")
+SOURCES = sorted(FOLDER.rglob("*.cc"))
 needs_kernels = pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
 SIZES = [(1, 16), (5, 40), *(exhaustive(*size) for size in ((37, 256), (576, 576), (33, 1000), (2, 1)))]
 """n and k."""
