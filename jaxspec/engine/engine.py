@@ -227,20 +227,25 @@ class Engine:
                 raise self.recovery.failed_launch(cycle.requests, [*self._launched, *launched]) from error
             launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
-        for chunk in plan.prefills:
+        for chunks in self.runner.prefill_groups(plan.prefills):
+            requests = [chunk.request for chunk in chunks]
+            for request in requests:
+                if request in plan.newly_admitted:
+                    try:
+                        self.runner.launch_admission(request)
+                    except Exception as error:
+                        raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
             try:
-                if chunk.request in plan.newly_admitted:
-                    self.runner.launch_admission(chunk.request)
-                program = self.runner.launch_prefill(chunk)
+                program = self.runner.launch_prefill(chunks)
             except Exception as error:
-                raise self.recovery.failed_launch([chunk.request], [*self._launched, *launched]) from error
+                raise self.recovery.failed_launch(requests, [*self._launched, *launched]) from error
+            self.recovery.unreported += [request for request in requests if request not in program.requests]
             if program.reports:
                 launched.append(self.recovery.with_unreported(program))
-            else:
-                self.recovery.unreported.append(chunk.request)
-            if chunk.request.launched_at is None:
-                chunk.request.launched_at = self.clock()
-            self.counts.prefilled_tokens += chunk.size
+            for chunk in chunks:
+                if chunk.request.launched_at is None:
+                    chunk.request.launched_at = self.clock()
+                self.counts.prefilled_tokens += chunk.size
         for program in launched:
             for request in program.requests if program.most_emitted else ():
                 request.in_flight += 1
@@ -253,8 +258,7 @@ class Engine:
             try:
                 emitted = self.runner.read(program)
                 if program.prompt_logprobs is not None:
-                    assert program.prefill is not None
-                    self.output.add_prompt_logprobs(program.prefill, self.runner.read_prompt_logprobs(program))
+                    self.output.add_prompt_logprobs(program.chunks[0], self.runner.read_prompt_logprobs(program))
             except Exception as error:
                 raise ProgramFailed([*program.requests, *program.unreported]) from error
             if program.tree is not None:

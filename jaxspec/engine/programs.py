@@ -82,7 +82,7 @@ class Programs:
         self._stopping = False
         self._finished = 0
         """The number of them that were compiled or failed."""
-        self.use(table or ProgramTable((), (), 0, (), (), False))
+        self.use(table or ProgramTable((), (), (), 0, (), (), False))
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
         """The compiled program. It takes weights, state and what its kind needs; it returns a ProgramOutput or, where nothing is

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,8 +12,15 @@ import numpy as np
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import Drafter
-from jaxspec.decoding.prefill import Chunk
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, Program, ProposeProgram, Settlement, SettleProgram
+from jaxspec.decoding.programs import (
+    AdmitProgram,
+    CatchUpProgram,
+    CycleProgram,
+    Program,
+    ProposeProgram,
+    Settlement,
+    SettleProgram,
+)
 from jaxspec.decoding.state import Sizes, State
 from jaxspec.engine.device_state import (
     Merger,
@@ -24,11 +31,13 @@ from jaxspec.engine.device_state import (
     nbytes,
     new_state,
     padded_table,
+    prefill_chunk,
     thresholds_of,
 )
 from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
+from jaxspec.engine.prefill_groups import grouped
 from jaxspec.engine.program_table import ProgramTable
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.request import Request, TokenLogprob
@@ -196,25 +205,33 @@ class Runner:
         """Sets up the request's row."""
         self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
 
-    def launch_prefill(self, chunk: PrefillChunk, mask: np.ndarray | None = None) -> Launched:
-        """Starts a chunk; its report holds the first token if the chunk is the sequence's last, one of those that the mask
-        [1, 1, words] allows."""
-        request, pages = chunk.request, chunk.pages[: self._pages_for(chunk.first_slot + chunk.size + 1)]
-        program = self.programs.choose(self.table.prefills(chunk.size, masked=mask is not None))
-        tokens = np.zeros((1, program.chunk), np.int32)
-        tokens[0, : chunk.size] = request.tokens[chunk.first_slot : chunk.first_slot + chunk.size]
-        one = np.full(1, 1, np.int32)
-        fields: dict[str, Any] = {
-            "row": one * request.row,
-            "page_table": padded_table([pages], 1, program.pages),
-            "tokens": tokens,
-            "first_slot": one * chunk.first_slot,
-            "size": one * chunk.size,
-            "cached": one * chunk.cached,
-            "is_last": np.array([chunk.is_last]),
-        }
-        masks = () if mask is None else (mask,)
-        return launched(self._run(program, Chunk(**fields), *masks), [request], prefill=chunk)
+    def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
+        """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
+        there and is faster than one by one."""
+        groups = grouped(chunks, self.table, self._page_size)
+        return [part for group in groups for part in ([group] if self._is_faster_together(group) else [[each] for each in group])]
+
+    def _is_faster_together(self, group: Sequence[PrefillChunk]) -> bool:
+        if len(group) == 1:
+            return True
+        program = self.table.prefill_together(group[0].size)
+        # On a CPU tokens take the time, so less than half of them may be padding; on a GPU reading the weights does.
+        if 2 * len(group) <= program.batch and self.placement.device.platform == "cpu":
+            return False
+        self.programs.ask_for(program)
+        return self.programs.can_launch(program)
+
+    def launch_prefill(self, chunks: Sequence[PrefillChunk], mask: np.ndarray | None = None) -> Launched:
+        """Starts one of the `prefill_groups`. The report has the first tokens of the sequences whose last chunks are in it; that of
+        a single one is among those that the mask [1, 1, words] allows."""
+        scores = chunks[0].request.params.prompt_logprobs is not None
+        if len(chunks) > 1:
+            program = self.table.prefill_together(chunks[0].size)
+        else:
+            program = self.programs.choose(self.table.prefills(chunks[0].size, masked=mask is not None, scores=scores))
+        inputs = prefill_chunk(chunks, program, self._padding_row, self._page_size)
+        requests = [chunk.request for chunk in chunks if chunk.is_last or scores]
+        return launched(self._run(program, inputs, *(() if mask is None else (mask,))), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
@@ -303,8 +320,8 @@ class Runner:
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
         """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""
-        chunk, count = launched.prefill, launched.requests[0].params.prompt_logprobs
-        if chunk is None or count is None:
-            return []
+        (chunk,) = launched.chunks
+        count = chunk.request.params.prompt_logprobs
+        assert count is not None
         following = chunk.request.prompt[chunk.first_slot + 1 : chunk.first_slot + chunk.size + 1]
         return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, count)
