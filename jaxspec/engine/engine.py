@@ -24,6 +24,9 @@ from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.detokenizer import Decoder
 
+MOMENT = 0.02
+"""Seconds that a step without work waits for a program, at most; new requests wait as long."""
+
 
 class Engine:
     """Runs requests step by step. A step launches a cycle for each tree in use, then prefill chunks, and returns updates.
@@ -113,7 +116,7 @@ class Engine:
             tree=tree,
             added_at=now,
         )
-        self.scheduler.add(request)
+        self.scheduler.add(request, hold_back=self.runner.program_to_wait_for(request) is not None)
         self.counts.prompt_tokens += len(asked.prompt)
         return request
 
@@ -136,7 +139,7 @@ class Engine:
         return replace(
             self.counts,
             running=len(self.scheduler.admitted),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self.scheduler.held_back),
             used_pages=self.prefix_cache.held_pages,
             cached_pages=self.prefix_cache.cached_pages,
             finished=dict(self.counts.finished),
@@ -189,6 +192,8 @@ class Engine:
                 self.recovery.restart(self._launched)
             for request in self.scheduler.expired(self.clock()) if self.scheduler.deadlines else ():
                 self.output.time_out(request)
+            if self.scheduler.held_back:
+                self._end_waits()
             if self.config.overlap:
                 self.overlapped_step()
             else:
@@ -199,6 +204,19 @@ class Engine:
         finally:
             self.counts.step_seconds += time.perf_counter() - started
         return self.output.take_updates()
+
+    def _end_waits(self) -> None:
+        """Requests that were held back join the line when their program is there, and end if it can't be compiled. While there is
+        nothing else to do, this waits a moment."""
+        idle = not self._launched and len(self.scheduler.held_back) == len(self.scheduler.unfinished)
+        if idle and not self.output.has_updates:
+            self.runner.programs.wait_for_news(MOMENT)
+        for request in self.scheduler.held_back[:]:
+            program = self.runner.program_to_wait_for(request)
+            if program is None:
+                self.scheduler.join_line(request)
+            elif (error := self.runner.programs.failed.get(program)) is not None:
+                self.output.fail(request, error)
 
     def serial_step(self) -> None:
         """Plans, launches, and waits for the results of the same step."""

@@ -14,6 +14,7 @@ from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.programs import (
     AdmitProgram,
+    BatchProgram,
     CatchUpProgram,
     CycleProgram,
     Program,
@@ -37,6 +38,7 @@ from jaxspec.engine.device_state import (
 from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
+from jaxspec.engine.placed import PlacedInputs
 from jaxspec.engine.prefill_groups import grouped
 from jaxspec.engine.program_table import ProgramTable
 from jaxspec.engine.programs import ProgramError, Programs
@@ -62,13 +64,6 @@ class Start(NamedTuple):
 
 
 DEFAULT_START = Start()
-
-
-class Placed(NamedTuple):
-    """An array on the device, and the values that were copied to it."""
-
-    values: np.ndarray
-    array: jax.Array
 
 
 class Runner:
@@ -141,7 +136,7 @@ class Runner:
         self._new_state = lambda: placement.put(state_of(self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
-        self._placed: dict[tuple[Program, str], Placed] = {}
+        self._inputs = PlacedInputs(placement, self._count_uploads)
         self.launching, self.waiting = Stopwatch(), Stopwatch()
         self.uploaded_arrays = self.uploaded_bytes = 0
         """Copied to the device by launches."""
@@ -150,6 +145,7 @@ class Runner:
     def state(self) -> State:
         """The device state. Every launch donates it and puts the new one in its place."""
         if self._state is None:
+            self.programs.may_time = False
             self._state = self._new_state()
         return self._state
 
@@ -168,7 +164,7 @@ class Runner:
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
-        self._placed.clear()
+        self._inputs.forget()
         for array in jax.tree.leaves(self._state):  # two caches would not fit
             if not array.is_deleted():
                 array.delete()
@@ -191,6 +187,8 @@ class Runner:
                 f"the cache can't be allocated ({self.num_pages} pages; {reason:.200}): lower num_pages or mem_fraction"
             ) from error
         for program in list(self.programs.compilations):
+            if isinstance(program, BatchProgram):
+                self._inputs.compile_for((program.batch, program.pages))
             try:
                 jax.block_until_ready(self._run(program, *self._idle(program)))
             except Exception as error:
@@ -204,6 +202,16 @@ class Runner:
     def launch_admission(self, request: Request) -> None:
         """Sets up the request's row."""
         self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
+
+    def program_to_wait_for(self, request: Request) -> Program | None:
+        """The program without which the request can't run, if that is being compiled: no start compiles it."""
+        if request.params.prompt_logprobs is None:
+            return None
+        prefills = list(self.table.prefills(1, scores=True))  # any serves a smaller chunk, so the largest is enough
+        if self.programs.can_launch(prefills[-1]):
+            return None
+        self.programs.require(prefills[-1])
+        return prefills[-1]
 
     def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
         """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
@@ -283,16 +291,9 @@ class Runner:
         rows = np.full(program.batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
         page_table = padded_table(held, program.batch, program.pages)
-        return program, self._on_device(program, "rows", rows), self._on_device(program, "page table", page_table)
-
-    def _on_device(self, program: Program, name: str, values: np.ndarray) -> jax.Array:
-        """The values on the device. If they have not changed, the array of the program's previous launch is
-        reused: a copy would wait for the running program, and a CUDA graph must be updated when an argument has moved."""
-        placed = self._placed.get((program, name))
-        if placed is None or not np.array_equal(placed.values, values):
-            self._count_uploads(values)
-            placed = self._placed[program, name] = Placed(values, self.placement.put(values))
-        return placed.array
+        if not self.programs.is_sealed:
+            self._inputs.compile_for(page_table.shape)
+        return program, self._inputs.get(program, "rows", rows), self._inputs.get(program, "page table", page_table)
 
     def _count_uploads(self, arguments: Any) -> None:
         for leaf in jax.tree.leaves(arguments):
