@@ -108,16 +108,17 @@ KINDS = [
     {"temperature": 0},
     {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "logprobs": 2},
     {"temperature": 1.2, "repetition_penalty": 1.3, "allowed_token_ids": [5, 17, 33, 64, 100, 127]},
+    {"temperature": 0.6, "min_p": 0.1},
     {"temperature": 0.7, "prompt_logprobs": 1},
 ]
 
 
 def engine_of(tree: TreeShape, *, together: bool = True, **options) -> Engine:
-    """Few sizes, so that few programs are compiled; engines that differ in `together` share them."""
-    options = {"max_running_requests": 4, "prefill_chunk": 16, "num_pages": 24} | options
+    """Few sizes, so that few programs are compiled; engines that differ in `together` share them. Pages are scarce."""
+    options = {"max_running_requests": 4, "prefill_chunk": 32, "num_pages": 14} | options
     engine = tiny_engine(tree, target=TARGET, every_size=True, **options)
     table = engine.runner.table
-    engine.runner.table = replace(table, batches=table.batches[-1:], chunks=(4, 16), prompts=(4 if together else 1, 1))
+    engine.runner.table = replace(table, batches=table.batches[-1:], chunks=(8, 32), prompts=(4 if together else 1, 1))
     return engine
 
 
@@ -208,9 +209,9 @@ def test_a_batch_that_fails_ends_its_own_requests_and_no_others(monkeypatch, ove
 
 def test_a_batch_with_unfinished_prompts_reports_them_as_unreported():
     engine = engine_of(PLAIN)
-    requests = [engine.add(GenerationRequest(list(range(length)), SamplingParams(max_tokens=2))) for length in (4, 4, 20)]
+    requests = [engine.add(GenerationRequest([length] * length, SamplingParams(max_tokens=2))) for length in (7, 8, 20)]
     plan = engine.scheduler.plan(1)
-    chunks = [chunk._replace(size=4) for chunk in plan.prefills]
+    chunks = [chunk._replace(size=min(8, chunk.size)) for chunk in plan.prefills]
     assert [chunk.is_last for chunk in chunks] == [True, True, False]
     (program,) = engine._launch(plan._replace(prefills=chunks[::-1]))
     assert program.requests == requests[1::-1] and program.unreported == requests[2:] and program.most_emitted == 1
