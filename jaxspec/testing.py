@@ -170,7 +170,7 @@ def tiny_engine(
 def largest_sizes_only(engine: Engine) -> None:
     """Keeps only its largest batch and chunk, so that few programs are compiled."""
     table = engine.runner.table
-    engine.runner.table = dataclasses.replace(table, batches=table.batches[-1:], chunks=table.chunks[-1:])
+    engine.runner.table = dataclasses.replace(table, batches=table.batches[-1:], chunks=table.chunks[-1:], prompts=(1,))
 
 
 def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.float32, *, head: LoadedHead | None = None) -> Path:

@@ -24,6 +24,9 @@ from jaxspec.engine.trees import TreeChoice
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.detokenizer import Decoder
 
+MOMENT = 0.02
+"""Seconds that a step without work waits for a program, at most; new requests wait as long."""
+
 
 class Engine:
     """Runs requests step by step. A step launches a cycle for each tree in use, then prefill chunks, and returns updates.
@@ -113,7 +116,7 @@ class Engine:
             tree=tree,
             added_at=now,
         )
-        self.scheduler.add(request)
+        self.scheduler.add(request, hold_back=self.runner.program_to_wait_for(request) is not None)
         self.counts.prompt_tokens += len(asked.prompt)
         return request
 
@@ -136,7 +139,7 @@ class Engine:
         return replace(
             self.counts,
             running=len(self.scheduler.admitted),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self.scheduler.held_back),
             used_pages=self.prefix_cache.held_pages,
             cached_pages=self.prefix_cache.cached_pages,
             finished=dict(self.counts.finished),
@@ -189,6 +192,8 @@ class Engine:
                 self.recovery.restart(self._launched)
             for request in self.scheduler.expired(self.clock()) if self.scheduler.deadlines else ():
                 self.output.time_out(request)
+            if self.scheduler.held_back:
+                self._end_waits()
             if self.config.overlap:
                 self.overlapped_step()
             else:
@@ -199,6 +204,19 @@ class Engine:
         finally:
             self.counts.step_seconds += time.perf_counter() - started
         return self.output.take_updates()
+
+    def _end_waits(self) -> None:
+        """Requests that were held back join the line when their program is there, and end if it can't be compiled. While there is
+        nothing else to do, this waits a moment."""
+        idle = not self._launched and len(self.scheduler.held_back) == len(self.scheduler.unfinished)
+        if idle and not self.output.has_updates:
+            self.runner.programs.wait_for_news(MOMENT)
+        for request in self.scheduler.held_back[:]:
+            program = self.runner.program_to_wait_for(request)
+            if program is None:
+                self.scheduler.join_line(request)
+            elif (error := self.runner.programs.failed.get(program)) is not None:
+                self.output.fail(request, error)
 
     def serial_step(self) -> None:
         """Plans, launches, and waits for the results of the same step."""
@@ -227,20 +245,25 @@ class Engine:
                 raise self.recovery.failed_launch(cycle.requests, [*self._launched, *launched]) from error
             launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
-        for chunk in plan.prefills:
+        for chunks in self.runner.prefill_groups(plan.prefills):
+            requests = [chunk.request for chunk in chunks]
+            for request in requests:
+                if request in plan.newly_admitted:
+                    try:
+                        self.runner.launch_admission(request)
+                    except Exception as error:
+                        raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
             try:
-                if chunk.request in plan.newly_admitted:
-                    self.runner.launch_admission(chunk.request)
-                program = self.runner.launch_prefill(chunk)
+                program = self.runner.launch_prefill(chunks)
             except Exception as error:
-                raise self.recovery.failed_launch([chunk.request], [*self._launched, *launched]) from error
+                raise self.recovery.failed_launch(requests, [*self._launched, *launched]) from error
+            self.recovery.unreported += [request for request in requests if request not in program.requests]
             if program.reports:
                 launched.append(self.recovery.with_unreported(program))
-            else:
-                self.recovery.unreported.append(chunk.request)
-            if chunk.request.launched_at is None:
-                chunk.request.launched_at = self.clock()
-            self.counts.prefilled_tokens += chunk.size
+            for chunk in chunks:
+                if chunk.request.launched_at is None:
+                    chunk.request.launched_at = self.clock()
+                self.counts.prefilled_tokens += chunk.size
         for program in launched:
             for request in program.requests if program.most_emitted else ():
                 request.in_flight += 1
@@ -253,8 +276,7 @@ class Engine:
             try:
                 emitted = self.runner.read(program)
                 if program.prompt_logprobs is not None:
-                    assert program.prefill is not None
-                    self.output.add_prompt_logprobs(program.prefill, self.runner.read_prompt_logprobs(program))
+                    self.output.add_prompt_logprobs(program.chunks[0], self.runner.read_prompt_logprobs(program))
             except Exception as error:
                 raise ProgramFailed([*program.requests, *program.unreported]) from error
             if program.tree is not None:

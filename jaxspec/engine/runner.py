@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,8 +12,16 @@ import numpy as np
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import Drafter
-from jaxspec.decoding.prefill import Chunk
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, Program, ProposeProgram, Settlement, SettleProgram
+from jaxspec.decoding.programs import (
+    AdmitProgram,
+    BatchProgram,
+    CatchUpProgram,
+    CycleProgram,
+    Program,
+    ProposeProgram,
+    Settlement,
+    SettleProgram,
+)
 from jaxspec.decoding.state import Sizes, State
 from jaxspec.engine.device_state import (
     Merger,
@@ -24,11 +32,14 @@ from jaxspec.engine.device_state import (
     nbytes,
     new_state,
     padded_table,
+    prefill_chunk,
     thresholds_of,
 )
 from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
+from jaxspec.engine.placed import PlacedInputs
+from jaxspec.engine.prefill_groups import grouped
 from jaxspec.engine.program_table import ProgramTable
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.request import Request, TokenLogprob
@@ -53,13 +64,6 @@ class Start(NamedTuple):
 
 
 DEFAULT_START = Start()
-
-
-class Placed(NamedTuple):
-    """An array on the device, and the values that were copied to it."""
-
-    values: np.ndarray
-    array: jax.Array
 
 
 class Runner:
@@ -132,7 +136,7 @@ class Runner:
         self._new_state = lambda: placement.put(state_of(self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
-        self._placed: dict[tuple[Program, str], Placed] = {}
+        self._inputs = PlacedInputs(placement, self._count_uploads)
         self.launching, self.waiting = Stopwatch(), Stopwatch()
         self.uploaded_arrays = self.uploaded_bytes = 0
         """Copied to the device by launches."""
@@ -141,6 +145,7 @@ class Runner:
     def state(self) -> State:
         """The device state. Every launch donates it and puts the new one in its place."""
         if self._state is None:
+            self.programs.may_time = False
             self._state = self._new_state()
         return self._state
 
@@ -159,7 +164,7 @@ class Runner:
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
-        self._placed.clear()
+        self._inputs.forget()
         for array in jax.tree.leaves(self._state):  # two caches would not fit
             if not array.is_deleted():
                 array.delete()
@@ -182,6 +187,8 @@ class Runner:
                 f"the cache can't be allocated ({self.num_pages} pages; {reason:.200}): lower num_pages or mem_fraction"
             ) from error
         for program in list(self.programs.compilations):
+            if isinstance(program, BatchProgram):
+                self._inputs.compile_for((program.batch, program.pages))
             try:
                 jax.block_until_ready(self._run(program, *self._idle(program)))
             except Exception as error:
@@ -196,25 +203,43 @@ class Runner:
         """Sets up the request's row."""
         self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
 
-    def launch_prefill(self, chunk: PrefillChunk, mask: np.ndarray | None = None) -> Launched:
-        """Starts a chunk; its report holds the first token if the chunk is the sequence's last, one of those that the mask
-        [1, 1, words] allows."""
-        request, pages = chunk.request, chunk.pages[: self._pages_for(chunk.first_slot + chunk.size + 1)]
-        program = self.programs.choose(self.table.prefills(chunk.size, masked=mask is not None))
-        tokens = np.zeros((1, program.chunk), np.int32)
-        tokens[0, : chunk.size] = request.tokens[chunk.first_slot : chunk.first_slot + chunk.size]
-        one = np.full(1, 1, np.int32)
-        fields: dict[str, Any] = {
-            "row": one * request.row,
-            "page_table": padded_table([pages], 1, program.pages),
-            "tokens": tokens,
-            "first_slot": one * chunk.first_slot,
-            "size": one * chunk.size,
-            "cached": one * chunk.cached,
-            "is_last": np.array([chunk.is_last]),
-        }
-        masks = () if mask is None else (mask,)
-        return launched(self._run(program, Chunk(**fields), *masks), [request], prefill=chunk)
+    def program_to_wait_for(self, request: Request) -> Program | None:
+        """The program without which the request can't run, if that is being compiled: no start compiles it."""
+        if request.params.prompt_logprobs is None:
+            return None
+        prefills = list(self.table.prefills(1, scores=True))  # any serves a smaller chunk, so the largest is enough
+        if self.programs.can_launch(prefills[-1]):
+            return None
+        self.programs.require(prefills[-1])
+        return prefills[-1]
+
+    def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
+        """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
+        there and is faster than one by one."""
+        groups = grouped(chunks, self.table, self._page_size)
+        return [part for group in groups for part in ([group] if self._is_faster_together(group) else [[each] for each in group])]
+
+    def _is_faster_together(self, group: Sequence[PrefillChunk]) -> bool:
+        if len(group) == 1:
+            return True
+        program = self.table.prefill_together(group[0].size)
+        # On a CPU tokens take the time, so less than half of them may be padding; on a GPU reading the weights does.
+        if 2 * len(group) <= program.batch and self.placement.device.platform == "cpu":
+            return False
+        self.programs.ask_for(program)
+        return self.programs.can_launch(program)
+
+    def launch_prefill(self, chunks: Sequence[PrefillChunk], mask: np.ndarray | None = None) -> Launched:
+        """Starts one of the `prefill_groups`. The report has the first tokens of the sequences whose last chunks are in it; that of
+        a single one is among those that the mask [1, 1, words] allows."""
+        scores = chunks[0].request.params.prompt_logprobs is not None
+        if len(chunks) > 1:
+            program = self.table.prefill_together(chunks[0].size)
+        else:
+            program = self.programs.choose(self.table.prefills(chunks[0].size, masked=mask is not None, scores=scores))
+        inputs = prefill_chunk(chunks, program, self._padding_row, self._page_size)
+        requests = [chunk.request for chunk in chunks if chunk.is_last or scores]
+        return launched(self._run(program, inputs, *(() if mask is None else (mask,))), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
@@ -266,16 +291,9 @@ class Runner:
         rows = np.full(program.batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
         page_table = padded_table(held, program.batch, program.pages)
-        return program, self._on_device(program, "rows", rows), self._on_device(program, "page table", page_table)
-
-    def _on_device(self, program: Program, name: str, values: np.ndarray) -> jax.Array:
-        """The values on the device. If they have not changed, the array of the program's previous launch is
-        reused: a copy would wait for the running program, and a CUDA graph must be updated when an argument has moved."""
-        placed = self._placed.get((program, name))
-        if placed is None or not np.array_equal(placed.values, values):
-            self._count_uploads(values)
-            placed = self._placed[program, name] = Placed(values, self.placement.put(values))
-        return placed.array
+        if not self.programs.is_sealed:
+            self._inputs.compile_for(page_table.shape)
+        return program, self._inputs.get(program, "rows", rows), self._inputs.get(program, "page table", page_table)
 
     def _count_uploads(self, arguments: Any) -> None:
         for leaf in jax.tree.leaves(arguments):
@@ -303,8 +321,8 @@ class Runner:
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
         """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""
-        chunk, count = launched.prefill, launched.requests[0].params.prompt_logprobs
-        if chunk is None or count is None:
-            return []
+        (chunk,) = launched.chunks
+        count = chunk.request.params.prompt_logprobs
+        assert count is not None
         following = chunk.request.prompt[chunk.first_slot + 1 : chunk.first_slot + chunk.size + 1]
         return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, count)

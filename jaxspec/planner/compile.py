@@ -76,6 +76,8 @@ class CycleShape:
     kv_cache_dtype: str = "auto"
     draft_kv_cache_dtype: str | None = None
     """Both as in EngineConfig."""
+    prefill_chunk: int = 0
+    """Not a cycle, but a prefill of chunks of this many tokens."""
 
     @property
     def pages(self) -> int:

@@ -45,7 +45,7 @@ def run_in_two(engine: Engine, between: Callable[[Proposal], Settlement], mask: 
         for chunk in plan.prefills:
             if chunk.request in plan.newly_admitted:
                 runner.launch_admission(chunk.request)
-            launched.append(runner.launch_prefill(chunk, mask))
+            launched.append(runner.launch_prefill([chunk], mask))
         for program in launched:
             if program.most_emitted:
                 for request, new in zip(program.requests, runner.read(program), strict=True):
