@@ -82,6 +82,7 @@ class Programs:
         self._stopping = False
         self._finished = 0
         """The number of them that were compiled or failed."""
+        self._failed = set[Program]()
         self.use(table or ProgramTable((), (), 0, (), (), False))
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
@@ -116,6 +117,20 @@ class Programs:
         if self._compiler is not None and not (self.can_launch(program) or program in self._asked):
             self._asked[program] = None
             self._queue.put(program)
+
+    def require(self, programs: Iterable[Program]) -> bool:
+        """Whether all of these can be launched. If not, they compile in the background: ask again later.
+
+        Raises:
+            ProgramError: one of them can't be compiled.
+        """
+        missing = [program for program in programs if not self.can_launch(program)]
+        for program in missing:
+            if program in self._failed:
+                raise ProgramError(program, "could not be compiled", RuntimeError("the log says why"))
+            self.start_compiler()
+            self.ask_for(program)
+        return not missing
 
     @property
     def count(self) -> ProgramCount:
@@ -176,6 +191,7 @@ class Programs:
                     logger.info("%s (%s) in %.1f s", "loaded" if done.from_cache else "compiled", program, done.seconds)
                 except Exception:
                     logger.exception("could not compile (%s): a larger program stays in use", program)
+                    self._failed.add(program)
                 finally:
                     self._finished += 1
                     self._queue.task_done()

@@ -3,12 +3,15 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.pages import HeldPages
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Decoder, Detokenizer
+
+if TYPE_CHECKING:
+    from jaxspec.grammar.matcher import Matcher  # loads transformers
 
 FAILED = "the engine failed while it worked on this request"
 """Error text shown to clients whose request failed because of the engine."""
@@ -229,6 +232,8 @@ class Request:
     """When it times out, on the engine's clock, in seconds."""
     tree: TreeShape | None = None
     """The tree that it asked for."""
+    matcher: "Matcher | None" = None
+    """Its grammar behind the tokens that were read; None: its text is free."""
 
     status: Status = Status.WAITING
     row: int = -1

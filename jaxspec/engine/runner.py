@@ -1,8 +1,9 @@
 """The device side of the engine: weights, state, and launching programs on them."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,6 +54,18 @@ class Start(NamedTuple):
 
 
 DEFAULT_START = Start()
+
+
+class Half(NamedTuple):
+    """The launched first half of a cycle."""
+
+    requests: list[Request]
+    proposal: Proposal
+    settle: SettleProgram
+    """The second half."""
+    rows: jax.Array
+    page_table: jax.Array
+    """Its inputs."""
 
 
 class Placed(NamedTuple):
@@ -224,13 +237,32 @@ class Runner:
         program, rows, page_table = self.cycle_of(requests, tree)
         return launched(self._run(program, rows, page_table), requests, tree=tree)
 
-    def launch_in_two(self, requests: list[Request], tree: TreeShape, between: Callable[[Proposal], Settlement]) -> Launched:
-        """Starts one cycle of these requests as two programs. `between` makes what the second one verifies of what the first one
-        proposes, on the host: it may wait for the tree, and give masks, or another tree of the same size."""
-        propose, rows, page_table = self._batch(requests, self._lengths(requests, tree), self.table.proposals(len(requests), tree))
-        settlement = between(self._run(propose, rows, page_table).proposal)
-        settle = SettleProgram(propose.batch, propose.pages, tree, masked=settlement.masks is not None)
-        return launched(self._run(settle, rows, page_table, settlement), requests, tree=tree)
+    def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
+        """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
+        what the second half verifies: the tree, or another one of the same size, and masks if the second half is `masked`."""
+        halves = list(self.table.halves(len(requests), tree, masked=masked))
+        propose, settle = next((both for both in halves if all(self.programs.can_launch(half) for half in both)), halves[0])
+        for smaller in halves[0]:
+            self.programs.ask_for(smaller)
+        _, rows, page_table = self._batch(requests, self._lengths(requests, tree), [propose])
+        proposal = self._run(propose, rows, page_table).proposal
+        for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.candidates)):
+            array.copy_to_host_async()
+        return Half(requests, proposal, settle, rows, page_table)
+
+    def launch_settlement(self, half: Half, settlement: Settlement) -> Launched:
+        """Starts the second half."""
+        output = self._run(half.settle, half.rows, half.page_table, settlement)
+        return launched(output, half.requests, tree=half.settle.tree)
+
+    def can_mask(self, trees: Sequence[TreeShape]) -> bool:
+        """Whether requests under grammars can run with the first of these trees. Programs that any of them lacks compile in the
+        background. Raises ProgramError if one of the first tree's can't be compiled."""
+        first, *others = trees
+        for tree in others:
+            with contextlib.suppress(ProgramError):
+                self.programs.require(self.table.under_masks(tree))
+        return self.programs.require(self.table.under_masks(first))
 
     def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
         """The program of a cycle of these requests, and its inputs beside weights and state: state rows [batch] and page tables

@@ -61,8 +61,11 @@ class Scheduler:
         prefill_chunk: int,
         max_waiting_requests: int | None = None,
         counts: EngineStats | None = None,
+        may_start: Callable[[Request], bool] = lambda _request: True,
     ):
-        """`prefill_chunk`: prompt tokens that one plan computes at most. `counts`: where to count preemptions and prefix hits."""
+        """`prefill_chunk`: prompt tokens that one plan computes at most. `counts`: where to count preemptions and prefix hits.
+        `may_start`: False for a request whose programs are not there yet; others overtake it."""
+        self._may_start = may_start
         self.cache, self.prefill_chunk, self.max_waiting_requests = cache, prefill_chunk, max_waiting_requests
         self.counts = counts or EngineStats()
         self.waiting: list[Request] = []
@@ -174,7 +177,7 @@ class Scheduler:
         """Prefilling requests, and waiting ones as they are admitted, most important first. Waiting requests don't overtake each
         other: the first that can't be admitted ends admission."""
         for request in [each for each in self.admitted if each.status is Status.PREFILLING]:
-            while may_admit and self.waiting and _place_in_line(self.waiting[0]) < _place_in_line(request):
+            while may_admit and (first := self._first_waiting()) and _place_in_line(first) < _place_in_line(request):
                 may_admit = self._admit(admitted, tokens_per_cycle)
                 if may_admit:
                     yield admitted[-1]
@@ -182,12 +185,16 @@ class Scheduler:
         while may_admit and self.waiting and self._admit(admitted, tokens_per_cycle):
             yield admitted[-1]
 
+    def _first_waiting(self) -> Request | None:
+        """The most important waiting request that may start."""
+        return next((request for request in self.waiting if self._may_start(request)), None)
+
     def _admit(self, admitted: list[Request], tokens_per_cycle: int) -> bool:
         """Gives the first waiting request a row and the pages of its tokens and first cycle, and adds it to `admitted`. False if
         it must wait longer: for a row, for results that were not read yet, or for pages. Enough pages must remain for two cycles
         of every other request, or the next cycle might already preempt one."""
-        request = self.waiting[0]
-        if not self._free_rows or request.in_flight > 0:
+        request = self._first_waiting()
+        if request is None or not self._free_rows or request.in_flight > 0:
             return False
         held = HeldPages() if request.asked.params.prompt_logprobs is not None else self.cache.match(request.tokens)
         slots = min(len(request.tokens) + tokens_per_cycle, request.most_tokens)
@@ -196,7 +203,7 @@ class Scheduler:
         if self.cache.available < needed or not self.cache.grow(held, slots):
             self.cache.release(held)
             return False
-        del self.waiting[0]
+        _remove(self.waiting, request, _place_in_line)
         request.held, request.row, request.status = held, self._free_rows.pop(), Status.PREFILLING
         insort(self.admitted, request, key=_place_in_line)
         admitted.append(request)
