@@ -14,7 +14,7 @@ from jaxspec.engine.runner import Half, Runner
 from jaxspec.engine.scheduler import PrefillChunk, Scheduler
 from jaxspec.engine.stats import EngineStats, Stopwatch
 from jaxspec.engine.trees import TreeChoice
-from jaxspec.grammar.cache import Constraint, Grammars
+from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.matcher import Bans, Matcher
 from jaxspec.grammar.trees import DraftedNodes
 from jaxspec.sampling_params import SamplingParams
@@ -36,9 +36,7 @@ class Masking:
         """For a new request. Raises ValueError, naming the field, if its grammar can't be compiled or allows no token."""
         if params.constraint is None:
             return None
-        return self._grammars.matcher(
-            Constraint(*params.constraint), Bans(stop_token_ids, params.bad_token_ids, params.allowed_token_ids)
-        )
+        return self._grammars.matcher(params.constraint, Bans(stop_token_ids, params.bad_token_ids, params.allowed_token_ids))
 
     def may_start(self, request: Request) -> bool:
         """Whether the programs that the request needs are there; if not, they compile in the background."""

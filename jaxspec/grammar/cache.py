@@ -4,7 +4,8 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,15 +26,18 @@ START_SECONDS = 30.0
 """For the process to start and load the vocabulary; usually a second."""
 MAX_REPLY = 2**16
 """Bytes."""
+MOST_WAITING = 64
+"""Requests whose grammars wait to be compiled."""
 
 logger = logging.getLogger(__name__)
 
 
-class Constraint(NamedTuple):
-    """What a text must follow: the field of SamplingParams, and its value as text."""
+type Constraint = tuple[str, str]
+"""What a text must follow: the field of SamplingParams, and its value as text."""
 
-    kind: str
-    text: str
+
+class GrammarsBusy(RuntimeError):
+    """Too many grammars wait to be compiled; try again later."""
 
 
 class _Kept(NamedTuple):
@@ -51,6 +55,8 @@ class Grammars:
         self._tokenizer, self._size, self._ends, self._most_bytes = tokenizer, vocab_size, ends, most_bytes
         self._kept: OrderedDict[Constraint, _Kept] = OrderedDict()
         self._lock, self._trials = threading.Lock(), threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")  # hostile grammars take one core at most
+        self._waiting = 0
         self._process: ChildProcess | None = None
 
     @cached_property
@@ -74,22 +80,46 @@ class Grammars:
         """Of the grammars that are kept."""
         return sum(each.bytes for each in list(self._kept.values()))
 
-    def try_out(self, constraint: Constraint) -> None:
-        """Compiles a grammar first in a process with limits, unless it is kept. May take TRIAL_SECONDS, and longer the first time.
+    def tried(self, constraints: Iterable[Constraint | None]) -> "Future[None]":
+        """Done when these are compiled, each first in a process with limits, unless it is kept. One by one, in a thread. A grammar
+        may take TRIAL_SECONDS, the first one longer.
 
-        Raises ValueError, naming the field: it can't be compiled.
+        The future's exceptions:
+            ValueError: one can't be compiled; the message names its field.
+            GrammarsBusy: too many wait already.
         """
+        done: Future[None] = Future()
+        with self._lock:
+            new = [each for each in dict.fromkeys(constraints) if each is not None and each not in self._kept]
+            if new and self._waiting >= MOST_WAITING:
+                done.set_exception(GrammarsBusy(f"{self._waiting} grammars wait to be compiled already: try again later"))
+                return done
+            self._waiting += bool(new)
+        if not new:
+            done.set_result(None)
+            return done
+        return self._thread.submit(self._try_all, new)
+
+    def _try_all(self, new: Sequence[Constraint]) -> None:
+        try:
+            for constraint in new:
+                self._try_one(constraint)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _try_one(self, constraint: Constraint) -> None:
         with self._lock:
             known = constraint in self._kept
         if known:
             return
         try:
             source = self._source  # before a process is started
-            with self._trials:  # one at a time, so that hostile ones take one core at most
+            with self._trials:
                 size = self._try(source, constraint)
             self._keep(constraint, size)
         except ValueError as error:
-            raise ValueError(f"{constraint.kind} {error}") from None
+            raise ValueError(f"{constraint[0]} {error}") from None
 
     def matcher(self, constraint: Constraint, bans: Bans) -> Matcher:
         """A matcher at the grammar's beginning. Raises ValueError, naming the field: it can't be compiled, or allows no token."""
@@ -98,13 +128,14 @@ class Grammars:
             if kept is not None:
                 self._kept.move_to_end(constraint)
         try:
-            kept = kept or self._keep(constraint, compiling.LEAST_BYTES + len(constraint.text))
+            kept = kept or self._keep(constraint, compiling.LEAST_BYTES + len(constraint[1]))
             return Matcher(kept.automaton.deep_copy(), self.vocabulary, bans)
         except (ValueError, GrammarError) as error:
-            raise ValueError(f"{constraint.kind} {error}") from None
+            raise ValueError(f"{constraint[0]} {error}") from None
 
     def close(self) -> None:
-        """Ends the process, and the threads that make masks."""
+        """Ends the process and the threads."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         with self._trials:
             self._end_process()
         if "masker" in vars(self):
@@ -128,7 +159,7 @@ class Grammars:
                 self._end_process()
                 self._process = ChildProcess(compiling.__file__)
                 self._process.ask({"vocabulary": source._asdict()}, START_SECONDS, MAX_REPLY)
-            reply = self._process.ask(constraint._asdict(), TRIAL_SECONDS, MAX_REPLY)
+            reply = self._process.ask(dict(zip(("kind", "text"), constraint, strict=True)), TRIAL_SECONDS, MAX_REPLY)
         except (TimeoutError, ConnectionError) as error:
             self._end_process()
             slow = isinstance(error, TimeoutError)

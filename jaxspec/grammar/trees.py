@@ -50,7 +50,7 @@ class Masker:
         masks = np.full((*nodes.tokens.shape, words), 2**32 - 1, np.uint32)
         masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, 0)
         rows = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
-        pruned = self._threads.map(lambda each: mask_row(*each, nodes, masked), rows)
+        pruned = self._threads.map(lambda each: mask_row(each[0], each[1], nodes, masked), rows)
         return masked._replace(pruned=sum(pruned))
 
     def close(self) -> None:
