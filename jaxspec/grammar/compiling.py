@@ -154,7 +154,7 @@ def _list(value: Any) -> list[Any]:
 # Everything below runs in the process.
 
 
-class Trial:
+class GrammarTrial:
     """Compiles what it is sent, to see whether it can be."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ def main() -> None:
         limit = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         with contextlib.suppress(ValueError):  # macOS can't limit the address space; the limit of time remains
             resource.setrlimit(kind, (limit, limit))
-    trial = Trial()
+    trial = GrammarTrial()
     with contextlib.suppress(ConnectionError), socket.socket(fileno=0) as connection, connection.makefile("rb") as lines:
         for line in lines:
             signal.alarm(ORPHAN_SECONDS)  # without a handler it ends the process at any point

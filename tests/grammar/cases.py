@@ -159,7 +159,7 @@ def main() -> None:
     options = parser.parse_args()
     rng, started = random.Random(options.seed), time.perf_counter()
     result = check([random_case(rng) for _ in range(options.count)], MORE_TREES)
-    print(  # noqa: E501
+    print(
         f"{options.count} cases in {time.perf_counter() - started:.0f} s: {result.ended} ended by themselves, {len(result.wrong)} of these "
         f"do not fit, {len(result.unequal)} differ from plain masked decoding; {result.preemptions} preemptions, {result.hits} tokens "
         "from the prefix cache"

@@ -58,7 +58,11 @@ NOT = {"type": "object", "properties": {"b": {"type": "array", "items": {"not": 
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"response_format": WRAPPED | {"json_schema": {"schema": NOT}}}, "response_format.json_schema.schema", "#/properties/b/items"),
+        (
+            {"response_format": WRAPPED | {"json_schema": {"schema": NOT}}},
+            "response_format.json_schema.schema",
+            "#/properties/b/items",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type", "'json_schema'"),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex", "together with response_format"),
