@@ -71,9 +71,10 @@ class Masking:
         drafted = drafted_nodes(half)
         matchers = [request.matcher if request.status is not Status.FINISHED else None for request in half.requests]
         with self._time:
-            masked = self._grammars.masker.mask(matchers, drafted, self._grammars.vocabulary.words)
+            masked = self._grammars.masker.mask(matchers, drafted, half.settle.tree.num_steps, self._grammars.vocabulary.words)
         self._counts.mask_seconds = self._time.seconds
         self._counts.pruned_tokens += masked.pruned
+        self._counts.forced_tokens += masked.forced
         settlement = Settlement(masked.tokens, masked.parents, half.proposal.memo, masked.masks)
         return self._runner.launch_settlement(half, settlement)
 

@@ -75,15 +75,21 @@ class Matcher:
         if not self.step.words.any():
             raise GrammarError("bad_token_ids or allowed_token_ids leave no token that the grammar allows")
 
-    def legal(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """For each node of a tree below the text, whether it may follow its parent; -1 is the text itself. Parents come first."""
-        found = [False] * len(tokens)
-        stops: set[int] = set()
+    def legal(self, tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[bool], dict[int, list[int]]]:
+        """For each node of a tree below the text, whether it may follow its parent, and the tokens that must follow it, if any; -1
+        is the text itself. Parents come first.
+
+        (A model may write what must follow with other tokens, whose bytes are the same.)
+        """
+        found, stops = [False] * len(tokens), set[int]()
+        forced = {-1: self._automaton.compute_ff_tokens()}
         for node in self._walk(tokens, parents, stops):
             found[node] = True
+            if tokens_behind := self._automaton.compute_ff_tokens():
+                forced[node] = tokens_behind
         for node in stops:
             found[node] = True
-        return found
+        return found, forced
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int], out: Words) -> list[int]:
         """Fills the rows of `out` [nodes, words] with what may follow each node of a tree. Node 0 is the end of the text; rows of

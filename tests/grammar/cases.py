@@ -126,6 +126,8 @@ class Result(NamedTuple):
     preemptions: int
     hits: int
     """Tokens of prompts that were found in the prefix cache."""
+    forced: int
+    """Tokens that were drafted because nothing else could follow."""
 
 
 def check(cases: Sequence[Case], trees: Sequence[TreeShape]) -> Result:
@@ -136,7 +138,7 @@ def check(cases: Sequence[Case], trees: Sequence[TreeShape]) -> Result:
     wrong = [
         case for case, output in zip(cases, expected, strict=True) if output.finish_reason == "stop" and not case.fits(output.text)
     ]
-    unequal, preemptions, hits = [], 0, 0
+    unequal, preemptions, hits, forced = [], 0, 0, 0
     for place, tree in enumerate(trees):
         made = engine(tree, num_pages=80)
         own = list(range(place, len(cases), len(trees)))
@@ -147,9 +149,10 @@ def check(cases: Sequence[Case], trees: Sequence[TreeShape]) -> Result:
                 unequal.append((tree, cases[number]))
         preemptions += made.stats().preemptions
         hits += made.stats().prefix_hit_tokens
+        forced += made.stats().forced_tokens
         made.grammars.close()
     ended = sum(output.finish_reason == "stop" for output in expected)
-    return Result(ended, wrong, unequal, preemptions, hits)
+    return Result(ended, wrong, unequal, preemptions, hits, forced)
 
 
 def main() -> None:
@@ -159,11 +162,10 @@ def main() -> None:
     options = parser.parse_args()
     rng, started = random.Random(options.seed), time.perf_counter()
     result = check([random_case(rng) for _ in range(options.count)], MORE_TREES)
-    print(
-        f"{options.count} cases in {time.perf_counter() - started:.0f} s: {result.ended} ended by themselves, {len(result.wrong)} of these "
-        f"do not fit, {len(result.unequal)} differ from plain masked decoding; {result.preemptions} preemptions, {result.hits} tokens "
-        "from the prefix cache"
-    )
+    seconds = time.perf_counter() - started
+    print(f"{options.count} cases in {seconds:.0f} s: {result.ended} ended by themselves, {len(result.wrong)} of these do not fit")
+    print(f"{len(result.unequal)} differ from plain masked decoding; {result.preemptions} preemptions")
+    print(f"{result.hits} tokens from the prefix cache, {result.forced} forced drafts")
     for case in [*result.wrong, *result.unequal][:5]:
         print(case)
 

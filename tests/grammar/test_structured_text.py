@@ -1,5 +1,5 @@
-"""Text under a grammar and a tree is plain masked decoding's, token for token, and fits the grammar; and what wins between a grammar
-and the other parameters. (One file, so that its engines share their programs.)"""
+"""Text under a grammar and a tree is plain masked decoding's, token for token, and fits the grammar; and what wins between a
+grammar and the other parameters. (One file, so that its engines share their programs.)"""
 
 import random
 import time
@@ -26,7 +26,7 @@ def test_text_under_a_tree_is_that_of_plain_masked_decoding():
     cases = [random_case(rng) for _ in range(200)]
     result = check(cases, TREES)
     assert (result.wrong, result.unequal) == ([], [])
-    assert result.ended >= 100 and result.preemptions and result.hits, result
+    assert result.ended >= 100 and result.preemptions and result.hits and result.forced, result
 
 
 @pytest.fixture
