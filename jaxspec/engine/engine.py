@@ -271,7 +271,7 @@ class Engine:
         launched: list[Launched] = []
         for half in halves:
             try:
-                program = self.masking.launch_settlement(half)
+                program = self.masking.launch_settlement(half, self.output.fail)
             except Exception as error:
                 raise self.recovery.failed_launch(half.requests, [*before, *launched]) from error
             launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)

@@ -1,7 +1,7 @@
 """Requests under grammars in the engine: when they may start, and the masks of their first tokens and of their cycles."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -66,13 +66,15 @@ class Masking:
         matcher = chunk.request.matcher
         return matcher.step.words[None, None] if matcher is not None and chunk.is_last else None
 
-    def launch_settlement(self, half: Half) -> Launched:
-        """Waits for the trees, makes their masks and starts the second half."""
+    def launch_settlement(self, half: Half, fail: Callable[[Request, Exception], None]) -> Launched:
+        """Waits for the trees, makes their masks and starts the second half. `fail` ends requests whose matcher fails."""
         drafted = drafted_nodes(half)
         matchers = [request.matcher if request.status is not Status.FINISHED else None for request in half.requests]
         with self._time:
             masked = self._grammars.masker.mask(matchers, drafted, half.settle.tree.num_steps, self._grammars.vocabulary.words)
         self._counts.mask_seconds = self._time.seconds
+        for row, error in masked.failed.items():
+            fail(half.requests[row], error)
         self._counts.pruned_tokens += masked.pruned
         self._counts.forced_tokens += masked.forced
         settlement = Settlement(masked.tokens, masked.parents, half.proposal.memo, masked.masks)

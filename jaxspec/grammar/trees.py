@@ -39,6 +39,8 @@ class MaskedNodes(NamedTuple):
     """Drafts that grammars do not allow, among the nodes as they were drafted."""
     forced: int
     """Nodes that are there because a grammar leaves nothing else."""
+    failed: Mapping[int, Exception]
+    """Rows whose matcher has failed, and why: their nodes and masks mean nothing."""
 
 
 class Masker:
@@ -50,10 +52,21 @@ class Masker:
     def mask(self, matchers: Sequence[Matcher | None], nodes: DraftedNodes, num_steps: int, words: int) -> MaskedNodes:
         """The trees and their masks. Tree i is that of matchers[i]; trees without one, and those behind them, take any tokens."""
         masks = np.full((*nodes.tokens.shape, words), 2**32 - 1, np.uint32)
-        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, 0, 0)
+        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, 0, 0, {})
         rows = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
-        counts = list(self._threads.map(lambda each: mask_row(each[0], each[1], nodes, masked, num_steps), rows))
-        return masked._replace(pruned=sum(pruned for pruned, _ in counts), forced=sum(forced for _, forced in counts))
+        failed: dict[int, Exception] = {}
+
+        def fill(each: tuple[Matcher, int]) -> tuple[int, int]:
+            matcher, row = each
+            try:
+                return mask_row(matcher, row, nodes, masked, num_steps)
+            except Exception as error:
+                failed[row] = error
+                return 0, 0
+
+        counts = list(self._threads.map(fill, rows))
+        pruned, forced = (sum(count) for count in zip((0, 0), *counts, strict=True))
+        return masked._replace(pruned=pruned, forced=forced, failed=failed)
 
     def close(self) -> None:
         """Ends the threads."""

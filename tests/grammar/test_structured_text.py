@@ -83,12 +83,13 @@ def test_a_grammar_and_bans_that_leave_nothing_end_the_request_alone(made):
     assert beside.finish_reason == "stop"
 
 
-def test_a_matcher_that_fails_ends_its_request_alone(made):
+@pytest.mark.parametrize("method", ["advance", "masks"])
+def test_a_matcher_that_fails_ends_its_request_alone(made, method):
     def fail(*_):
         raise GrammarError("it is too complex")
 
     broken, beside = (made.add(GenerationRequest(PROMPT, sampled(seed, **WORDS))) for seed in (1, 2))
-    broken.matcher.advance = fail
+    setattr(broken.matcher, method, fail)
     while made.has_work:
         made.step()
     assert (broken.finish_reason, broken.error, beside.finish_reason) == ("error", "it is too complex", "stop")
