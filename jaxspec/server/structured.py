@@ -83,15 +83,15 @@ def given_constraint(body: Any) -> Given | None:
 
 
 def _given(body: Any) -> Iterator[Given]:
-    wanted = body.response_format
-    if wanted is not None and wanted.type == "json_object":
+    asked = body.response_format
+    if asked is not None and asked.type == "json_object":
         yield Given("response_format", "json_schema", ANY_OBJECT)
-    elif wanted is not None and wanted.type == "json_schema":
-        if wanted.json_schema is None:
+    elif asked is not None and asked.type == "json_schema":
+        if asked.json_schema is None:
             raise ApiError(
                 400, "response_format.json_schema is required with type json_schema", param="response_format.json_schema"
             )
-        schema = wanted.json_schema.schema_
+        schema = asked.json_schema.schema_
         yield Given("response_format.json_schema.schema", "json_schema", ANY_OBJECT if schema is None else schema)
     if (outputs := body.structured_outputs) is not None:
         if outputs.json_object:
