@@ -59,8 +59,7 @@ class Generation:
             self._unfinished.discard(item.request_id)
             if item.output.finish_reason == "error":
                 self.abort()
-                error = item.output.error or FAILED
-                raise EngineError(FAILED) if error.startswith(FAILED) else RequestError(error)
+                raise RequestError(item.output.error) if item.output.is_own_fault else EngineError(FAILED)
         return item
 
     def __enter__(self) -> "Generation":

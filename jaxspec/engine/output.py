@@ -121,8 +121,8 @@ class Output:
         """Ends a request that the engine failed on. Its text so far remains."""
         if request.status is Status.FINISHED:
             return
-        is_own = isinstance(error, GrammarError)  # the request's own fault
-        request.error = (str(error) if is_own else f"{FAILED}: {type(error).__name__}: {error}")[:MAX_ERROR]
+        request.is_own_fault = isinstance(error, GrammarError)
+        request.error = (str(error) if request.is_own_fault else f"{FAILED}: {type(error).__name__}: {error}")[:MAX_ERROR]
         request.finish_reason = "error"
         self._leave(request)
         self._updates.append(replace(self._update(request, len(request.detokenizer.text)), output=request.result()))
