@@ -287,6 +287,8 @@ def test_answers_fit_their_schema(http: httpx.Client):
     assert "".join(deltas) == whole["message"]["content"]
     refused = http.post("/v1/chat/completions", json=body | {"logit_bias": {}, "allowed_token_ids": [1]})
     assert refused.status_code == 400 and "response_format.json_schema.schema" in refused.json()["error"]["message"]
+    stuck = http.post("/v1/completions", json={"prompt": "x", "regex": "aab|aac", "allowed_token_ids": [ord("a")]}, timeout=300)
+    assert stuck.status_code == 400 and "leave no token that the grammar allows" in stuck.json()["error"]["message"]
 
 
 def wrapped(schema: dict) -> dict:
