@@ -134,6 +134,9 @@ def oracle_head(target: ModelConfig, text: list[int]) -> LoadedHead:
 class TinyTokenizer:
     """Token i is the byte i, for vocabularies up to 256; the Decoder that engine tests need."""
 
+    token_bytes = tuple(bytes([number]) for number in range(256))
+    """What grammars need."""
+
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 

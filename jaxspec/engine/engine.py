@@ -13,14 +13,16 @@ from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.settings import MAX_STOP_TOKENS
 from jaxspec.engine.device_state import drafter_of
 from jaxspec.engine.launched import Launched
+from jaxspec.engine.masking import Masking
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import ProgramFailed, Recovery
 from jaxspec.engine.request import GenerationRequest, Limits, Request, Update
-from jaxspec.engine.runner import DEFAULT_START, Runner, Start
+from jaxspec.engine.runner import DEFAULT_START, Half, Runner, Start
 from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.trees import TreeChoice
+from jaxspec.grammar.cache import Grammars
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.detokenizer import Decoder
 
@@ -68,6 +70,9 @@ class Engine:
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
         self.counts = EngineStats(total_pages=self.pages.num_pages, page_size=self.pages.page_size)
         """Counters; `stats` copies them and adds the current load."""
+        self.grammars = Grammars(tokenizer, self.vocab_size, target.config.eos_token_ids)
+        """Those that requests have used. Any thread may use it."""
+        self.masking = Masking(self.grammars, self.runner, self.counts)
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests, self.counts
         )
@@ -104,6 +109,7 @@ class Engine:
         self._limits.check(asked)
         params, now = asked.params, self.clock()
         stop_token_ids = self._limits.stop_token_ids(params)
+        matcher = self.masking.matcher_of(params, stop_token_ids)
         drawn = self._seeds.getrandbits(64)  # even if the request has a seed, so that the seeds of later requests don't change
         request = Request(
             id=request_id,
@@ -114,9 +120,11 @@ class Engine:
             arrival=next(self._arrivals),
             deadline=math.inf if asked.timeout is None else now + asked.timeout,
             tree=tree,
+            matcher=matcher,
             added_at=now,
         )
         self.scheduler.add(request, hold_back=self.runner.program_to_wait_for(request) is not None)
+        self.counts.constrained_requests += matcher is not None
         self.counts.prompt_tokens += len(asked.prompt)
         return request
 
@@ -221,25 +229,34 @@ class Engine:
     def serial_step(self) -> None:
         """Plans, launches, and waits for the results of the same step."""
         plan = self.scheduler.plan(self.trees.most_emitted)
-        self._read(self._launch(plan))
+        launched, halves = self._launch(plan)
+        self._read([*launched, *self._settle(halves, launched)])
 
     def overlapped_step(self) -> None:
         """Plans, launches, and reads the results of the previous step while the device works.
 
         A launch needs no result of the previous one: lengths, roots and done flags are on the device, and each request has the
-        pages for all tokens that launched programs can emit.
+        pages for all tokens that launched programs can emit. Only the masks of grammars need them: so the second halves of cycles
+        under grammars are launched last, when the device may still have the other cycles of this step to do.
         """
         plan = self.scheduler.plan(self.trees.most_emitted)
-        before, self._launched = self._launched, self._launch(plan)
+        before, (self._launched, halves) = self._launched, self._launch(plan)
         self._read(before)
+        self._launched += self._settle(halves, self._launched)
 
-    def _launch(self, plan: StepPlan) -> list[Launched]:
-        """Launches cycles, then prefills. Returns the programs that have a result to read."""
+    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half]]:
+        """Launches cycles, then prefills. Returns the programs that have a result to read, and the first halves of the cycles under
+        grammars, which come first."""
         launched: list[Launched] = []
-        for cycle in self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills)):
+        halves: list[Half] = []
+        cycles = self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills))
+        for cycle in sorted(cycles, key=lambda cycle: not cycle.in_two):
             try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
+                if cycle.in_two:
+                    halves.append(self.runner.launch_proposal(cycle.requests, cycle.tree))
+                    continue
                 program = self.runner.launch_cycle(cycle.requests, cycle.tree)
             except Exception as error:
                 raise self.recovery.failed_launch(cycle.requests, [*self._launched, *launched]) from error
@@ -254,7 +271,7 @@ class Engine:
                     except Exception as error:
                         raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
             try:
-                program = self.runner.launch_prefill(chunks)
+                program = self.runner.launch_prefill(chunks, self.masking.first_mask(chunks))
             except Exception as error:
                 raise self.recovery.failed_launch(requests, [*self._launched, *launched]) from error
             self.recovery.unreported += [request for request in requests if request not in program.requests]
@@ -264,10 +281,20 @@ class Engine:
                 if chunk.request.launched_at is None:
                     chunk.request.launched_at = self.clock()
                 self.counts.prefilled_tokens += chunk.size
-        for program in launched:
-            for request in program.requests if program.most_emitted else ():
-                request.in_flight += 1
-                request.in_flight_tokens += program.most_emitted
+        mark_in_flight(launched)
+        return launched, halves
+
+    def _settle(self, halves: list[Half], before: list[Launched]) -> list[Launched]:
+        """Launches the second halves of cycles under grammars. `before`: what was launched and not read."""
+        launched: list[Launched] = []
+        for half in halves:
+            try:
+                program = self.masking.launch_settlement(half, self.output.fail)
+            except Exception as error:
+                raise self.recovery.failed_launch(half.requests, [*before, *launched]) from error
+            launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
+            self.counts.cycles += 1
+        mark_in_flight(launched)
         return launched
 
     def _read(self, launched: list[Launched]) -> None:
@@ -286,6 +313,14 @@ class Engine:
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted
                     self.output.add(request, new, program.tree)
+
+
+def mark_in_flight(launched: list[Launched]) -> None:
+    """Counts the programs that emit tokens of their requests."""
+    for program in launched:
+        for request in program.requests if program.most_emitted else ():
+            request.in_flight += 1
+            request.in_flight_tokens += program.most_emitted
 
 
 def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None:

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProposeProgram
+from jaxspec.decoding.programs import (
+    AdmitProgram,
+    CatchUpProgram,
+    CycleProgram,
+    PrefillProgram,
+    Program,
+    ProposeProgram,
+    SettleProgram,
+)
 
 MOST_PROMPTS = 8
 """Prompts whose chunks one program computes, at most."""
@@ -18,6 +26,8 @@ class Ready(NamedTuple):
     """The batch sizes at which each tree that the engine chooses from has a program."""
     trees: tuple[TreeShape, ...]
     """The trees whose programs are there."""
+    in_two: tuple[TreeShape, ...]
+    """The trees whose cycles can run in two programs, under masks."""
 
 
 class ProgramCount(NamedTuple):
@@ -114,10 +124,16 @@ class ProgramTable:
         """Cycles for this many requests."""
         return (CycleProgram(batch, self.pages, tree) for batch in self.batches_for(tree) if batch >= requests)
 
-    def proposals(self, requests: int, tree: TreeShape) -> Iterator[ProposeProgram]:
-        """First halves of cycles for this many requests. No start compiles halves: what admits a request that needs the host in
-        every cycle asks for them (Programs.ask_for), and lets it run when they are there."""
-        return (ProposeProgram(cycle.batch, self.pages, tree) for cycle in self.cycles(requests, tree))
+    def halves(self, requests: int, tree: TreeShape, *, masked: bool = True) -> Iterator[tuple[ProposeProgram, SettleProgram]]:
+        """Both halves of cycles for this many requests. No start compiles them: a request under a grammar asks for them
+        (`under_masks`), and runs when they are there."""
+        sizes = (cycle.batch for cycle in self.cycles(requests, tree))
+        return ((ProposeProgram(size, self.pages, tree), SettleProgram(size, self.pages, tree, masked)) for size in sizes)
+
+    def under_masks(self, tree: TreeShape, *, scores: bool = False) -> list[Program]:
+        """The programs that a request under a grammar needs to run with this tree, each in its largest size."""
+        *_, largest = self.halves(1, tree)
+        return [PrefillProgram(self.chunks[-1], self.pages, masked=True, scores=scores), *largest]
 
     def prefills(self, tokens: int, *, masked: bool = False, scores: bool = False) -> Iterator[PrefillProgram]:
         """Prefills for a chunk of this many tokens. No start compiles those with masks or log probabilities, like `proposals`."""
@@ -135,8 +151,9 @@ class ProgramTable:
     def ready(self, can_launch: Callable[[Program], bool]) -> Ready:
         """What may be used if these programs can be launched."""
         usable = (batch for batch in self.batches if all(can_launch(CycleProgram(batch, self.pages, tree)) for tree in self.own))
-        trees = (tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
-        return Ready(tuple(usable) or self.batches[-1:], tuple(trees))
+        trees = tuple(tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
+        in_two = tuple(tree for tree in self.trees if all(map(can_launch, self.under_masks(tree))))
+        return Ready(tuple(usable) or self.batches[-1:], trees, in_two)
 
     def _place(self, program: Program) -> int:
         """Programs of the smallest sizes come first, then those of the next."""

@@ -1,8 +1,9 @@
 """The device side of the engine: weights, state, and launching programs on them."""
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,6 +65,18 @@ class Start(NamedTuple):
 
 
 DEFAULT_START = Start()
+
+
+class Half(NamedTuple):
+    """The launched first half of a cycle."""
+
+    requests: list[Request]
+    proposal: Proposal
+    settle: SettleProgram
+    """The second half."""
+    rows: jax.Array
+    page_table: jax.Array
+    """Its inputs."""
 
 
 class Runner:
@@ -204,14 +217,22 @@ class Runner:
         self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
 
     def program_to_wait_for(self, request: Request) -> Program | None:
-        """The program without which the request can't run, if that is being compiled: no start compiles it."""
-        if request.params.prompt_logprobs is None:
-            return None
-        prefills = list(self.table.prefills(1, scores=True))  # any serves a smaller chunk, so the largest is enough
-        if self.programs.can_launch(prefills[-1]):
-            return None
-        self.programs.require(prefills[-1])
-        return prefills[-1]
+        """A program without which the request can't run and which is being compiled, or can't be: no start compiles what prompt log
+        probabilities and grammars need. Any size serves a smaller launch, so the largest is enough."""
+        scores, masked = request.params.prompt_logprobs is not None, request.matcher is not None
+        needed: list[Program] = []
+        if scores:
+            *_, largest = self.table.prefills(1, scores=True)
+            needed.append(largest)
+        if masked:
+            first, *others = dict.fromkeys((*self.table.own, *(() if request.tree is None else (request.tree,))))
+            needed += self.table.under_masks(first, scores=scores)
+            for program in itertools.chain.from_iterable(map(self.table.under_masks, others)):
+                self.programs.require(program)  # its trees are used when their programs are there
+        missing = [program for program in needed if not self.programs.can_launch(program)]
+        for program in missing:
+            self.programs.require(program)
+        return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
 
     def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
         """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
@@ -249,13 +270,23 @@ class Runner:
         program, rows, page_table = self.cycle_of(requests, tree)
         return launched(self._run(program, rows, page_table), requests, tree=tree)
 
-    def launch_in_two(self, requests: list[Request], tree: TreeShape, between: Callable[[Proposal], Settlement]) -> Launched:
-        """Starts one cycle of these requests as two programs. `between` makes what the second one verifies of what the first one
-        proposes, on the host: it may wait for the tree, and give masks, or another tree of the same size."""
-        propose, rows, page_table = self._batch(requests, self._lengths(requests, tree), self.table.proposals(len(requests), tree))
-        settlement = between(self._run(propose, rows, page_table).proposal)
-        settle = SettleProgram(propose.batch, propose.pages, tree, masked=settlement.masks is not None)
-        return launched(self._run(settle, rows, page_table, settlement), requests, tree=tree)
+    def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
+        """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
+        what the second half verifies: the tree, or another one of the same size, and masks if the second half is `masked`."""
+        halves = list(self.table.halves(len(requests), tree, masked=masked))
+        propose, settle = next((both for both in halves if all(self.programs.can_launch(half) for half in both)), halves[0])
+        for smaller in halves[0]:
+            self.programs.ask_for(smaller)
+        _, rows, page_table = self._batch(requests, self._lengths(requests, tree), [propose])
+        proposal = self._run(propose, rows, page_table).proposal
+        for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.candidates)):
+            array.copy_to_host_async()
+        return Half(requests, proposal, settle, rows, page_table)
+
+    def launch_settlement(self, half: Half, settlement: Settlement) -> Launched:
+        """Starts the second half."""
+        output = self._run(half.settle, half.rows, half.page_table, settlement)
+        return launched(output, half.requests, tree=half.settle.tree)
 
     def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
         """The program of a cycle of these requests, and its inputs beside weights and state: state rows [batch] and page tables

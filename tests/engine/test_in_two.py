@@ -41,7 +41,8 @@ def run_in_two(engine: Engine, between: Callable[[Proposal], Settlement], mask: 
     while engine.scheduler.has_work:
         plan, launched = engine.scheduler.plan(engine.trees.most_emitted), []
         if plan.cycle:
-            launched.append(runner.launch_in_two(plan.cycle, engine.tree, between))
+            half = runner.launch_proposal(plan.cycle, engine.tree, masked=mask is not None)
+            launched.append(runner.launch_settlement(half, between(half.proposal)))
         for chunk in plan.prefills:
             if chunk.request in plan.newly_admitted:
                 runner.launch_admission(chunk.request)
