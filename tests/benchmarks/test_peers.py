@@ -53,7 +53,7 @@ NO_EIGHT_BITS = """
 from peer_sides import Unsupported
 def load(task):
     if task.precision == 'int8': raise Unsupported('it has no 8 bits')
-    return {PLAIN: {'': lambda prompt, n: [0] * n}}
+    return {PLAIN: {task.precision: lambda prompt, n: [0] * n}}
 serve(['numpy'], load)
 """
 GGUF = "serve(['numpy'], lambda task: {PLAIN: {os.path.basename(task.model): lambda prompt, n: [0] * n}})"
@@ -172,6 +172,7 @@ def test_a_way_that_fails_leaves_the_others(compare):
     assert results["not_run"] == {"transformers, prompt lookup, float32": "RuntimeError: no compiler"}
 
 
+@pytest.mark.exhaustive
 def test_every_precision_is_compared_with_our_own(compare):
     status, results = compare({"transformers": NO_EIGHT_BITS, "llama.cpp": GGUF}, "--precision", "float32", "int8")
     assert status == 0 and results is not None
@@ -241,6 +242,35 @@ def test_ratios_are_taken_round_by_round():
         "transformers 5.23 (sdpa)",
     ]
     assert gains(results["contenders"]) == ["jaxspec 3/1/4, float32 is 1.25 (0.50..2.00) x plain"]
+
+
+def test_tokens_are_compared_with_the_same_weights_or_else_the_same_precision():
+    def of(engine: str, weights: str, precision: str = "int4", token: int = 1) -> Contender:
+        return contender(engine, "plain" if engine == "jaxspec" else "", "", precision, weights, lambda _: (1.0, [[token]]))
+
+    everybody = [
+        *(of("jaxspec", "float32", "float32", 7), of("jaxspec", "int4", token=8), of("jaxspec", "Q4_1", token=9)),
+        *(of("llama.cpp", "Q4_1", token=9), of("openvino-genai", "int4", token=8), of("vllm", "float32", "float32", 6)),
+    ]
+    results = summarize(everybody, measure(everybody, [[5]], 1), 1)
+    assert [each["reference"].split(", ")[1] for each in results["contenders"]] == [
+        *("float32", "int4", "Q4_1", "Q4_1", "int4", "float32"),
+    ]
+    assert [each["equal_to_reference"] for each in results["contenders"]] == [1, 1, 1, 1, 1, 0]
+
+
+def test_a_side_keeps_each_precision_and_says_what_it_lacks(tmp_path):
+    script = tmp_path / "side.py"
+    script.write_text(START + NO_EIGHT_BITS)
+    peer = Peer(KINDS[0]._replace(script=str(script)), sys.executable)
+    try:
+        for precision in ("float32", "bfloat16"):
+            assert peer.load(model="", precision=precision, threads=1, lookups=[], context=8) == {"plain": [precision]}
+        with pytest.raises(NotRun, match="it has no 8 bits"):
+            peer.load(model="", precision="int8", threads=1, lookups=[], context=8)
+        assert peer.generate(Loaded("float32", "plain"), "float32", [[5]], 2)[1] == [[0, 0]]
+    finally:
+        peer.close()
 
 
 def test_whoever_fails_in_a_timed_round_has_no_figures():
