@@ -50,10 +50,7 @@ class Task(NamedTuple):
 
 
 Load = Callable[[Task], Offer]
-
-
-class Unsupported(Exception):
-    """The engine has no weights in a precision, for the reason given."""
+"""Raises NotImplementedError if the engine has no weights in a precision."""
 
 
 # The protocol
@@ -67,10 +64,8 @@ def serve(packages: Sequence[str], load: Load) -> None:
         for line in sys.stdin:
             try:
                 answer = answer_to(json.loads(line), packages, load, offers, directory)
-            except ImportError as error:
-                answer = {"error": str(error), "missing": True}
-            except Unsupported as error:
-                answer = {"error": str(error), "missing": False}
+            except (ImportError, NotImplementedError) as error:
+                answer = {"error": str(error), "missing": isinstance(error, ImportError)}
             except Exception as error:  # the asking process decides what a failure means
                 answer = {"error": f"{type(error).__name__}: {error}", "missing": False}
             print(json.dumps(answer), file=answers, flush=True)
@@ -115,7 +110,7 @@ def transformers(task: Task) -> Offer:
     import transformers
 
     if task.precision == "int4":
-        raise Unsupported("it takes 4 bits from other packages (torchao, bitsandbytes), which are not measured")
+        raise NotImplementedError("it takes 4 bits from other packages (torchao, bitsandbytes), which are not measured")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(task.threads)
@@ -203,7 +198,7 @@ def openvino_generator(model: Path, task: Task, lookup: int, **options: object) 
 def ctranslate2(task: Task) -> Offer:
     """Plain decoding with all threads and with one; CTranslate2 has no speculation. Its converter needs transformers and torch."""
     if task.precision == "int4":
-        raise Unsupported("it has 4 bits (AWQ) on GPUs only")
+        raise NotImplementedError("it has 4 bits (AWQ) on GPUs only")
     model, directory = Path(task.model), Path(task.directory) / task.precision
     from ctranslate2.converters import TransformersConverter
     from ctranslate2.specs.transformer_spec import TransformerDecoderModelSpec
@@ -290,7 +285,7 @@ def llama_cpp_generator(params: Any) -> Generate:
 def vllm(task: Task) -> Offer:
     """Plain decoding and n-gram speculation. The engines run in this process: vLLM's own would keep looking for work."""
     if task.precision not in ("float32", "bfloat16"):
-        raise Unsupported("it takes 8 and 4 bits from quantised checkpoints, which are not measured")
+        raise NotImplementedError("it takes 8 and 4 bits from quantised checkpoints, which are not measured")
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS=str(task.threads), HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR"
     )

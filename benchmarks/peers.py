@@ -155,7 +155,7 @@ def summarize(contenders: Sequence[Contender], measured: Measured, max_tokens: i
 
 def reference_of(contender: Contender, contenders: Sequence[Contender]) -> Contender:
     """Our plain decoding with the same weights, or else at the same precision: the contender's tokens are compared with its."""
-    plain = [each for each in contenders if (each.name, each.precision) == (f"{OURS} plain, {each.weights}", contender.precision)]
+    plain = [each for each in contenders if (each.engine, each.mode, each.precision) == (OURS, "plain", contender.precision)]
     return next((each for each in plain if each.weights == contender.weights), plain[0])
 
 
@@ -236,13 +236,6 @@ def same_tokens(contender: dict) -> str:
     return equal if contender["tokens"] == asked else f"{equal}, {contender['tokens']} tokens instead of {asked}"
 
 
-def gains(contenders: Sequence[dict]) -> list[str]:
-    """The speed-ups of our tree over our plain decoding with the same weights."""
-    by_name = {each["name"]: each["ratio_to_baseline"]["values"] for each in contenders}
-    trees = [each for each in contenders if each["engine"] == OURS and each["reference"] != each["name"]]
-    return [f"{each['name']} is {Spread(shares(by_name[each['name']], by_name[each['reference']]))} x plain" for each in trees]
-
-
 def peer_python(text: str) -> tuple[str, str]:
     """An option's type.
 
@@ -287,6 +280,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="the Python of a peer; repeat for each (default: this Python)",
     )
     options = parser.parse(arguments)
+    options.precision = list(dict.fromkeys(options.precision))
     for name in ("dtype", "quantization", "speculative_draft_model_quantization"):
         if vars(options)[name] not in (None, "auto"):
             parser.error(f"--{name.replace('_', '-')}: leave it out, --precision names what all engines run in")
@@ -381,7 +375,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": peers.versions,
     }
     print("\n\n".join(tables(results).values()))
-    print("\n".join(gains(results["contenders"])))
     record.write("peers", options, prompts, results)
     return 0
 
