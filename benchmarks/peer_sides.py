@@ -264,7 +264,8 @@ def llama_cpp_parameters(task: Task) -> Any:
 
 
 def llama_cpp_generator(params: Any) -> Generate:
-    """Asks the server over HTTP, the only interface that returns token ids."""
+    """Asks the server over HTTP, the only interface that returns token ids. Its ignore_eos forbids tokens that end a text: one
+    that has such a token differs from there on."""
     import xllamacpp
 
     server = xllamacpp.Server(params)
