@@ -181,8 +181,8 @@ def test_a_batch_that_fails_ends_its_own_requests_and_no_others(monkeypatch, ove
         engine.step()
     launch, read, broken = engine.runner.launch_prefill, engine.runner.read, []
 
-    def launching(chunks):
-        launched = launch(chunks)
+    def launching(chunks, mask):
+        launched = launch(chunks, mask)
         if len(chunks) > 1:
             broken.append(launched.report)
         return launched
@@ -213,7 +213,7 @@ def test_a_batch_with_unfinished_prompts_reports_them_as_unreported():
     plan = engine.scheduler.plan(1)
     chunks = [chunk._replace(size=min(8, chunk.size)) for chunk in plan.prefills]
     assert [chunk.is_last for chunk in chunks] == [True, True, False]
-    (program,) = engine._launch(plan._replace(prefills=chunks[::-1]))
+    (program,), _ = engine._launch(plan._replace(prefills=chunks[::-1]))
     assert program.requests == requests[1::-1] and program.unreported == requests[2:] and program.most_emitted == 1
     assert [request.in_flight for request in requests] == [1, 1, 0] and not engine.recovery.unreported
 
