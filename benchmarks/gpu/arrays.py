@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxspec.config import EngineConfig
 from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
-from jaxspec.decoding.state import Sizes, State
+from jaxspec.decoding.state import Admission, Sizes, State, admit
 from jaxspec.engine.device_state import new_state
 from jaxspec.models.rope import inverse_frequencies
 from jaxspec.sampling_params import SamplingParams
@@ -93,8 +93,9 @@ def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> 
         jax.tree.map(lambda array: random_array(next(seeds), array.shape, array.dtype, 1.0), pages)
         for pages in (state_shapes.cache, state_shapes.draft.cache)
     )
-    settings = settings_of(SAMPLING[sampling], batch)
-    state = fill(lab, state._replace(cache=target, draft=state.draft._replace(cache=draft), settings=settings))
+    rows, settings = jnp.arange(batch, dtype=jnp.int32), settings_of(SAMPLING[sampling], batch)
+    state = admit(state, Admission(rows, state.history, jnp.zeros_like(rows), settings, state.bias))
+    state = fill(lab, state._replace(cache=target, draft=state.draft._replace(cache=draft)))
     made = Batch(state, jnp.asarray(table), context, room(lab))
     made.put_back()
     return made

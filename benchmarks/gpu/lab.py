@@ -24,8 +24,6 @@ from .sizes import MOST_CALLS, Size
 
 RESERVED = 0.03
 """Share of the memory that stays free."""
-
-
 Cases = Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
 """Of a part, in order: the first columns of a row, and a function that returns the others. It raises Skip if it can't."""
 
@@ -38,11 +36,7 @@ class Lab:
     """The device of this process, and the models. Weights are made on first use."""
 
     def __init__(
-        self,
-        size: Size,
-        bandwidth: float | None = None,
-        arithmetic: float | None = None,
-        cache: str | None = None,
+        self, size: Size, bandwidth: float | None = None, arithmetic: float | None = None, cache: str | Path | None = None
     ):
         """`cache`: the directory of compiled programs."""
         self.size = size
@@ -71,7 +65,7 @@ class Lab:
 
     def of_one_layer(self) -> "Lab":
         """The same laboratory with a target of one layer."""
-        return Lab(self.size.one_layer(), self._bandwidth, self._arithmetic, None if self.cache is None else str(self.cache))
+        return Lab(self.size.one_layer(), self._bandwidth, self._arithmetic, self.cache)
 
     @property
     def on_gpu(self) -> bool:

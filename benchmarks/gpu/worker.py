@@ -31,17 +31,17 @@ START_LIMIT = 240.0
 
 
 def run_cases(task: Task, cases: Cases, clock: Callable[[], float] = time.time) -> Iterator[dict[str, Any]]:
-    """Runs the cases in order and yields messages: {"starts"} before each, then {"case"} with its "row", or why there is none.
+    """Runs the cases in order and yields messages: {"starts"} before one runs, {"case"} with its "row", or why there is none.
 
     A part's first case runs even if its turn is over: an earlier part may have taken longer than it should.
     """
     for number, (name, measure) in enumerate(cases):
         if number < task.first:
             continue
-        yield {"starts": name}
         if clock() > (min(task.until, task.deadline) if number else task.deadline):
             yield {"case": name, "skipped": OUT_OF_TIME}
         else:
+            yield {"starts": name}
             yield {"case": name, **outcome(measure)}
 
 
