@@ -54,7 +54,7 @@ class Ended(Exception):
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     about = "".join(f"  {part.name:<10} {part.about}\n" for part in PARTS)
     parser = Parser("jaxspec bench gpu", (__doc__ or "").replace("PARTS\n", about + "\n"))
-    about = "tiny: for any device, with two settings of XLA; means nothing"
+    about = "tiny: for any device, with one setting of XLA; means nothing"
     parser.add_argument("--size", choices=("full", "tiny"), default="full", help=about)
     parser.add_argument("--only", choices=ORDER, nargs="+", default=list(ORDER), metavar="PART", help="parts to run")
     parser.add_argument("--budget", type=float, help=f"seconds for all of it (default: {BUDGET:g}; tiny: an hour)")
@@ -117,11 +117,12 @@ def process(task: Task, command: Sequence[str] = COMMAND) -> Iterator[dict[str, 
 
 
 def end_of(errors: Any) -> str:
-    """The end of a process's output in one line, or from where the watchdog says what it was doing."""
+    """The end of a process's output, in one line. If the watchdog has ended it: where its main thread was, which comes last."""
     errors.seek(0)
     said = errors.read()[-20000:]
-    hung = said.rfind("Timeout (")
-    return " ".join(said[hung:].split())[:600] if hung >= 0 else " ".join(said.split())[-600:] or "it said nothing"
+    if (hung := said.rfind("Timeout (")) >= 0:
+        said = said[hung:].splitlines()[0] + " " + said[said.rfind("(most recent call first):") :][:500]
+    return " ".join(said.split())[-600:] or "it said nothing"
 
 
 Start = Callable[[Task], Iterator[dict[str, Any]]]
