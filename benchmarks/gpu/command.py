@@ -106,7 +106,7 @@ def process(task: Task, command: Sequence[str] = COMMAND) -> Iterator[dict[str, 
     ):  # fmt: skip
         assert worker.stdout
         try:
-            yield from map(json.loads, worker.stdout)
+            yield from (json.loads(line) for line in worker.stdout if line.endswith("\n"))  # the last one may be torn
             with suppress(subprocess.TimeoutExpired):
                 worker.wait(GRACE)
         finally:
@@ -187,13 +187,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     read(options.out, options.size, environment)
     print(tables.head(environment, options.size) + "\n", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("a", buffering=1) as file:
+    with options.out.open("ab", buffering=0) as file:
         said: list[dict] = []
 
         def keep(line: dict[str, Any]) -> None:
             line |= {"environment": environment, "size": options.size} if "begins" in line else {}
             said.append(line)
-            print(json.dumps(line), file=file)
+            file.write(json.dumps(line).encode() + b"\n")  # in one step, so that a killed run leaves whole lines
             if "seconds" in line:
                 print(tables.show(line["part"], tables.by_part(said)[line["part"]]), flush=True)
 

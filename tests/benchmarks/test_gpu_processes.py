@@ -120,7 +120,7 @@ for n in range(task["first"], 4):
     say(starts={"n": n})
     if task["part"] == "dies" and n == 1: sys.exit("kernel died")
     if task["part"] == "hangs" and n == 2: faulthandler.dump_traceback_later(0.3, exit=True); time.sleep(60)
-    if task["part"] == "always dies": sys.exit(9)
+    if task["part"] == "always dies": print('{"case": {"n"', end="", flush=True); sys.exit(9)
     broken = task["part"] == "breaks the device" and n == 2
     say(case={"n": n}, **({"failed": "wrong"} if broken else {"row": {}}))
     if broken: sys.exit("illegal address")
