@@ -71,17 +71,13 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def products(rows: Sequence[Row], only: Sequence[int] | None = None) -> str:
-    """One line per matrix and number of rows: microseconds of each way, and the share of the copy's speed.
-
-    `only`: these numbers of rows.
-    """
+def products(rows: Sequence[Row]) -> str:
+    """One line per matrix and number of rows: microseconds of each way, and the share of the copy's speed."""
     ways = list(dict.fromkeys(row["way"] for row in rows))
     found: dict[tuple[str, int], dict[str, str]] = {}
     for row in rows:
-        if only is None or row["rows"] in only:
-            share = f" ({row['share']:.2f})" if "share" in row else ""
-            found.setdefault((row["matrix"], row["rows"]), {})[row["way"]] = f"{median(row['microseconds']):.1f}{share}"
+        share = f" ({row['share']:.2f})" if "share" in row else ""
+        found.setdefault((row["matrix"], row["rows"]), {})[row["way"]] = f"{median(row['microseconds']):.1f}{share}"
     lines = [[matrix, str(count), *(times.get(way, UNKNOWN) for way in ways)] for (matrix, count), times in found.items()]
     return record.table(["matrix", "rows", *(f"{way}, us (share)" for way in ways)], lines)
 
@@ -123,14 +119,14 @@ def summary(results: Results, environment: Mapping[str, Any], size: str) -> str:
     """The answers in about 40 lines, with what the time model says and SGLang needs for the same."""
     rows = {part: results[part]["rows"] if part in results else [] for part in ORDER}
     failed = [f"failed: {part}: {line[:160]}" for part in results for line in by_reason(results[part]["failed"])]
-    matrices = [row for row in (*rows["gemm"], *rows["peer"]) if "matrix" in row]
+    matrices = [row for row in (*rows["gemm"], *rows["peer"]) if row.get("rows") in (1, 8)]
     peers = [row for row in rows["peer"] if "name" in row]
     greedy = [row for row in rows["cycle"] if row["sampling"] == "greedy"]
     blocks = [
         head(environment, size),
         states(results),
         *(f"copy: {row['bytes_per_second'] / 1e9:.0f} GB/s" for row in rows["copy"]),
-        products(matrices, only=(1, 8)) if matrices else "",
+        products(matrices) if matrices else "",
         cycles(rows["cycle"]),
         programs(greedy),
         variants("flags", [{"flags": "as it is", **row} for row in greedy], rows["flags"], FLAGS),
