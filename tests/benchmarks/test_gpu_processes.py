@@ -25,7 +25,12 @@ def refuses() -> dict:
 
 
 def test_a_failing_case_does_not_stop_the_others():
-    found = [partial(breaks, "no such kernel"), refuses, partial(breaks, "RESOURCE_EXHAUSTED: 9 bytes"), lambda: {"found": 5}]
+    found: list[Callable[[], dict]] = [
+        partial(breaks, "no such kernel"),
+        refuses,
+        partial(breaks, "RESOURCE_EXHAUSTED: 9 bytes"),
+        lambda: {"found": 5},
+    ]
     said = list(run_cases(Task("a", "tiny"), (({"n": n}, measure) for n, measure in enumerate(found))))
     assert said[::2] == [{"starts": {"n": n}} for n in range(4)]
     assert said[1] == {"case": {"n": 0}, "failed": "RuntimeError: no such kernel"}
