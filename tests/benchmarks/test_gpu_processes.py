@@ -44,6 +44,14 @@ def test_a_device_that_no_longer_works_ends_the_process(monkeypatch):
         gpu_worker.check_device()
 
 
+@pytest.mark.parametrize(("deadline", "measured"), [(100.0, [0]), (10.0, [])])
+def test_a_part_whose_turn_is_over_runs_its_first_case_only(deadline, measured):
+    task = Task("a", "tiny", until=10.0, deadline=deadline)
+    said = list(run_cases(task, (({"n": n}, dict) for n in range(3)), lambda: 50.0))
+    assert [message["case"]["n"] for message in said if "row" in message] == measured
+    assert [message["case"]["n"] for message in said if "skipped" in message] == list(range(len(measured), 3))
+
+
 class Clock:
     """A clock that stands still unless somebody works, and ends their process as the watchdog does."""
 
