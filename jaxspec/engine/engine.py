@@ -242,7 +242,8 @@ class Engine:
         plan = self.scheduler.plan(self.trees.most_emitted)
         before, (self._launched, halves) = self._launched, self._launch(plan)
         self._read(before)
-        self._launched += self._settle(halves, self._launched)
+        if halves:
+            self._launched += self._settle(halves, self._launched)
 
     def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half]]:
         """Launches cycles, then prefills. Returns the programs that have a result to read, and the first halves of the cycles under
@@ -271,7 +272,8 @@ class Engine:
                     except Exception as error:
                         raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
             try:
-                program = self.runner.launch_prefill(chunks, self.masking.first_mask(chunks))
+                mask = None if chunks[0].request.matcher is None else self.masking.first_mask(chunks)
+                program = self.runner.launch_prefill(chunks, mask)
             except Exception as error:
                 raise self.recovery.failed_launch(requests, [*self._launched, *launched]) from error
             self.recovery.unreported += [request for request in requests if request not in program.requests]

@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
 
 from jaxspec.grammar.compiling import VocabularySource
 
@@ -26,6 +25,8 @@ def source_of(tokenizer: Any, size: int, ends: Sequence[int]) -> VocabularySourc
 
     Raises ValueError if the tokenizer can't tell the bytes of its tokens.
     """
+    from transformers import PreTrainedTokenizerFast  # takes a second to load, and this is called when a request has a grammar
+
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         return VocabularySource(tokenizer.backend_tokenizer.to_str(), None, size, list(ends))
     if isinstance(tokenizer, TokenBytes):

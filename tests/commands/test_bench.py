@@ -59,11 +59,12 @@ folder = sys.argv[1]
 spec = spec_from_file_location("jaxspec.bench", folder + "/__init__.py", submodule_search_locations=[folder])
 sys.modules["jaxspec.bench"] = module_from_spec(spec)
 from jaxspec.commands import bench
-from jaxspec.bench import gpu, options, report, start
+from jaxspec.bench import options, report, start
+from jaxspec.bench.gpu import command
 assert bench.PACKAGE == "jaxspec.bench" and "benchmarks" not in sys.modules
 options = start.parse([])
 assert str(options.out) == "start.jsonl" and options.command == "jaxspec bench start"
-assert not report.MARKDOWN and "jaxspec.bench.gpu.worker" in gpu.supervisor.COMMAND[-1]
+assert not report.MARKDOWN and "jaxspec.bench.gpu.worker" in command.COMMAND[-1]
 """
 
 
