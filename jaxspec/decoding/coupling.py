@@ -13,6 +13,7 @@ the token that the target chose after each root; deeper levels use the same weig
 path scores estimate the log probability of acceptance.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.noise import noise_at
 from jaxspec.decoding.penalties import Context, adjust_logits
-from jaxspec.decoding.sampling import apply_filters
+from jaxspec.decoding.sampling import apply_filters, most_and_total
 from jaxspec.decoding.settings import SamplingKind, divisor
 from jaxspec.decoding.state import Batch, State
 from jaxspec.typing import Array, Float, Int
@@ -68,51 +69,57 @@ class Prediction(NamedTuple):
         ids = jnp.arange(count) if self.vocabulary is None else self.vocabulary
         return noise_at(self.batch.sequences.length + depth + 1, self.batch.settings.seed, ids)
 
-    def scores(self, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
+    def of_kinds[Result](
+        self, greedy: Callable[[Float[Array, "b w v"]], Result], logits: Float[Array, "b w v"], depth: int
+    ) -> Result:
+        """`greedy` of the logits after nodes at this depth or, unless all requests are greedy, of their scores. Only the branch of
+        the batch's kind runs."""
+
+        def sampled(kind: SamplingKind) -> Callable[[Float[Array, "b w v"]], Result]:
+            return lambda logits: greedy(self.scores(kind, logits, depth))
+
+        others = [sampled(kind) for kind in SamplingKind if kind > SamplingKind.GREEDY]
+        return jax.lax.switch(self.needed, [greedy, *others], logits)
+
+    def scores(self, kind: SamplingKind, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
         and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
-        Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
-        exact.
+        `kind` is the highest of the batch. Penalties count the text up to the root, not the drafts after it, and the filters'
+        cut-offs are rough: drafts need not be exact.
         """
-        needed, batch, settings, ids = self.needed, self.batch, self.batch.settings, self.vocabulary
-        is_sampled = settings.temperature[:, None, None] > 0
-
-        def adjust(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+        batch, settings, ids = self.batch, self.batch.settings, self.vocabulary
+        is_sampled, weights = settings.temperature[:, None, None] > 0, self.calibration.weights
+        most, boundary = most_and_boundary(logits)
+        logits, most = (jnp.where(is_sampled, calibrated(each, boundary, weights), each) for each in (logits, most))
+        if kind == SamplingKind.ADJUSTED:
             length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
             positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
             context = Context(self.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
-            return adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
-
-        def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-            return apply_filters(logits, settings, rough=True)
-
-        def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-            return logits / divisor(settings)
-
-        weights = self.calibration.weights
-        logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
-        logits = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
-        scaled = jax.lax.cond(needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
+            logits = adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
+            most = None
+        filters = kind >= SamplingKind.FILTERED
+        scaled = apply_filters(logits, settings, most, rough=True) if filters else logits / divisor(settings)
         predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
         return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
 
 
-def calibrated(logits: Float[Array, "*rows v"], weights: Float[Array, " 3"]) -> Float[Array, "*rows v"]:
-    """The target's logits as the head's predict them."""
+def calibrated(
+    logits: Float[Array, "*rows v"], boundary: Float[Array, "*rows 1"], weights: Float[Array, " 3"]
+) -> Float[Array, "*rows v"]:
+    """The target's logits as the head's predict them. Larger logits stay larger, so the largest is that of the largest."""
     of_unlikely, of_likely, of_noise = weights
-    unlikely, likely = parts(logits)
-    return (of_unlikely * unlikely + of_likely * likely) / of_noise
+    return (of_unlikely * jnp.minimum(logits, boundary) + of_likely * jnp.maximum(logits - boundary, 0)) / of_noise
 
 
-def parts(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows v"], Float[Array, "*rows v"]]:
-    """Splits each logit at the value where the token's probability is exp(LIKELY).
+def most_and_boundary(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows 1"], Float[Array, "*rows 1"]]:
+    """The largest logits, and the boundary of likely tokens' logits, where the probability is exp(LIKELY).
 
     In:  -0.1 and -5, which are logarithms of chances, LIKELY -4
-    Out: -4 and -5; 3.9 and 0
+    Out: -0.1; -4
     """
-    least = LIKELY + jax.nn.logsumexp(logits, -1, keepdims=True)
-    return jnp.minimum(logits, least), jnp.maximum(logits - least, 0)
+    most, total = most_and_total(logits, jnp.float32(1))
+    return most, LIKELY + most + jnp.log(total)
 
 
 @jax.named_scope("learn")
@@ -127,18 +134,23 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
     ids = jnp.arange(logits.shape[-1]) if known is None else known
 
     def observe(before: Calibration) -> Calibration:
-        settings = batch.settings
+        settings, from_boundary = batch.settings, logits - most_and_boundary(logits)[1]
         noise = divisor(settings)[:, 0] * prediction.noise(0, logits.shape[-1])
-        inputs = jnp.stack([*parts(logits), noise], 1)  # [b, 3, v]
-        chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))
-        mean = jnp.einsum("bv,biv->bi", chances, inputs)
-        centred = inputs - mean[:, :, None]
+        inputs = jnp.stack([jnp.minimum(from_boundary, 0), jnp.maximum(from_boundary, 0), noise], 1)  # [b, 3, v]
+        scores = jnp.einsum("i,biv->bv", before.weights, inputs)
+        chances = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))  # times a constant
         is_chosen = jnp.equal(ids, chosen[:, None])
+        # All sums over the vocabulary at once: of chances, and of the chosen token, times 1, inputs, and products of two inputs.
+        factors = jnp.concatenate([jnp.ones_like(noise)[:, None], inputs], 1)
+        counted = jnp.concatenate([chances[:, None] * factors, is_chosen[:, None].astype(jnp.float32)], 1)
+        sums = jnp.einsum("biv,bjv->bij", counted, factors, precision=jax.lax.Precision.HIGHEST)
+        moments, of_chosen = sums[:, :4] / sums[:, :1, :1], sums[:, 4]
+        mean = moments[:, 0, 1:]
         teaches = (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.sequences.done
-        counts = jnp.any(is_chosen, -1) & teaches & jnp.all(jnp.isfinite(mean), -1)  # a model's NaN must not spoil other drafts
-        centred = jnp.where(counts[:, None, None], centred, 0)
-        surprise = jnp.sum(jnp.where(is_chosen[:, None], centred, 0), (0, 2))
-        seen = jnp.einsum("bv,biv,bjv->ij", jnp.where(counts[:, None], chances, 0), centred, centred)
+        counts = (of_chosen[:, 0] > 0) & teaches & jnp.all(jnp.isfinite(mean), -1)  # a model's NaN must not spoil other drafts
+        surprise = jnp.sum(jnp.where(counts[:, None], of_chosen[:, 1:] - mean, 0), 0)
+        spread = moments[:, 1:, 1:] - mean[:, :, None] * mean[:, None]
+        seen = jnp.sum(jnp.where(counts[:, None, None], spread, 0), 0)
         information = jnp.where(jnp.any(counts), MEMORY, 1) * before.information + seen
         a, b, c = information + PRIOR * jnp.eye(3)
         adjugate = jnp.stack([jnp.cross(b, c), jnp.cross(c, a), jnp.cross(a, b)])  # solvers are library calls on a GPU
