@@ -97,7 +97,7 @@ class Prediction(NamedTuple):
             positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
             context = Context(self.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
             logits = adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
-            most = None
+            most = jnp.max(logits, -1, keepdims=True)
         filters = kind >= SamplingKind.FILTERED
         scaled = apply_filters(logits, settings, most, rough=True) if filters else logits / divisor(settings)
         predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])

@@ -12,7 +12,7 @@ from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Prediction, calibrate, uncalibrated
 from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
-from jaxspec.decoding.settings import SamplingKind, highest_kind
+from jaxspec.decoding.settings import highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.top import top, top_of_few
 from jaxspec.decoding.tree import Candidates, Chain

@@ -94,8 +94,8 @@ def apply_filters(logits: Logits, settings: Settings, most: Float[Array, "b n 1"
     else:
         total = total_of(logits, most, inverse_temperature)
     is_sampled, none = settings.temperature > 0, Settings()
-    limits = ((settings.top_k, none.top_k), (settings.top_p, none.top_p), (settings.min_p, none.min_p))
-    limits = (jnp.where(is_sampled, given, neutral)[:, None, None] for given, neutral in limits)  # of greedy requests: none
+    pairs = ((settings.top_k, none.top_k), (settings.top_p, none.top_p), (settings.min_p, none.min_p))
+    limits = (jnp.where(is_sampled, given, neutral)[:, None, None] for given, neutral in pairs)  # of greedy requests: none
     of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, inverse_temperature, *limits))
     kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
@@ -122,13 +122,13 @@ def most_then_total(logits: Float[Array, "*rows v"], inverse_temperature: Array)
 
 
 def most_with_total(logits: Float[Array, "*rows v"], inverse_temperature: Array) -> tuple[Array, Array]:
-    """`most_and_total` in one pass: of two parts of a row, the sum of the one with smaller logits shrinks to the other's measure."""
+    """`most_and_total` in one pass: of two parts of a row, that with smaller logits shrinks its total to the other's measure."""
 
     def join(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         scaled = jnp.maximum(one[1], other[1])
         measure = jnp.where(jnp.isneginf(scaled), 0, scaled)
-        totals = (total * jnp.exp(largest - measure) for _, largest, total in (one, other))
-        return jnp.maximum(one[0], other[0]), scaled, sum(totals)
+        total = one[2] * jnp.exp(one[1] - measure) + other[2] * jnp.exp(other[1] - measure)
+        return jnp.maximum(one[0], other[0]), scaled, total
 
     nothing = np.float32(-np.inf), np.float32(-np.inf), np.float32(0)
     inputs = logits, logits * inverse_temperature, jnp.ones_like(logits)

@@ -72,7 +72,9 @@ class Settings(NamedTuple):
 def packed(settings: Settings) -> Int[Array, "r words"]:
     """All fields of each row side by side, as 32-bit words: a GPU gathers them in one launch, not in one for each field."""
     of_rows = [field.reshape(len(field), -1) for field in settings]
-    words = [field.astype(jnp.int32) if field.dtype == bool else jax.lax.bitcast_convert_type(field, jnp.int32) for field in of_rows]
+    words = [
+        field.astype(jnp.int32) if field.dtype == bool else jax.lax.bitcast_convert_type(field, jnp.int32) for field in of_rows
+    ]
     return jnp.concatenate(words, 1)
 
 

@@ -36,8 +36,8 @@ def top_in_rounds(values: Float[Array, "*rows v"], *, count: int) -> Best:
     best, places = top_at_once(values, count=min(count, AT_ONCE))
     if count <= AT_ONCE:
         return best, places
-    last, place = best[..., -1:], places[..., -1:]
-    found = (values > last) | ((values == last) & (jnp.arange(values.shape[-1]) <= place))
+    everywhere = jnp.arange(values.shape[-1])
+    found = sum((everywhere == places[..., j, None] for j in range(AT_ONCE)), jnp.zeros((), bool))
     rest = top_in_rounds(jnp.where(found, -jnp.inf, values), count=count - AT_ONCE)
     return jnp.concatenate([best, rest[0]], -1), jnp.concatenate([places, rest[1]], -1)
 
@@ -90,11 +90,18 @@ def ranks(values: Float[Array, "*rows c"]) -> Int[Array, "*rows c"]:
     In:  [5, 9, 5]
     Out: [1, 0, 2]
     """
-    places = jnp.arange(values.shape[-1])
+    places, keys = jnp.arange(values.shape[-1]), total_order(values)
 
     def is_before(other: Array, place: Array | int, own: Array, of_own: Array) -> Array:
         return (other > own) | ((other == own) & (place < of_own))
 
     if len(places) <= UNROLLED:
-        return sum(is_before(values[..., j, None], j, values, places).astype(jnp.int32) for j in range(len(places)))
-    return jnp.sum(is_before(values[..., None, :], places, values[..., :, None], places[:, None]), -1)
+        first = jnp.zeros(keys.shape, jnp.int32)
+        return sum((is_before(keys[..., j, None], j, keys, places).astype(jnp.int32) for j in range(len(places))), first)
+    return jnp.sum(is_before(keys[..., None, :], places, keys[..., :, None], places[:, None]), -1)
+
+
+def total_order(values: Float[Array, "*rows c"]) -> Int[Array, "*rows c"]:
+    """Whole numbers in the order of lax.top_k: -0 is before 0, and NaN behind infinity."""
+    bits = jax.lax.bitcast_convert_type(values, jnp.int32)
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

@@ -291,8 +291,8 @@ def read_launches(dump: Path) -> list[Launch]:
 
 
 def _kinds_of(branch: str, conditional: str) -> Sequence[int]:
-    """The kinds of cycles that take a branch. A switch of four is by kind. One of two asks whether a request of the batch is sampled
-    where a drafter learns, and elsewhere for something that no request of the model cycle wants."""
+    """The kinds of cycles that take a branch. A switch of four is by kind. One of two asks whether a request is sampled where a
+    drafter learns, and elsewhere for something that no request is taken to want."""
     if branch.startswith("branch_"):
         return [int(branch.removeprefix("branch_"))]
     is_first = branch in _DEFAULT_BRANCHES

@@ -7,14 +7,6 @@ DRIVER, CUB = "13.0.0", "3.1.2"
 without the driver version it keeps library and custom calls out of CUDA graphs; without CUB's it doesn't turn sorts into calls to
 CUB, as it does on a device."""
 
-GRAPHS_SINCE = (12, 3)
-"""The CUDA version of the first driver (545) whose graphs have conditionals. With an older one XLA makes no graph of a cycle."""
-
-
-def makes_graphs(driver: str) -> bool:
-    """Whether cycles are CUDA graphs with a driver of this CUDA version, such as 12.8.0."""
-    return tuple(map(int, driver.split(".")[:2])) >= GRAPHS_SINCE
-
 
 class CompilerTarget(NamedTuple):
     """The properties that the compiler's choices depend on (from data sheets and CUDA's table of compute capabilities)."""

@@ -5,9 +5,10 @@ from typing import Any
 
 from jaxspec.commands.common import listing, table
 from jaxspec.config import PLAIN, TreeShape
+from jaxspec.engine.device_state import GRAPHS_SINCE, makes_graphs
 from jaxspec.planner.compile import KINDS, CompiledCycle
 from jaxspec.planner.estimate import CycleCost, Memory, Pair
-from jaxspec.planner.gpus import DRIVER, GRAPHS_SINCE, Gpu, makes_graphs
+from jaxspec.planner.gpus import DRIVER, Gpu
 from jaxspec.planner.time_model import constants, counts_of, time_model
 
 NOTES = """Memory, bandwidth and arithmetic are the vendor's data-sheet numbers (GB = 10^9), which no program reaches:
@@ -79,8 +80,11 @@ class Plan:
             return {}
         counts = None if isinstance(self.compiled, str) else counts_of(self.compiled, self.tree)
         trees = {f"cycle {self.tree}": self.tree} if self.tree.num_steps else {}
-        load, how = (self.batch, self.context, self.gpu, counts, self.copy_speed), {"kind": kind, "in_graph": self.in_graph}
-        return {name: time_model(self.models, tree, *load, **how) for name, tree in (trees | {"plain step": PLAIN}).items()}
+        load = self.batch, self.context, self.gpu, counts, self.copy_speed
+        return {
+            name: time_model(self.models, tree, *load, kind=kind, in_graph=self.in_graph)
+            for name, tree in (trees | {"plain step": PLAIN}).items()
+        }
 
     @property
     def in_graph(self) -> bool:
@@ -211,7 +215,9 @@ def model_table(plan: Plan) -> str:
 def kinds_table(plan: Plan) -> str:
     """The model by kind of sampling: a batch takes the time of its most demanding request."""
     columns = [plan.modelled_for(kind) for kind in KINDS]
-    rows = [[name, *(f"{sum(parts.values()):.2f}" for parts in column.values())] for name, column in zip(SAMPLING, columns, strict=True)]
+    rows = [
+        [name, *(f"{sum(parts.values()):.2f}" for parts in column.values())] for name, column in zip(SAMPLING, columns, strict=True)
+    ]
     return table(["the MODEL by what one request of the batch asks for", *(f"{name}, ms" for name in columns[0])], rows)
 
 
@@ -235,8 +241,8 @@ def launches_of(plan: Plan) -> str:
     return "\n".join(
         [
             table(["launches of a greedy cycle", "number"], rows),
-            f"({where}; driver of CUDA {plan.driver} assumed; compiled in {compiled.compile_seconds:.0f} s, without a GPU, so without"
-            f" autotuning: on one, XLA may choose other matrix products){spills}",
+            f"({where}; driver of CUDA {plan.driver} assumed; compiled in {compiled.compile_seconds:.0f} s, without a GPU, so "
+            f"without autotuning: on one, XLA may choose other matrix products){spills}",
         ]
     )
 

@@ -1,5 +1,5 @@
-"""A model of a cycle's time on a GPU: what is copied, what each launch costs, and what sampling computes. It forecasts; nothing in it
-was measured by us.
+"""A model of a cycle's time on a GPU: what is copied, what each launch costs, and what sampling computes. It forecasts; nothing in
+it was measured by us.
 
 It is here so that a measurement can be held against it, part by part. The constants are assumptions of a review of the GPU program
 (November 2026). None of them is fitted to jaxspec, which had not run on a GPU yet.
@@ -33,8 +33,8 @@ NOISE_INSTRUCTIONS = 150
 CLOCK, CORES = 1.98e9, 132
 """Hertz and multiprocessors of an H100 and an H200. Others are slower: an A100 has 1.41e9 and 108."""
 CUTOFF_CYCLES, CUTOFF_SEARCH, ROUGH_SEARCH = 0.5, 30_000, 6_000
-"""Cycles of the cut-off's last launch, which has a thread block per row: per token that it reads, and for its search, exact or rough.
-By counting instructions and waits for memory."""
+"""Cycles of the cut-off's last launch, which has a thread block per row, by counting instructions and waits for memory: per token
+that it reads, and for its search, exact or rough."""
 
 
 class Kind(NamedTuple):
@@ -50,8 +50,8 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchCounts:
-    """Launches of a cycle. The defaults are those of Llama-3.1-8B with an EAGLE-3 head, 7/1/8, batch 1 (24 November
-    2026). With 5/4/8 a level takes 26 and the tree 19.
+    """Launches of a cycle. The defaults are those of Llama-3.1-8B with an EAGLE-3 head, 7/1/8, batch 1 (25 November
+    2026). With 5/4/8 a level takes 25 and the tree 15.
     """
 
     products: float = 4
@@ -62,15 +62,15 @@ class LaunchCounts:
     rotations: float = 1
     sums: float = 1
     """Everything else: SwiGLU, and what XLA adds."""
-    level: float = 20
+    level: float = 19.5
     """Per level of the tree after the first: the head on one beam, and the next beam."""
-    extension: float = 20
+    extension: float = 19
     """The head over the emitted tokens."""
     tree: float = 3
     """Choosing the best candidates and walking down the tree; plain cycles have none of these three."""
-    other: float = 31
+    other: float = 23
     """Rows of the state, sampling, the budget, writing the keys."""
-    kinds: tuple[Kind, ...] = (Kind(0, 0, 0), Kind(1, 4, 10), Kind(5, 8, 10), Kind(14, 16, 10))
+    kinds: tuple[Kind, ...] = (Kind(0, 0, 0), Kind(1, 4, 11), Kind(4, 8, 11), Kind(13, 15, 11))
     """By kind: greedy, with a temperature only, filtered, adjusted."""
 
     @property
@@ -84,7 +84,7 @@ def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
     launches = compiled.greedy_launches
     in_layers = [launch for launch in launches if launch.stage == "verify" and launch.layer is not None]
     kinds = [kind_of(launch) for launch in in_layers if launch.layer == 1]  # the first layer has some that run once
-    found = LaunchCounts(**{kind: kinds.count(kind) for kind in ("products", "attention", "norms", "rotations", "sums")})
+    found = LaunchCounts(*(kinds.count(kind) for kind in ("products", "attention", "norms", "rotations", "sums")))
     num_layers = len({launch.layer for launch in in_layers})
     rest = len(launches) - num_layers * len(kinds) - 2  # the last norm and the output projection are counted by the model
     found = replace(found, kinds=tuple(added(compiled, kind, tree) for kind in KINDS))
@@ -143,7 +143,7 @@ def time_model(
         counts: Launches; None: the defaults of LaunchCounts.
         copy_speed: Bytes per second of a copy measured on the device; None: COPY_SHARE of the bandwidth.
         kind: A decoding.settings.SamplingKind, 0: greedy.
-        in_graph: The cycle is a CUDA graph; otherwise the host launches each kernel, and what it takes longer than the GPU is a part.
+        in_graph: The cycle is a CUDA graph; else the host launches each kernel, and what it takes longer than the GPU is a part.
 
     Raises ValueError if the tree needs a head and there is none.
     """
@@ -182,7 +182,7 @@ def time_model(
 def sampling(
     models: Pair, tree: TreeShape, batch: int, gpu: Gpu, kind: Kind, copy: float, *, is_filtered: bool
 ) -> dict[str, float]:
-    """What a cycle that is not greedy takes more, in seconds. Logits are read from memory again for noise, filters and the choice."""
+    """What a cycle that is not greedy takes more, in seconds. Noise, filters and the choice read logits from memory again."""
     nodes, steps, width = batch * tree.num_draft_tokens, tree.num_steps, models.target.config.vocab_size
     own = models.head_config.draft_vocab_size if models.head_config else None
     drafted, drafts = own or width, batch * (1 + (steps - 1) * tree.topk) if steps else 0

@@ -56,7 +56,9 @@ def gpu_mesh(gpu: str, driver: str = DRIVER) -> Mesh:
     """A mesh of one GPU that is only described, with a driver of this CUDA version."""
     compiler = GPUS[gpu].compiler
     assert compiler is not None
-    topology = topologies.get_topology_desc(platform="cuda", topology_name=gpu, topology="1x1x1", target_config=compiler.text(driver))
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name=gpu, topology="1x1x1", target_config=compiler.text(driver)
+    )
     return Mesh(np.array(topology.devices), ("tensor",))
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.sampling import apply_filters
+from jaxspec.decoding.sampling import apply_filters, most_then_total, most_with_total
 from jaxspec.sampling_params import SamplingParams
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE
 from tests.decoding.distribution_in_numpy import kept, softmax
@@ -121,3 +121,14 @@ def test_rough_filters_keep_a_little_more():
     assert (np.isfinite(rough) >= np.isfinite(exact)).all() and 0 < more.sum() < 0.01 * more.size
     last = np.min(exact, -1, where=np.isfinite(exact), initial=np.inf, keepdims=True)
     assert (np.asarray(logits) >= last - 1.001 / STEPS_PER_NAT)[more].all()
+
+
+def test_one_pass_finds_the_largest_logit_and_the_sum_of_two():
+    """The GPU's way, also of rows of which a part or all is -inf."""
+    logits = 5 * np.random.default_rng(0).normal(size=(4, 3, 1000)).astype(np.float32)
+    logits[1, 0, 3:], logits[2, :, ::2] = -np.inf, -np.inf
+    inverse = np.float32([1, 0.5, 2, 100])[:, None, None]
+    (most, total), (expected, sums) = most_with_total(logits, inverse), most_then_total(logits, inverse)
+    np.testing.assert_array_equal(most, expected)
+    np.testing.assert_allclose(total, sums, rtol=1e-5)
+    assert most_with_total(np.full((1, 1, 9), -np.inf, np.float32), np.float32(1))[1] == 0
