@@ -84,7 +84,8 @@ def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
     launches = compiled.greedy_launches
     in_layers = [launch for launch in launches if launch.stage == "verify" and launch.layer is not None]
     kinds = [kind_of(launch) for launch in in_layers if launch.layer == 1]  # the first layer has some that run once
-    found = LaunchCounts(*(kinds.count(kind) for kind in ("products", "attention", "norms", "rotations", "sums")))
+    number = Counter(kinds)
+    found = LaunchCounts(number["products"], number["attention"], number["norms"], number["rotations"], number["sums"])
     num_layers = len({launch.layer for launch in in_layers})
     rest = len(launches) - num_layers * len(kinds) - 2  # the last norm and the output projection are counted by the model
     found = replace(found, kinds=tuple(added(compiled, kind, tree) for kind in KINDS))
