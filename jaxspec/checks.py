@@ -6,6 +6,7 @@ Sampling parameters are declared with them, and, at the end, the attributes of c
 import ast
 import inspect
 import itertools
+import json
 import math
 import textwrap
 from collections.abc import Container, Mapping, Sequence
@@ -76,13 +77,16 @@ class StringList(NamedTuple):
     most: int
     longest: int
     """Characters."""
+    least: int = 0
+    """The least number of strings."""
 
     def clean(self, name: str, value: Any) -> tuple[str, ...]:
         strings = (value,) if isinstance(value, str) else value
         if not isinstance(strings, tuple | list) or not all(isinstance(string, str) for string in strings):
             raise ValueError(f"{name} must be a string or a list of strings, got {short(value)}")
-        if any(not 0 < len(string) <= self.longest for string in strings) or len(strings) > self.most:
-            raise ValueError(f"{name} takes up to {self.most} strings of 1 to {self.longest} characters")
+        if any(not 0 < len(string) <= self.longest for string in strings) or not self.least <= len(strings) <= self.most:
+            fewest = "up to" if not self.least else f"{self.least} to"
+            raise ValueError(f"{name} takes {fewest} {self.most} strings of 1 to {self.longest} characters")
         return tuple(strings)
 
 
@@ -133,6 +137,32 @@ class Text(NamedTuple):
         if not isinstance(value, str) or len(value) > self.longest:
             raise ValueError(f"{name} must be a string of at most {self.longest} characters, got {short(value)}")
         return value
+
+
+class JsonSchema(NamedTuple):
+    """A JSON schema: an object, its text, or a Pydantic model."""
+
+    longest: int
+    """Characters of its text."""
+
+    def clean(self, name: str, value: Any) -> str:
+        """Its text."""
+        if isinstance(value, type):
+            from pydantic import BaseModel  # a tenth of a second
+
+            if issubclass(value, BaseModel):
+                value = value.model_json_schema()
+        try:
+            schema = json.loads(value) if isinstance(value, str) else value
+            if not isinstance(schema, Mapping):
+                raise TypeError
+            text = json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
+            text.encode()
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError(f"{name} must be a JSON schema, an object, got {short(value)}") from None
+        if len(text) > self.longest:
+            raise ValueError(f"{name} has {len(text)} characters; at most {self.longest} are allowed")
+        return text
 
 
 class ListOf(NamedTuple):

@@ -194,7 +194,7 @@ class LLM:
 
     def _call(self, prompts: Sequence[Prompt], sampling_params: Params | Sequence[Params] | None, ask: Ask) -> list["Completion"]:
         """What to ask the engine for."""
-        call = []
+        call, tried = [], []
         for number, (prompt, given) in enumerate(zip(prompts, _one_each(sampling_params, len(prompts)), strict=True)):
             label = f"prompt {number}: " if len(prompts) > 1 else ""
             try:
@@ -202,6 +202,12 @@ class LLM:
             except ValueError as error:
                 raise ValueError(f"{label}{error}") from None
             call += [Completion(ask(tuple(token_ids), copy), (number, index), label) for index, copy in enumerate(copies)]
+            tried.append((label, self._thread.grammars.tried([copies[0].constraint])))
+        for label, compiled in tried:
+            try:
+                compiled.result()
+            except ValueError as error:
+                raise ValueError(f"{label}{error}") from None
         return call
 
     def _outputs(

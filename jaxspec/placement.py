@@ -113,6 +113,9 @@ class Shares:
 GPU_COMPILER_OPTIONS = {"xla_gpu_enable_cub_radix_sort": False}
 """XLA would replace sorts of whole vocabularies by calls to CUB, which can't be part of its CUDA graphs: the graph would be cut,
 and the host would wait for the device in every cycle. `jaxspec plan` compiles with the same options."""
+UNTIMED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+"""For programs that are compiled beside a cache and running requests. Timing would take memory that these need, and time them,
+too. Products are then cuBLAS's, which has its own rules to choose by; Triton's would get tiles that fit nothing."""
 SPLITTABLE = frozenset({"gate_up", "ffn"})
 """The axes that modules can share today; they are shared together."""
 
@@ -198,10 +201,11 @@ class Placement:
 
         return everywhere
 
-    @property
-    def compiler_options(self) -> dict[str, Any] | None:
-        """XLA's options for programs here."""
-        return GPU_COMPILER_OPTIONS if jax.default_backend() == "gpu" else None
+    def compiler_options(self, *, timed: bool = True) -> dict[str, Any] | None:
+        """XLA's options for programs here. `timed`: it may try its choices on the device."""
+        if jax.default_backend() != "gpu":
+            return None
+        return GPU_COMPILER_OPTIONS if timed else GPU_COMPILER_OPTIONS | UNTIMED
 
 
 ONE_DEVICE = Placement()

@@ -6,11 +6,12 @@ option of `jaxspec generate`. The server's request classes and the command line 
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList, Whole, short
+from jaxspec.checks import Biases, Check, Flag, IdList, JsonSchema, Number, Seed, StringList, Text, Whole, short
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_LENGTH = 1024
@@ -22,6 +23,12 @@ MAX_N = 128
 LEAST_TEMPERATURE = 1e-4
 """Except 0, which is greedy."""
 MAX_LOGIT_BIAS = 1024
+MAX_GRAMMAR = 2**17
+"""Characters of a schema, regular expression or grammar."""
+MAX_CHOICES = 1000
+
+CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
+"""The fields that constrain the text."""
 
 type TokenBias = Mapping[int, float] | tuple[tuple[int, float], ...]
 
@@ -102,6 +109,18 @@ class SamplingParams:
     prompt_logprobs: int | None = field(default=None, metadata=declared(Whole(0, MAX_LOGPROBS), openai=None, sglang=None))
     """The same for the prompt's tokens; the prompt is then computed in full, without the prefix cache."""
 
+    json_schema: Any = field(default=None, metadata=declared(JsonSchema(MAX_GRAMMAR)))
+    """The text is JSON that fits this schema: a mapping, its text, or a Pydantic model. {"type": "object"} is any JSON object. Only
+    one of this and the next three can be given."""
+    regex: str | None = field(default=None, metadata=declared(Text(MAX_GRAMMAR)))
+    """The whole text matches this regular expression (Rust's syntax, without look-around)."""
+    grammar: str | None = field(default=None, metadata=declared(Text(MAX_GRAMMAR), openai="ebnf", sglang="ebnf"))
+    """The whole text follows this grammar, Lark's (from the rule `start`) or EBNF with ::= (from `root`)."""
+    choice: tuple[str, ...] | list[str] | None = field(
+        default=None, metadata=declared(StringList(MAX_CHOICES, MAX_STOP_STRING_LENGTH, 1), openai=None, sglang=None)
+    )
+    """The text is one of these strings."""
+
     def __new__(cls, *_: object, **given: object):
         """Raises TypeError, with a hint, for a name that is not a parameter."""
         if problem := _unknown_names(given):
@@ -117,6 +136,9 @@ class SamplingParams:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not be more than max_tokens ({self.max_tokens})")
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise ValueError(f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE}, got {self.temperature}")
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} can't be given together: a text follows one grammar")
 
     @classmethod
     def of(cls, value: "SamplingParams | Mapping[str, Any] | None") -> "SamplingParams":
@@ -148,6 +170,15 @@ class SamplingParams:
             return [self]
         seeds = [None if self.seed is None else (self.seed + index) % 2**64 for index in range(self.n)]
         return [dataclasses.replace(self, n=1, seed=seed) for seed in seeds]
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The name of the field that constrains the text, and its value as text; None: nothing does."""
+        name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
+        if name is None:
+            return None
+        value = getattr(self, name)
+        return name, value if isinstance(value, str) else json.dumps(value)
 
     @property
     def filters(self) -> bool:

@@ -134,6 +134,9 @@ def oracle_head(target: ModelConfig, text: list[int]) -> LoadedHead:
 class TinyTokenizer:
     """Token i is the byte i, for vocabularies up to 256; the Decoder that engine tests need."""
 
+    token_bytes = tuple(bytes([number]) for number in range(256))
+    """What grammars need."""
+
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
@@ -170,7 +173,7 @@ def tiny_engine(
 def largest_sizes_only(engine: Engine) -> None:
     """Keeps only its largest batch and chunk, so that few programs are compiled."""
     table = engine.runner.table
-    engine.runner.table = dataclasses.replace(table, batches=table.batches[-1:], chunks=table.chunks[-1:])
+    engine.runner.table = dataclasses.replace(table, batches=table.batches[-1:], chunks=table.chunks[-1:], prompts=(1,))
 
 
 def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.float32, *, head: LoadedHead | None = None) -> Path:

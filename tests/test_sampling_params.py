@@ -45,6 +45,10 @@ BAD = {
     "ignore_eos": [1, 0, "true", None],
     "skip_special_tokens": [1, 0, "true", None],
     "include_stop_str_in_output": [1, 0, "true", None],
+    "json_schema": [1, "", "[]", "x", [], {"minimum": INF}, {1: {1}}, int, "1" * 200_000],
+    "regex": [1, ["a"], "a" * 200_000],
+    "grammar": [1, ["a"], "a" * 200_000],
+    "choice": [1, [], [""], [1], ["a"] * 1001],
     "logprobs": ["4", 4.0, True, [4], -1, MAX_LOGPROBS + 1],
     "prompt_logprobs": ["4", 4.0, True, [4], -1, MAX_LOGPROBS + 1],
 }
@@ -68,6 +72,10 @@ GOOD = {
     "ignore_eos": [True, False],
     "skip_special_tokens": [True, False],
     "include_stop_str_in_output": [True, False],
+    "json_schema": [None, {}, "{}", {"type": "object"}],
+    "regex": [None, "a*"],
+    "grammar": [None, 'start: "a"'],
+    "choice": [None, "a", ["a", "b"]],
     "logprobs": [None, 0, MAX_LOGPROBS],
     "prompt_logprobs": [None, 0, MAX_LOGPROBS],
 }

@@ -1,7 +1,6 @@
 """Random arrays for benchmarks.gpu: sequences in the middle of decoding, and arguments of kernels with results of order 1."""
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,10 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import EngineConfig
-from jaxspec.decoding.state import Sizes, State
+from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
+from jaxspec.decoding.state import Admission, Sizes, State, admit
 from jaxspec.engine.device_state import new_state
 from jaxspec.models.rope import inverse_frequencies
+from jaxspec.sampling_params import SamplingParams
+from pallas_kernels.fp8 import Scales, encode
+from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.rotate_qkv.api import QkvLayout
+from pallas_kernels.skinny_matmul import SwiGlu
 
 from .lab import Lab, random_array
 from .sizes import MOST_CALLS, Shape
@@ -63,7 +67,22 @@ def batch_bytes(lab: Lab, batch: int, context: int) -> int:
     return batch * pages_per_sequence(lab, context) * PAGE * lab.pair.cache
 
 
-def make_batch(lab: Lab, batch: int, context: int) -> Batch:
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0),
+    "temperature": SamplingParams(temperature=1),
+    "top_p": SamplingParams(temperature=1, top_p=0.9),
+}
+"""The kinds of requests that are timed: a chat client's default is one of the last two."""
+
+
+def settings_of(params: SamplingParams, batch: int) -> Settings:
+    """The same in every row, but for the seed."""
+    row = settings_row(kind=SamplingKind.of(params), temperature=params.temperature, top_p=params.top_p)
+    settings = jax.tree.map(lambda field: jnp.repeat(jnp.asarray(field), batch, 0), row)
+    return settings._replace(seed=jnp.stack([jnp.zeros(batch), jnp.arange(batch)], 1).astype(jnp.uint32))
+
+
+def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> Batch:
     """Random keys, values and hidden states; the pages of each sequence are scattered over the whole cache."""
     state_shapes, _, table_shape = batch_shapes(lab, batch, context)
     table = np.random.default_rng(0).permutation(table_shape.size).reshape(table_shape.shape).astype(np.int32)
@@ -74,6 +93,8 @@ def make_batch(lab: Lab, batch: int, context: int) -> Batch:
         jax.tree.map(lambda array: random_array(next(seeds), array.shape, array.dtype, 1.0), pages)
         for pages in (state_shapes.cache, state_shapes.draft.cache)
     )
+    rows, settings = jnp.arange(batch, dtype=jnp.int32), settings_of(SAMPLING[sampling], batch)
+    state = admit(state, Admission(rows, state.history, jnp.zeros_like(rows), settings, state.bias))
     state = fill(lab, state._replace(cache=target, draft=state.draft._replace(cache=draft)))
     made = Batch(state, jnp.asarray(table), context, room(lab))
     made.put_back()
@@ -108,12 +129,17 @@ def fill(lab: Lab, state: State) -> State:
 
 # Arguments of kernels
 
+SMALL = 0.25
+"""Standard deviation of products, and of rows to rotate: their rounding in bfloat16 stays well below the bound."""
 NORM_WEIGHT = 0.1
 """Standard deviation of the weights of norms. Real ones are near 1, but then the largest results have errors near the bound."""
 
 
-def attention(lab: Lab, shape: Shape) -> tuple[jax.Array, ...]:
-    """tree_attention's arguments: contexts of different lengths, scattered pages; slots that no row may see are NaN."""
+def attention(lab: Lab, shape: Shape, bits: int = 16) -> tuple[Any, ...]:
+    """tree_attention's arguments: contexts of different lengths, scattered pages; slots that no row may see are NaN.
+
+    With 8 bits keys and values are bytes, and have scales.
+    """
     config, batch, rng = lab.size.target, shape.batch, np.random.default_rng(1)
     length = rng.integers(shape.context // 2, shape.context + 1, batch).astype(np.int32)
     length[0] = shape.context
@@ -129,24 +155,34 @@ def attention(lab: Lab, shape: Shape) -> tuple[jax.Array, ...]:
     mask &= np.arange(shape.window) <= np.arange(shape.rows)[:, None] + shape.window - shape.rows
     mask[:, np.arange(shape.rows), np.arange(shape.rows) + shape.window - shape.rows] = True
     window = (batch, shape.window, config.num_kv_heads, config.head_dim)
+    stored = encode if bits == 8 else lambda array: array
     return (
         random_array(1, (batch, shape.rows, config.num_heads, config.head_dim), lab.dtype, 1.0),
-        jnp.where(hidden, jnp.nan, random_array(2, pages, lab.dtype, 1.0)),
-        jnp.where(hidden, jnp.nan, random_array(3, pages, lab.dtype, 0.5)),
+        stored(jnp.where(hidden, jnp.nan, random_array(2, pages, lab.dtype, 1.0))),
+        stored(jnp.where(hidden, jnp.nan, random_array(3, pages, lab.dtype, 0.5))),
         *map(jnp.asarray, (table, start, length)),
-        random_array(4, window, lab.dtype, 1.0),
-        random_array(5, window, lab.dtype, 0.5),
+        stored(random_array(4, window, lab.dtype, 1.0)),
+        stored(random_array(5, window, lab.dtype, 0.5)),
         jnp.asarray(mask),
+        scales(lab) if bits == 8 else None,
     )
 
 
-def write(lab: Lab, shape: Shape) -> tuple[Any, ...]:
+def scales(lab: Lab) -> Scales:
+    """Of an 8-bit cache, a different one for each head."""
+    by_head = jnp.linspace(0.5, 1.0, lab.size.target.num_kv_heads)
+    return Scales(by_head, 1.5 - by_head)
+
+
+def write(lab: Lab, shape: Shape, bits: int = 16) -> tuple[Any, ...]:
     """cache_write's arguments: some rows of the window, for contexts of different lengths."""
-    _, k_pages, v_pages, table, _, length, k_window, v_window, _ = attention(lab, shape)
+    _, k_pages, v_pages, table, _, length, k_window, v_window, _, _ = attention(lab, shape, bits)
     rng = np.random.default_rng(2)
     rows = min(shape.rows, 6) if shape.rows < 100 else shape.rows
     path = np.sort(np.argsort(rng.random((shape.batch, shape.window)), 1)[:, :rows], 1).astype(np.int32)
-    pages = tuple(jnp.nan_to_num(each, nan=7.0) for each in (k_pages, v_pages))  # all numbers are compared, so no NaN
+    pages: tuple[jax.Array, ...] = (k_pages, v_pages)
+    if bits == 16:  # all numbers are compared, so no NaN
+        pages = tuple(jnp.nan_to_num(each, nan=7.0) for each in pages)
     write = jnp.asarray(np.arange(rows) < rng.integers(0, rows + 1, (shape.batch, 1)))
     return pages, (k_window, v_window), table, jnp.asarray(path), length[:, None] + jnp.arange(rows, dtype=jnp.int32), write
 
@@ -163,17 +199,55 @@ def norm_pair(lab: Lab, batch: int, rows: int) -> tuple[jax.Array, ...]:
     return left, random_array(3, left.shape, lab.dtype, 1.0), weight, random_array(4, weight.shape, lab.dtype, NORM_WEIGHT)
 
 
-def layouts(lab: Lab) -> tuple[QkvLayout, QkvLayout]:
-    """The target's layout, and the same with norms of queries and keys, as in Qwen3."""
-    plain = QkvLayout(lab.size.target.num_heads, lab.size.target.num_kv_heads, lab.size.target.head_dim)
-    return plain, replace(plain, norm_eps=1e-6)
+def addition(lab: Lab, batch: int, rows: int, is_product: bool) -> tuple[Any, ...]:
+    """add_norm's arguments except eps: the residual stream, what is added, and the norm's weight."""
+    x, weight = norm(lab, batch, rows)
+    added = factors(lab, (batch, rows), x.shape[-1]) if is_product else random_array(3, x.shape, lab.dtype, SMALL)
+    return (x / 3).astype(lab.dtype), added, weight
 
 
-def rotation(layout: QkvLayout, lab: Lab, batch: int, rows: int) -> tuple[Any, ...]:
-    """rotate_qkv's arguments except the layout, with random positions."""
-    heads = layout.heads + 2 * layout.kv_heads
+def layout(lab: Lab) -> QkvLayout:
+    """The target's, without norms of queries and keys."""
+    return QkvLayout(lab.size.target.num_heads, lab.size.target.num_kv_heads, lab.size.target.head_dim)
+
+
+def rotation(lab: Lab, batch: int, rows: int, layout: QkvLayout, is_product: bool) -> tuple[Any, ...]:
+    """rotate_qkv's arguments, the scales last, except the layout; with random positions."""
+    width = (layout.heads + 2 * layout.kv_heads) * layout.head_dim
     positions = jax.random.randint(jax.random.key(1), (batch, rows), 0, 8192)
     frequencies = jnp.asarray(inverse_frequencies(lab.size.target.rope, layout.head_dim))
     weights = tuple(random_array(seed, (layout.head_dim,), lab.dtype, NORM_WEIGHT) for seed in (2, 3))
-    qkv = random_array(1, (batch, rows, heads * layout.head_dim), lab.dtype, 0.25)
-    return qkv, positions, frequencies, None if layout.norm_eps is None else weights
+    qkv = factors(lab, (batch, rows), width) if is_product else random_array(1, (batch, rows, width), lab.dtype, SMALL)
+    return qkv, positions, frequencies, None if layout.norm_eps is None else weights, scales(lab) if layout.fp8 else None
+
+
+def factors(lab: Lab, rows: tuple[int, ...], columns: int) -> tuple[jax.Array, jax.Array]:
+    """x and a matrix whose product's standard deviation is SMALL."""
+    k = lab.size.target.hidden_size
+    return random_array(4, (*rows, k), lab.dtype, 1.0), random_array(5, (k, columns), lab.dtype, SMALL / k**0.5)
+
+
+def side(lab: Lab) -> int:
+    """Rows and columns of the weights of `product`: blocks of quantised weights have 128."""
+    return max(lab.size.target.hidden_size, 256)
+
+
+def product(lab: Lab, rows: int, how: QuantizedAs | None, gated: bool) -> tuple[Any, ...]:
+    """skinny_matmul's arguments: x, a dense or quantised weight, and the epilogue."""
+    k, columns = side(lab), side(lab) * (2 if gated else 1)
+    weight = random_array(2, (k, columns), lab.dtype, 2 * SMALL / k**0.5)
+    stored: Any = weight if how is None else how(weight)
+    return random_array(1, (rows, k), lab.dtype, 1.0), stored if how is None else stored.packed, SwiGlu() if gated else None
+
+
+def cut(lab: Lab, batch: int, rows: int) -> tuple[jax.Array, ...]:
+    """cutoff's arguments: different filters in each row; every other row has many equal logits."""
+    count, vocab_size = batch * rows, lab.size.target.vocab_size
+    logits, row = random_array(1, (count, vocab_size), jnp.float32, 2.0), np.arange(count)
+    logits = jnp.where((row % 2 == 1)[:, None], jnp.round(logits * 8) / 8, logits)
+    most = jnp.max(logits, -1)
+    inverse_temperature = jnp.asarray(1 / (1 + row % 3 / 4), jnp.float32)
+    total = jnp.sum(jnp.exp((logits - most[:, None]) * inverse_temperature[:, None]), -1)
+    top_k = jnp.asarray(np.where(row % 4 == 3, 50, vocab_size), jnp.int32)
+    top_p, min_p = (jnp.asarray(choices, jnp.float32)[row % 3] for choices in ((0.9, 0.5, 1.0), (0.0, 0.0, 0.02)))
+    return logits, most, total, inverse_temperature, top_k, top_p, min_p

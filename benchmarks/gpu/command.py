@@ -9,128 +9,56 @@ recorded with its reason, and the rest continues. A later run with the same --ou
 so tokens per second of trees are given at assumed accept lengths.
 
 Examples:
-    jaxspec bench gpu --only probe copy gemm
-    jaxspec bench gpu --only cycle flags
-    jaxspec bench gpu --size tiny --out tiny.json       # on any machine: does the benchmark work?
+    jaxspec bench gpu --only probe copy cycle
+    jaxspec bench gpu --only choices check
+    jaxspec bench gpu --size tiny --out tiny.jsonl      # on any machine: does the benchmark work?
 """
 
 import argparse
 import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from jaxspec.commands.options import Parser
 
 from ..options import IN_CLONE, RESULTS, BenchmarkError
 from . import tables
-from .parts import ORDER, PARTS, Part
-from .supervisor import GRACE, NoDevice, Supervisor
+from .parts import GRACE, ORDER, OUT_OF_TIME, PARTS, Part, Task
 
+FOLDER = Path(__file__).parents[2] if __package__ == "benchmarks.gpu" else None
+"""Where processes run: in a clone its root, so that they can import benchmarks."""
+COMMAND = (sys.executable, "-c", f"from {__package__}.worker import main; main()")
 BUDGET = 570.0
 """Seconds: where GPUs are lent, a command often has ten minutes."""
-NOT_FLAGS = ("out", "cache")
+MOST_ENDS = 3
+"""Processes of a part that may end early before the rest of it is left out."""
+MEMORY_SHARE = "0.88"
+"""JAX's share of the GPU's memory: no other process needs it meanwhile."""
 SAME = ("devices", "jax", "jaxlib")
 """Fields of the environment that must be equal in all runs of a record."""
 
 
-class Report:
-    """Shows progress, and writes all results after every message."""
-
-    def __init__(self, options: argparse.Namespace, earlier: dict[str, Any]):
-        self._options, self._bar = options, tqdm(unit=" case", total=0, disable=None)
-        self.supervisor: Supervisor | None = None
-        self._earlier = earlier
-        self._counted: set[tuple] = set()
-
-    def heard(self, message: dict) -> None:
-        """Handles a message that the supervisor has taken."""
-        assert self.supervisor
-        match message["kind"]:
-            case "environment" if not self._counted:
-                self._counted.add(())
-                self.check_earlier()
-                self._bar.write(tables.head(self.supervisor.environment, self._options.size) + "\n", file=sys.stdout)
-            case "cases":
-                if message["left"] == message["cases"]:  # the first process of this run
-                    self._bar.total += message["cases"]
-                self._bar.set_description(message["part"])
-            case "row" | "skipped" | "failed":
-                self._bar.update()
-            case "alive":
-                self._bar.set_postfix_str(self.supervisor.doing)
-                return
-            case "finished":
-                part = message["part"]
-                self._bar.write(tables.show(part, self.supervisor.results[part]), file=sys.stdout)
-                sys.stdout.flush()
-        self.write()
-
-    @property
-    def results(self) -> dict[str, Any]:
-        """Those of this run, and earlier ones of other parts, in the order of parts."""
-        assert self.supervisor
-        both = self._earlier.get("results", {}) | self.supervisor.results
-        return {part: both[part] for part in ORDER if part in both}
-
-    @property
-    def has_results(self) -> bool:
-        """Whether this run has any: without a GPU there is nothing to write."""
-        assert self.supervisor
-        return any(found[kind] for found in self.supervisor.results.values() for kind in ("rows", "skipped", "failed"))
-
-    def check_earlier(self) -> None:
-        """Raises BenchmarkError if the file holds results of another device or of other versions."""
-        assert self.supervisor
-        before, now = self._earlier.get("environment", {}), self.supervisor.environment
-        for name in SAME:
-            if before and before.get(name) != now.get(name):
-                raise BenchmarkError(
-                    f"{self._options.out} holds results of {name} {before.get(name)}, and here it is {now.get(name)}: "
-                    "choose another --out"
-                )
-
-    def write(self) -> None:
-        """Writes the record in one step, so that a reader never sees half of it."""
-        assert self.supervisor
-        if not self.has_results:
-            return
-        out, environment = self._options.out, self.supervisor.environment or self._earlier.get("environment", {})
-        flags = {name: value for name, value in vars(self._options).items() if name not in NOT_FLAGS}
-        note = tables.worth(environment, self._options.size) if environment else None
-        content = {
-            "benchmark": "gpu",
-            "environment": environment,
-            **({"note": note} if note else {}),
-            "flags": flags,
-            "results": self.results,
-        }
-        unfinished = out.with_name(out.name + ".tmp")
-        unfinished.write_text(json.dumps(content, indent=1) + "\n")
-        unfinished.replace(out)
-
-    def close(self) -> None:
-        """Prints the summary of all runs."""
-        assert self.supervisor
-        self._bar.close()
-        if self.has_results:
-            environment = self.supervisor.environment or self._earlier.get("environment", {})
-            print(tables.summary(self.results, environment, self._options.size))
+class Ended(Exception):
+    """A process ended before its work was done. The message is the end of what it printed."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     about = "".join(f"  {part.name:<10} {part.about}\n" for part in PARTS)
     parser = Parser("jaxspec bench gpu", (__doc__ or "").replace("PARTS\n", about + "\n"))
-    about = "tiny: for any device, with two settings of XLA; means nothing"
+    about = "tiny: for any device, with one setting of XLA; means nothing"
     parser.add_argument("--size", choices=("full", "tiny"), default="full", help=about)
     parser.add_argument("--only", choices=ORDER, nargs="+", default=list(ORDER), metavar="PART", help="parts to run")
     parser.add_argument("--budget", type=float, help=f"seconds for all of it (default: {BUDGET:g}; tiny: an hour)")
-    parser.add_argument("--out", type=Path, help="the JSON file (default: gpu.json; required for --size tiny)")
+    parser.add_argument("--out", type=Path, help="the file of results (default: gpu.jsonl; required for --size tiny)")
     parser.add_argument(
         "--cache", type=Path, metavar="DIR", help="compiled programs and autotuning (default: FILE.cache beside --out)"
     )
@@ -138,52 +66,141 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.size == "tiny" and options.out is None:
         parser.error("--size tiny needs --out: its figures are not kept with the other results")
     options.budget = options.budget or (3600.0 if options.size == "tiny" else BUDGET)
-    options.out = options.out or RESULTS / "gpu.json"
+    options.out = options.out or RESULTS / "gpu.jsonl"
     if IN_CLONE and options.size == "tiny" and options.out.resolve().is_relative_to(RESULTS.resolve()):
         parser.error("--size tiny does not write to benchmarks/results: its figures mean nothing")
     options.cache = (options.cache or options.out.with_suffix(".cache")).resolve()
     return options
 
 
-def earlier(out: Path, size: str) -> dict[str, Any]:
-    """The record that is there. Raises BenchmarkError if it is something else."""
-    if not out.exists():
-        return {}
+def read(out: Path, size: str, environment: dict[str, Any]) -> tables.Results:
+    """The results that are there. Raises BenchmarkError if they are something else, or of another device or version."""
     try:
-        found = json.loads(out.read_text())
-        if found["benchmark"] == "gpu" and found["flags"]["size"] == size:
-            return found
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise BenchmarkError(f"{out} was not written by this benchmark with --size {size}: choose another --out")
+        results = tables.by_part(json.loads(line) for line in (out.read_text().splitlines() if out.exists() else ()))
+        if any(found["size"] != size for found in results.values()):
+            raise ValueError(f"not of size {size}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BenchmarkError(f"{out} was not written by this benchmark with --size {size}: choose another --out") from error
+    for before in (found["environment"] for found in results.values()):
+        for name in SAME:
+            if before.get(name) != environment.get(name):
+                different = f"{name} {before.get(name)}, and here it is {environment.get(name)}"
+                raise BenchmarkError(f"{out} holds results of {different}: choose another --out")
+    return results
 
 
-def tried(part: Part) -> Part:
-    """The part as --size tiny runs it: at most two of its runs, because XLA's settings for GPUs change nothing elsewhere."""
-    return replace(part, runs=part.runs[:2])
+def process(task: Task, command: Sequence[str] = COMMAND) -> Iterator[dict[str, Any]]:
+    """Runs a task in a process of its own, and yields its messages. Raises Ended if it ends before its work is done.
+
+    It has a process group of its own, which is killed with it: a server that it started must not outlive it.
+    """
+    environment = dict(os.environ)
+    if "XLA_CLIENT_MEM_FRACTION" not in environment:
+        environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_SHARE)
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
+            [*command, json.dumps(task._asdict())], cwd=FOLDER, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=errors, text=True, start_new_session=True,
+        ) as worker,
+    ):  # fmt: skip
+        assert worker.stdout
+        try:
+            yield from map(json.loads, worker.stdout)
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(GRACE)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+        if worker.wait():
+            raise Ended(f"the process ended with status {worker.returncode}: {end_of(errors)}")
 
 
-def measure(options: argparse.Namespace, deadline: float) -> Supervisor:
-    """Runs the parts."""
-    report = Report(options, earlier(options.out, options.size))
-    report.supervisor = supervisor = Supervisor(options.size, deadline, str(options.cache), report.heard)
-    try:
-        supervisor.run([tried(part) if options.size == "tiny" else part for part in PARTS if part.name in options.only])
-    finally:
-        report.close()
-    return supervisor
+def end_of(errors: Any) -> str:
+    """The end of a process's output, in one line. If the watchdog has ended it: where its main thread was, which comes last."""
+    errors.seek(0)
+    said = errors.read()[-20000:]
+    if (hung := said.rfind("Timeout (")) >= 0:
+        said = said[hung:].splitlines()[0] + " " + said[said.rfind("(most recent call first):") :][:500]
+    return " ".join(said.split())[-600:] or "it said nothing"
+
+
+Start = Callable[[Task], Iterator[dict[str, Any]]]
+Keep = Callable[[dict[str, Any]], None]
+
+
+def run_parts(
+    parts: Sequence[Part], task: Task, keep: Keep, start: Start = process, clock: Callable[[], float] = time.time
+) -> None:
+    """Runs these parts until the task's deadline, and keeps what they say. Each leaves later ones their turns."""
+    turns = sum(part.turn for part in parts)
+    scale = min(1.0, (task.deadline - clock()) / turns) if turns else 1.0
+    for place, part in enumerate(parts):
+        began, later = clock(), scale * sum(each.turn for each in parts[place + 1 :])
+        keep({"part": part.name, "begins": datetime.now(UTC).isoformat(timespec="seconds")})
+        if began > task.deadline:
+            keep({"part": part.name, "case": {}, "skipped": OUT_OF_TIME})
+        else:
+            task = run_part(part, task._replace(part=part.name, first=0, until=task.deadline - later), keep, start, clock)
+        keep({"part": part.name, "seconds": clock() - began})
+
+
+def run_part(part: Part, task: Task, keep: Keep, start: Start, clock: Callable[[], float]) -> Task:
+    """Starts processes until all cases of a part have been started. Returns the task with the peaks, if this part measured them."""
+    for _ in range(MOST_ENDS):
+        first, current = task.first, None
+        try:
+            for message in start(task):
+                current = message.get("starts")
+                if current is not None:
+                    print(f"{part.name}: {' '.join(map(str, current.values()))}", file=sys.stderr)
+                    continue
+                keep({"part": part.name, **message})
+                task = task._replace(first=task.first + 1)
+                if part.name == "copy" and "row" in message:
+                    bandwidth, arithmetic = (message["row"][f"{what}_per_second"] for what in ("bytes", "operations"))
+                    task = task._replace(bandwidth=bandwidth, arithmetic=arithmetic)
+            return task
+        except Ended as ended:
+            if current is not None or task.first == first:  # else a case has failed, which is kept, and broken the device
+                how = {"skipped": OUT_OF_TIME} if clock() > task.deadline else {"failed": str(ended)}
+                keep({"part": part.name, "case": current or {}, **how})
+            if current is None and task.first == first:  # it could not even begin: another one would not either
+                return task
+            task = task._replace(first=task.first + (current is not None))
+    keep({"part": part.name, "case": {}, "skipped": f"{MOST_ENDS} processes ended early: the rest is left out"})
+    return task
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if anything failed; skipped cases do not count. Raises BenchmarkError without a GPU."""
     options = parse(arguments)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     started = time.time()
+    task = Task(None, options.size, deadline=started + options.budget - GRACE, cache=str(options.cache))
     try:
-        supervisor = measure(options, started + options.budget - GRACE)
-    except NoDevice as error:
-        raise BenchmarkError(f"{error}: this benchmark needs one; --size tiny --out FILE works anywhere") from error
+        (environment,) = process(task)
+    except Ended as ended:
+        raise BenchmarkError(f"JAX reported no devices: {ended}") from ended
+    if environment["platform"] != "gpu" and options.size != "tiny":
+        found = ", ".join(environment["devices"])
+        raise BenchmarkError(f"JAX finds no GPU, only {found}: this benchmark needs one; --size tiny --out FILE works anywhere")
+    read(options.out, options.size, environment)
+    print(tables.head(environment, options.size) + "\n", flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with options.out.open("a", buffering=1) as file:
+        said: list[dict] = []
+
+        def keep(line: dict[str, Any]) -> None:
+            line |= {"environment": environment, "size": options.size} if "begins" in line else {}
+            said.append(line)
+            print(json.dumps(line), file=file)
+            if "seconds" in line:
+                print(tables.show(line["part"], tables.by_part(said)[line["part"]]), flush=True)
+
+        run_parts([part for part in PARTS if part.name in options.only], task, keep)
+    print(tables.summary(read(options.out, options.size, environment), environment, options.size))
     print(f"{time.time() - started:.0f} s; written to {options.out}")
-    if supervisor.failures:
-        print(f"{supervisor.failures} failed: see above", file=sys.stderr)
-    return 1 if supervisor.failures else 0
+    failures = sum("failed" in line for line in said)
+    if failures:
+        print(f"{failures} failed: see above", file=sys.stderr)
+    return 1 if failures else 0

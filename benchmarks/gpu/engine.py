@@ -1,42 +1,35 @@
 """The engine on this device: is its text the CPU's, and how much time does the host add to the device's?"""
 
-import os
-import re
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxspec.config import ATTENTION_KERNELS, PLAIN, EngineConfig, TreeShape
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import encode
 
-from .expected_text import PROMPTS, TOKENS
-from .kernels import Cases
-from .lab import Lab, Skip
+from .expected_text import PARAMS, PROMPTS, TOKENS
+from .lab import Cases, Lab, Skip
 
 TREES = (PLAIN, TreeShape(3, 1, 4), TreeShape(5, 4, 8))
 
 # Text
 
 
-def texts(lab: Lab, run: str) -> Cases:
+def texts(lab: Lab) -> Cases:
     """The built-in model with each attention kernel, in float32 as the stored text and in 16 bits as GPUs run it."""
-    for dtype in ("float32", "bfloat16"):
-        for kernel in ATTENTION_KERNELS:
-            if (dtype, kernel) != ("float32", "mosaic"):  # it is for 16 bits
-                yield {"attention": kernel, "dtype": dtype}, partial(compare_text, lab, kernel, dtype)
+    for dtype, kernel in (*product(("float32", "bfloat16"), ("pallas_triton", "reference")), ("bfloat16", "mosaic")):
+        yield {"attention": kernel, "dtype": dtype}, partial(compare_text, lab, kernel, dtype)
 
 
 def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
@@ -44,28 +37,29 @@ def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
     if not lab.on_gpu and (kernel, dtype) != ("reference", "float32"):
         raise Skip("it runs on GPUs only")
     with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-        found = generate_all(lab, kernel, dtype)
-    stored = [first_difference(got, expected) for got, expected in zip(found[PLAIN.name], TOKENS, strict=True)]
-    return {
-        "prompts": len(PROMPTS),
-        "tokens_per_prompt": len(TOKENS[0]),
-        "same_as_stored": {name: sum(map(equal, got, TOKENS)) for name, got in found.items()},
-        "same_as_plain": {name: sum(map(equal, got, found[PLAIN.name])) for name, got in found.items()},
-        "first_difference_of_plain": stored,
-    }
+        found = generate_all(kernel, dtype)
+    row: dict[str, Any] = {"prompts": len(PROMPTS)}
+    for kind, expected in TOKENS.items():
+        texts = {tree.name: found[kind, tree.name] for tree in TREES}
+        plain = texts[PLAIN.name]
+        row[f"{kind}_same_as_stored"] = {tree: sum(map(equal, got, expected)) for tree, got in texts.items()}
+        row[f"{kind}_same_as_plain"] = {tree: sum(map(equal, got, plain)) for tree, got in texts.items()}
+        row[f"{kind}_first_difference_of_plain"] = list(map(first_difference, plain, expected))
+    return row
 
 
-def generate_all(lab: Lab, kernel: str | None, dtype: str) -> dict[str, list[list[int]]]:
-    """Greedy tokens of every prompt, by tree; one request at a time, so that every program is compiled for one."""
+def generate_all(kernel: str | None, dtype: str) -> dict[tuple[str, str], list[list[int]]]:
+    """Tokens of every prompt, by kind of sampling and tree; one request at a time, so that every program is compiled for one."""
     models = load_models(
         spec=TREES[-1], request_trees=TREES[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1, context_length=256,
         progress=False,
     )  # fmt: skip
-    prompts = [encode(models.tokenizer, prompt) for prompt in PROMPTS]
-    params = SamplingParams(max_tokens=len(TOKENS[0]), temperature=0, ignore_eos=True)
-    with lab.compile_phase():  # most of the time goes into compiling
-        requests = {tree.name: [GenerationRequest(tuple(prompt), params, tree=tree) for prompt in prompts] for tree in TREES}
-        return {name: [generate(models.engine, request) for request in each] for name, each in requests.items()}
+    prompts = [tuple(encode(models.tokenizer, prompt)) for prompt in PROMPTS]
+    return {
+        (kind, tree.name): [generate(models.engine, GenerationRequest(prompt, PARAMS[kind], tree=tree)) for prompt in prompts]
+        for kind in TOKENS
+        for tree in TREES
+    }
 
 
 def generate(engine: Engine, request: GenerationRequest) -> list[int]:
@@ -91,14 +85,11 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
 # Time
 
 
-def cases(lab: Lab, run: str) -> Cases:
+def cases(lab: Lab) -> Cases:
     """The random model with one tree at a time; its engines share the weights."""
-    updates = run == "graph updates"
-    trees = (lab.size.trees[1],) if updates else (lab.size.trees[1], PLAIN)
-    for tree in trees:
-        for requests in lab.size.engine_requests[:1] if updates else lab.size.engine_requests:
-            case = {"measured": run, "tree": tree.name, "requests": requests}
-            yield case, partial(count_updates if updates else time_engine, lab, tree, requests)
+    for tree in (lab.size.trees[1], PLAIN):
+        for requests in lab.size.engine_requests:
+            yield {"tree": tree.name, "requests": requests}, partial(time_engine, lab, tree, requests)
 
 
 def time_engine(lab: Lab, tree: TreeShape, requests: int) -> dict[str, Any]:
@@ -148,10 +139,9 @@ def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Reques
     length = lab.size.goal_context + 9 * lab.size.engine_cycles * (tree.num_steps + 1)
     length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
     config = EngineConfig(max_running_requests=count, context_length=length, num_pages=count * length // 16, prefix_cache=False)
-    with lab.compile_phase():
-        engine = Engine(loaded, drafts, None, tree, config)
-        engine.runner.programs.compile_all(engine.runner.table.largest_of_all())
-        engine.runner.programs.seal()
+    engine = Engine(loaded, drafts, None, tree, config)
+    engine.runner.programs.compile_all(engine.runner.table.largest_of_all())
+    engine.runner.programs.seal()
     draw = np.random.default_rng(0)
     params = SamplingParams(max_tokens=length - lab.size.goal_context, temperature=0, ignore_eos=True)
     vocabulary = lab.size.target.vocab_size
@@ -161,39 +151,3 @@ def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Reques
         engine.step()
     time_steps(engine, 3)
     return engine, running
-
-
-# Updates of CUDA graphs
-
-UPDATE = re.compile(r"[Uu]pdated? (\d+) .*?commands?.*?(?:skipped[^\d]{0,20}(\d+))?")
-
-
-def count_updates(lab: Lab, tree: TreeShape, requests: int) -> dict[str, Any]:
-    """Nodes of CUDA graphs that XLA changed per cycle, from its log (parts.UPDATES turns it on)."""
-    engine, _ = decoding(lab, tree, requests)
-    with captured_errors() as log:
-        time_steps(engine, lab.size.engine_cycles)
-        log.seek(0)
-        lines = [line for line in log if "command_buffer" in line or "command_executor" in line]
-    updates = [found for line in lines if (found := UPDATE.search(line))]
-    if not lines:
-        raise Skip("XLA logged nothing about command buffers")
-    return {
-        "updates_per_cycle": len(updates) / lab.size.engine_cycles,
-        "updated_nodes_per_cycle": sum(int(found[1]) for found in updates) / lab.size.engine_cycles,
-        "log": [line.strip()[:300] for line in lines[-20:]],
-    }
-
-
-@contextmanager
-def captured_errors() -> Iterator[TextIO]:
-    """What this process and its libraries write to stderr meanwhile."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            yield log
-        finally:
-            os.dup2(before, 2)
-            os.close(before)

@@ -2,9 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.engine.device_state import Merger
-from jaxspec.models.linear import Kernels
+from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.planner.estimate import Pair, pair
 
@@ -25,6 +24,8 @@ from .sizes import MOST_CALLS, Size
 
 RESERVED = 0.03
 """Share of the memory that stays free."""
+Cases = Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
+"""Of a part, in order: the first columns of a row, and a function that returns the others. It raises Skip if it can't."""
 
 
 class Skip(Exception):
@@ -35,19 +36,13 @@ class Lab:
     """The device of this process, and the models. Weights are made on first use."""
 
     def __init__(
-        self,
-        size: Size,
-        bandwidth: float | None = None,
-        arithmetic: float | None = None,
-        tell: Callable[[str], None] = lambda phase: None,
-        cache: str | None = None,
+        self, size: Size, bandwidth: float | None = None, arithmetic: float | None = None, cache: str | Path | None = None
     ):
-        """`tell` is called with "compile" and "run" when one of them begins; `cache`: the directory of compiled programs."""
+        """`cache`: the directory of compiled programs."""
         self.size = size
-        self.compiling = 0.0
-        """Seconds that went into compiling so far."""
         self.cache = None if cache is None else Path(cache)
-        self._bandwidth, self._arithmetic, self._tell = bandwidth, arithmetic, tell
+        self._bandwidth, self._arithmetic = bandwidth, arithmetic
+        self._newest: tuple[Any, Any] = (None, None)
         self.dtype = jnp.dtype(size.target.dtype)
 
     @cached_property
@@ -60,20 +55,17 @@ class Lab:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
-    @contextmanager
-    def compile_phase(self) -> Iterator[None]:
-        """A stretch of time in which programs compile: it may take minutes, and does not count against a part's time."""
-        self._tell("compile")
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.compiling += time.perf_counter() - started
-            self._tell("run")
+    def newest[Made](self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, or returned if this key was the last one: cases in a row share a program, and its memory is freed
+        before the next."""
+        if self._newest[0] != key:
+            self._newest = (None, None)
+            self._newest = (key, make())
+        return self._newest[1]
 
-    def with_size(self, size: Size) -> "Lab":
-        """The same laboratory for other models."""
-        return Lab(size, self._bandwidth, self._arithmetic, self._tell, None if self.cache is None else str(self.cache))
+    def of_one_layer(self) -> "Lab":
+        """The same laboratory with a target of one layer."""
+        return Lab(self.size.one_layer(), self._bandwidth, self._arithmetic, self.cache)
 
     @property
     def on_gpu(self) -> bool:
@@ -149,18 +141,13 @@ class Lab:
                 made[path] = random_array(seed, shape.shape, shape.dtype, 0.02)
         return jax.block_until_ready(unflatten_dict(made))
 
-    @cached_property
-    def merge(self) -> Callable[[dict], Models]:
-        """The models with these parameters, inside a jitted function."""
-        return self.merger()
+    def merger(self, kernels: Kernels = DEFAULT_KERNELS) -> Callable[[dict], Models]:
+        """The models with parameters like these, inside a jitted function."""
+        return Merger.of(self.graphs[0].graph(kernels), self.drafter(kernels))
 
-    def merger(self, attention: str | None = None) -> Callable[[dict], Models]:
-        """As `merge`, with one of the attention kernels."""
-        return Merger.of(self.graphs[0].graph(Kernels(attention)), self.drafter(attention))
-
-    def drafter(self, attention: str | None = None) -> HeadDrafter:
+    def drafter(self, kernels: Kernels = DEFAULT_KERNELS) -> HeadDrafter:
         """The head as a drafter, with shapes in place of weights."""
-        return HeadDrafter.of(self.graphs[1], kernels=Kernels(attention))
+        return HeadDrafter.of(self.graphs[1], kernels=kernels)
 
     def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
         """Milliseconds per call: several samples of consecutive calls, waiting for the last, after two untimed calls.
@@ -187,14 +174,14 @@ class Lab:
 class Together[Key]:
     """Small programs that are compiled in parallel when the first is needed; each can be taken once."""
 
-    def __init__(self, lab: Lab, lowerings: Mapping[Key, Callable[[], jax.stages.Lowered]]):
-        self._lab, self._lowerings = lab, lowerings
+    def __init__(self, lowerings: Mapping[Key, Callable[[], jax.stages.Lowered]]):
+        self._lowerings = lowerings
         self._programs: dict[Key, jax.stages.Compiled | Exception] = {}
 
     def __getitem__(self, key: Key) -> jax.stages.Compiled:
         """Raises what tracing or compiling this program raised."""
         if not self._programs:
-            with self._lab.compile_phase(), ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
                 self._programs = dict(zip(self._lowerings, pool.map(self._compile, self._lowerings.values()), strict=True))
         program = self._programs.pop(key)  # dropped after use, which frees the memory of its CUDA graphs
         if isinstance(program, Exception):

@@ -1,4 +1,4 @@
-"""torch on the same GPU: a decoding step of the same Llama with random weights, beside our plain cycle."""
+"""torch on the same GPU: a decoding step of the same Llama with random weights, beside our plain cycle, and its products."""
 
 import os
 import time
@@ -9,15 +9,16 @@ from typing import Any
 from jaxspec.checkpoints.exporting import hf_config
 from jaxspec.config import ModelConfig
 
-from .kernels import Cases
-from .lab import Lab, Skip
+from .lab import Cases, Lab, Skip
+from .products import Product, timed
 
 WARM_UP = 3
 
 
-def cases(lab: Lab, run: str) -> Cases:
-    """The hand-written one first: torch.compile takes minutes."""
+def cases(lab: Lab) -> Cases:
+    """The hand-written one first, and torch.compile, which takes minutes, last."""
     yield {"name": "torch: cuBLAS and SDPA in one CUDA graph"}, partial(time_by_hand, lab)
+    yield from timed(lab, {"torch": time_product})
     yield {"name": "transformers: static cache, torch.compile"}, partial(time_transformers, lab)
 
 
@@ -64,6 +65,14 @@ def time_calls(lab: Lab, torch: Any, device: str, call: Callable[[], Any]) -> li
         synchronize()
         values.append((time.perf_counter() - started) / calls * 1e3)
     return values
+
+
+def time_product(lab: Lab, product: Product, way: str, copies: int) -> list[float]:
+    """Milliseconds for one product with each of `copies` matrices, as products.time_jax, in one CUDA graph."""
+    torch, device = torch_and_device(lab)
+    made = [torch.randn(product.k, product.n, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    every = [torch.randn(product.rows, product.k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    return time_graph(lab, torch, device, lambda: [x @ w for x, w in zip(every, made, strict=True)])
 
 
 def time_by_hand(lab: Lab) -> dict[str, Any]:
@@ -139,11 +148,10 @@ def time_transformers(lab: Lab) -> dict[str, Any]:
             torch.compiler.cudagraph_mark_step_begin()
             forward(token, position_ids=position, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
-        with lab.compile_phase():
-            started = time.perf_counter()
-            for _ in range(WARM_UP):
-                step()
-            first = time.perf_counter() - started
+        started = time.perf_counter()
+        for _ in range(WARM_UP):
+            step()
+        first = time.perf_counter() - started
         milliseconds = time_calls(lab, torch, device, step)
     found = versions(torch) | {"transformers": transformers.__version__}
     return {"milliseconds": milliseconds, "context": context, "warm_up_seconds": first, "versions": found}

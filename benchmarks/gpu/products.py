@@ -1,7 +1,7 @@
-"""The matrix products of decoding, one to 64 rows: how close do XLA, our kernel and torch come to the speed of a copy?"""
+"""The matrix products of decoding, one to 64 rows: how close do XLA and our kernel come to the speed of a copy?"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 from flax.traverse_util import flatten_dict
 
-from . import peer
-from .kernels import Cases
-from .lab import Lab, Skip, random_array
+from pallas_kernels.skinny_matmul import skinny_matmul
+
+from .lab import Cases, Lab, Skip, random_array
 
 WAYS: dict[str, dict[str, bool | int]] = {
     "XLA": {},
@@ -46,16 +46,18 @@ def matrices(lab: Lab) -> dict[str, tuple[int, int]]:
     return found
 
 
-def cases(lab: Lab, run: str) -> Cases:
+def cases(lab: Lab) -> Cases:
+    return timed(lab, dict.fromkeys((*WAYS, *OURS), time_jax))
+
+
+def timed(lab: Lab, ways: Mapping[str, Callable[..., list[float]]]) -> Cases:
+    """Every matrix with each number of rows; `ways`: functions that time a product, by name."""
     for name, (k, n) in matrices(lab).items():
         for rows in lab.size.product_rows:
             product = Product(name, k, n, rows)
-            measures: dict[str, Callable] = {"torch": time_torch} if run == "torch" else dict.fromkeys((*WAYS, *OURS), time_jax)
-            for way, measure in measures.items():
-                yield (
-                    {"matrix": f"{name} {k}x{n}", "rows": rows, "way": way},
-                    partial(measured, lab, product, partial(measure, lab, product, way)),
-                )
+            for way, measure in ways.items():
+                case = {"matrix": f"{name} {k}x{n}", "rows": rows, "way": way}
+                yield case, partial(measured, lab, product, partial(measure, lab, product, way))
 
 
 def measured(lab: Lab, product: Product, time: Callable[[int], list[float]]) -> dict[str, Any]:
@@ -83,32 +85,19 @@ def time_jax(lab: Lab, product: Product, way: str, copies: int) -> list[float]:
     every = [random_array(100 + seed, (product.rows, product.k), lab.dtype, 1.0) for seed in range(copies)]
     made = weights(lab, product.k, product.n, copies)
     multiply = jax.jit(multiply)  # traced once for all copies
-    with lab.compile_phase():
-        function = jax.jit(lambda every, made: [multiply(x, w) for x, w in zip(every, made, strict=True)])
-        try:
-            lowered = function.lower(every, made)
-        except (ValueError, ImportError) as error:
-            if way in OURS:
-                raise Skip(f"refused: {str(error)[:150]}") from error
-            raise
-        program = lowered.compile(compiler_options=options if lab.on_gpu else None)
+    function = jax.jit(lambda every, made: [multiply(x, w) for x, w in zip(every, made, strict=True)])
+    try:
+        lowered = function.lower(every, made)
+    except (ValueError, ImportError) as error:
+        if way in OURS:
+            raise Skip(f"refused: {str(error)[:150]}") from error
+        raise
+    program = lowered.compile(compiler_options=options if lab.on_gpu else None)
     return lab.time(lambda: program(every, made), most_calls=100).values
 
 
 def ours(lab: Lab, implementation: str) -> Callable[..., Any]:
-    """Our kernel for few rows. Raises Skip if there is none."""
+    """Our kernel for few rows."""
     if not lab.on_gpu:
         raise Skip("it runs on GPUs only")
-    try:
-        from pallas_kernels.skinny_matmul.api import skinny_matmul
-    except ImportError as error:
-        raise Skip("pallas_kernels/skinny_matmul is not there") from error
     return partial(skinny_matmul, implementation=implementation)
-
-
-def time_torch(lab: Lab, product: Product, way: str, copies: int) -> list[float]:
-    """The same with torch, in one CUDA graph."""
-    torch, device = peer.torch_and_device(lab)
-    made = [torch.randn(product.k, product.n, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-    every = [torch.randn(product.rows, product.k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-    return peer.time_graph(lab, torch, device, lambda: [x @ w for x, w in zip(every, made, strict=True)])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -28,28 +29,34 @@ class Built:
     """Seconds for tracing, lowering and compiling (autotuning included), and what XLA's dump shows of the launches."""
 
 
-def build(lab: Lab, function: Callable[..., Any], arguments: tuple, *, name: str, layers: int) -> Built:
-    """Compiles `function`, whose second argument is donated, for these arguments or shapes.
+Options = Mapping[str, bool | int | str]
+"""Of XLA's compiler."""
+
+
+def build(
+    lab: Lab, function: Callable[..., Any], arguments: tuple, *, name: str, layers: int, options: Options = MappingProxyType({})
+) -> Built:
+    """Compiles `function`, whose second argument is donated, for these arguments or shapes; with the engine's options and these.
 
     A program from the cache dumps nothing, so what the dump shows is kept beside the cache, under `name`.
     """
-    with lab.compile_phase(), CacheHits() as hits, tempfile.TemporaryDirectory() as dump:
+    with CacheHits() as hits, tempfile.TemporaryDirectory() as dump:
         before, times = tuned(lab), [time.perf_counter()]
         traced = jax.jit(function, donate_argnums=1).trace(*arguments)
         times.append(time.perf_counter())
         lowered = traced.lower()
         times.append(time.perf_counter())
-        program = lowered.compile(compiler_options=options(lab) | ({"xla_dump_to": dump} if lab.on_gpu else {}))
+        program = lowered.compile(compiler_options=own_options(lab) | dict(options) | ({"xla_dump_to": dump} if lab.on_gpu else {}))
         times.append(time.perf_counter())
         columns = {f"{step}_seconds": times[n + 1] - times[n] for n, step in enumerate(("trace", "lower", "compile"))}
         columns["found_in_cache"] = hits.in_this_thread > 0
         columns["autotuned"] = tuned(lab) - before
-        columns |= remembered(lab, name, lambda: launches(Path(dump), layers)) if lab.on_gpu else {}
+        columns |= remembered(lab, f"{name} {dict(options)}", lambda: launches(Path(dump), layers)) if lab.on_gpu else {}
     memory = program.memory_analysis()
     return Built(program, columns | {"temporary_bytes": memory.temp_size_in_bytes if memory else None})
 
 
-def options(lab: Lab) -> dict[str, bool]:
+def own_options(lab: Lab) -> dict[str, bool | int | str]:
     """The engine's compiler options, except for those that XLA_FLAGS sets."""
     chosen = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in GPU_COMPILER_OPTIONS.items() if lab.on_gpu and name not in chosen}

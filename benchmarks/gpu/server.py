@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import serving, start
-from .kernels import Cases
-from .lab import Lab, Skip
+from .lab import Cases, Lab, Skip
 from .parts import AT_ONCE
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "aiohttp")
 
 
-def cases(lab: Lab, run: str) -> Cases:
+def cases(lab: Lab) -> Cases:
     yield {"model": "built-in"}, partial(load, lab)
 
 
@@ -26,8 +25,7 @@ def load(lab: Lab) -> dict[str, Any]:
         raise Skip(f"not installed: {', '.join(missing)}")
     cache = {} if lab.cache is None else {"JAXSPEC_COMPILATION_CACHE": str(lab.cache)}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as until_measured:
-        with lab.compile_phase():
-            url, _ = until_measured.enter_context(start.serving([*lab.size.server_flags], cache))
+        url, _ = until_measured.enter_context(start.serving([*lab.size.server_flags], cache))
         out = Path(folder) / "serving.jsonl"
         for at_once in AT_ONCE:
             options = {"base-url": url, "num-prompts": lab.size.server_requests, "max-concurrency": at_once, "out": out}

@@ -40,10 +40,12 @@ class Size:
     head: Eagle3Config
     trees: tuple[TreeShape, ...]
     """The most important first: plain decoding, then those of parts.ANCHORS."""
+    goal_trees: int
+    """How many of them the part `cycle` times, at batch 1."""
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     goal_context: int
-    """The context of the section `cycle`, at batch 1."""
+    """The context of these cycles."""
     kernel_batches: tuple[int, ...]
     kernel_rows: tuple[int, ...]
     shapes: tuple[Shape, ...]
@@ -122,6 +124,7 @@ FULL = Size(
     target=LLAMA_8B,
     head=head_of(LLAMA_8B, (2, 16, 29), 32000),
     trees=(PLAIN, TreeShape(3, 1, 4), TreeShape(7, 1, 8), TreeShape(5, 4, 8), TreeShape(5, 8, 32)),
+    goal_trees=4,
     batches=(1, 4, 16, 64),
     contexts=(512, 4096, 32768),
     goal_context=1024,
@@ -148,6 +151,7 @@ SMALL = Size(
     target=TINY,
     head=head_of(TINY, (0, 1), 64),
     trees=(PLAIN, TreeShape(1, 2, 3)),
+    goal_trees=2,
     batches=(1, 2),
     contexts=(32,),
     goal_context=32,

@@ -1,6 +1,6 @@
-"""The tables of benchmarks.gpu: one per part when it has finished, and a summary of about 40 lines at the end."""
+"""What benchmarks.gpu prints: a table per part when it has ended, and a summary of about 40 lines at the end."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -9,157 +9,66 @@ from ..record import Spread
 from .parts import ANCHORS, AT_ONCE, FLAGS, ORDER
 
 Row = Mapping[str, Any]
-Column = Callable[[Row], str]
 Results = Mapping[str, Mapping[str, Any]]
+"""By part: "environment", "size", and lists of "rows", "skipped" and "failed"; "seconds" unless it was interrupted."""
 UNKNOWN = "-"
+DETAILS = (
+    "versions", "nvidia_smi", "operations", "bytes", "arithmetic_roofline_ms", "context_grew_by", "trace_seconds", "lower_seconds",
+    "first_run_seconds", "custom_calls", "temporary_bytes", "tokens_per_second_at_assumed_accept_length", "at_once",
+)  # fmt: skip
+"""Columns of rows that only the file has."""
 
 
-def spread(name: str) -> Column:
-    return lambda row: str(Spread(row[name])) if name in row else UNKNOWN
-
-
-def text(name: str) -> Column:
-    return lambda row: str(row.get(name, UNKNOWN))
-
-
-def number(name: str, digits: int, divided_by: float = 1.0) -> Column:
-    return lambda row: UNKNOWN if row.get(name) is None else f"{row[name] / divided_by:.{digits}f}"
-
-
-def under_load(show: Column, requests: str) -> Column:
-    return lambda row: show(row["at_once"][requests]["summary"])
-
-
-def assumed_speeds(row: Row) -> str:
-    return ", ".join(f"{speed:.0f} at {length}" for length, speed in row["tokens_per_second_at_assumed_accept_length"].items())
-
-
-def is_one_graph(row: Row) -> str:
-    outside = row.get("outside_the_graph")
-    return UNKNOWN if outside is None else "yes" if not outside else f"no: {', '.join(outside)}"
-
-
-def probed(row: Row) -> str:
-    if "versions" in row:
-        return f"missing: {' '.join(row['missing']) or 'nothing'}"
-    return f"error {row['error']:.2g} of {row['bound']:.2g}" if "error" in row else f"{spread('milliseconds')(row)} ms"
-
-
-def counts(name: str) -> Column:
-    return lambda row: ", ".join(f"{tree} {count}/{row['prompts']}" for tree, count in row[name].items())
-
-
-CYCLE: dict[str, Column] = {
-    "tree": text("tree"),
-    "batch": text("batch"),
-    "context": text("context"),
-    "cycle, ms (min..max)": spread("milliseconds"),
-    "GB moved at least": number("bytes", 2, 1e9),
-    "byte roofline, ms": number("byte_roofline_ms", 2),
-    "share": number("share_of_byte_roofline", 2),
-    "arithmetic roofline, ms": number("arithmetic_roofline_ms", 2),
-    "tokens/s at ASSUMED accept length": assumed_speeds,
-}
-COMPILED: dict[str, Column] = {
-    "trace, s": number("trace_seconds", 1),
-    "lower, s": number("lower_seconds", 1),
-    "compile and autotune, s": number("compile_seconds", 1),
-    "from the cache": text("found_in_cache"),
-    "fusions autotuned": text("autotuned"),
-}
-COLUMNS: dict[str, dict[str, Column]] = {
-    "probe": {
-        "what": text("what"),
-        "compile, s": number("compile_seconds", 1),
-        "first run, s": number("first_run_seconds", 2),
-        "result": probed,
-    },
-    "copy": {
-        "copied, GB": number("copied_bytes", 2, 1e9),
-        "read and written, GB/s": number("bytes_per_second", 1, 1e9),
-        "matrix product, TFLOP/s": number("operations_per_second", 2, 1e12),
-    },
-    "cycle": CYCLE
-    | COMPILED
-    | {"launches": text("launches"), "per layer": number("launches_per_layer", 1), "one graph": is_one_graph},
-    "flags": {"flags": text("flags"), "tree": text("tree"), "cycle, ms (min..max)": spread("milliseconds"), **COMPILED},
-    "text": {
-        "attention": text("attention"),
-        "dtype": text("dtype"),
-        "same as the CPU's": counts("same_as_stored"),
-        "same as plain here": counts("same_as_plain"),
-    },
-    "engine": {
-        "measured": text("measured"),
-        "tree": text("tree"),
-        "requests": text("requests"),
-        "step with overlap, ms (min..max)": spread("milliseconds"),
-        "without": spread("serial_milliseconds"),
-        "device, ms": number("device_milliseconds", 2),
-        "launch, ms": number("launch_milliseconds", 2),
-        "uploads per step": number("uploaded_arrays_per_step", 2),
-        "nodes updated per cycle": number("updated_nodes_per_cycle", 1),
-    },
-    "check": {
-        "kernel": text("kernel"),
-        "implementation": text("implementation"),
-        "shape": text("shape"),
-        "largest error": lambda row: f"{row['error']:.2g}",
-        "allowed": lambda row: f"{row['bound']:.2g}",
-    },
-    "attention": {"attention": text("attention"), **CYCLE},
-    "tiles": {
-        "rows": text("rows"),
-        "context": text("context"),
-        "changed": text("changed"),
-        "call, us (min..max)": spread("microseconds"),
-        "share": number("share", 2),
-    },
-    "peer": {"": text("name"), "step, ms (min..max)": spread("milliseconds"), "context": text("context")},
-    "server": {
-        f"{name}, {requests} at once": under_load(show, requests)
-        for requests in AT_ONCE
-        for name, show in {
-            "requests/s": number("requests_per_second", 1),
-            "tokens/s": number("output_tokens_per_second", 0),
-            "failed": text("failed"),
-        }.items()
-    },
-    "compile": {"program": text("program"), "": text("way"), **COMPILED},
-    "kernels": {
-        "implementation": text("implementation"),
-        "batch": text("batch"),
-        "context": text("context"),
-        "rows": text("rows"),
-        "call, us (min..max)": spread("microseconds"),
-        "MB read": number("bytes", 2, 1e6),
-        "roofline, us": number("roofline_microseconds", 2),
-        "share": number("share", 2),
-    },
-    "prefill": {
-        "chunk": text("chunk"),
-        "context": text("context"),
-        "ms (min..max)": spread("milliseconds"),
-        "tokens/s": number("tokens_per_second", 0),
-        "share of the arithmetic peak": number("share_of_arithmetic_peak", 2),
-    },
-    "grid": CYCLE,
-}
-"""Header and content of the columns of each part; those of `gemm` are in `products`."""
+def by_part(lines: Iterable[Row]) -> Results:
+    """The results of the last run of each part, in the order of parts."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if "begins" in line:
+            found[line["part"]] = {**line, "rows": [], "skipped": [], "failed": []}
+        elif "seconds" in line:
+            found[line["part"]]["seconds"] = line["seconds"]
+        elif "row" in line:
+            found[line["part"]]["rows"].append({**line["case"], **line["row"]})
+        else:
+            kind = "failed" if "failed" in line else "skipped"
+            found[line["part"]][kind].append((" ".join(map(str, line["case"].values())) or "all", line[kind]))
+    return {part: found[part] for part in ORDER if part in found}
 
 
 def show(part: str, found: Mapping[str, Any]) -> str:
     """A part's table, and lines for what was skipped or failed."""
     lines = [f"{part} ({found['seconds']:.0f} s)" if "seconds" in found else f"{part} (interrupted)"]
     if found["rows"]:
-        lines.append(products(found["rows"]) if part == "gemm" else columns_of(found["rows"], COLUMNS[part]))
-    for kind, key in (("skipped", "reason"), ("failed", "error")):
-        lines += [f"{kind}: {name}: {reason}" for name, reason in by_reason(found[kind], key).items()]
+        lines.append(products(found["rows"]) if part == "gemm" else columns_of(found["rows"]))
+    lines += [f"{kind}: {line}" for kind in ("skipped", "failed") for line in by_reason(found[kind])]
     return "\n".join(lines) + "\n"
 
 
-def columns_of(rows: Iterable[Row], columns: Mapping[str, Column]) -> str:
-    return record.table(list(columns), [[column(row) for column in columns.values()] for row in rows])
+def columns_of(rows: Sequence[Row], without: Sequence[str] = DETAILS) -> str:
+    """All figures of the rows, by their names."""
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in without]
+    return record.table([name.replace("_", " ") for name in names], [[shown(row.get(name)) for name in names] for row in rows])
+
+
+def shown(value: Any) -> str:
+    """A figure: the median and limits of repeated measurements, three digits of one, and names with their values.
+
+    In:  [1.0, 2.0, 4.0]        Out: "2.00 (1.00..4.00)"
+    In:  {"3/1/4": 8}           Out: "3/1/4 8"
+    In:  1234567.0 or 0.012345  Out: "1.23e+06" or "0.0123"
+    """
+    match value:
+        case None:
+            return UNKNOWN
+        case [float(), *_]:
+            return str(Spread(value))
+        case list():
+            return ", ".join(map(str, value)) or "none"
+        case dict():
+            return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
+        case float():
+            return f"{value:.3g}"
+    return str(value)
 
 
 def products(rows: Sequence[Row], only: Sequence[int] | None = None) -> str:
@@ -177,34 +86,26 @@ def products(rows: Sequence[Row], only: Sequence[int] | None = None) -> str:
     return record.table(["matrix", "rows", *(f"{way}, us (share)" for way in ways)], lines)
 
 
-def by_reason(entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, str]:
-    """Cases with the same reason, joined; the JSON names all of them."""
+def by_reason(entries: Sequence[tuple[str, str]]) -> list[str]:
+    """Cases with the same reason, joined; the file names all of them."""
     joined: dict[str, list[str]] = {}
-    for entry in entries:
-        joined.setdefault(entry[key], []).append(" ".join(map(str, entry["case"].values())) or "all")
-    return {"; ".join(names[:3]) + more(len(names) - 3): reason for reason, names in joined.items()}
-
-
-def more(count: int) -> str:
-    return f" and {count} more" if count > 0 else ""
+    for case, reason in entries:
+        joined.setdefault(reason, []).append(case)
+    return [
+        f"{'; '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {reason}"
+        for reason, names in joined.items()
+    ]
 
 
 def head(environment: Mapping[str, Any], size: str) -> str:
-    """Where the figures come from."""
+    """Where the figures come from, and whether they say anything about a GPU with a real model."""
     devices = ", ".join(environment.get("devices", ["no device"]))
     lines = [
         f"{environment.get('date')}, {devices}, {'; '.join(environment.get('driver', [])) or 'no NVIDIA driver'}",
         f"jax {environment.get('jax')}, jaxlib {environment.get('jaxlib')}, jaxspec {environment.get('jaxspec')}",
     ]
-    note = worth(environment, size)
-    return "\n".join([*lines, *([note] if note else [])])
-
-
-def worth(environment: Mapping[str, Any], size: str) -> str | None:
-    """A warning if the figures say nothing about a GPU with a real model."""
-    if environment.get("platform") != "gpu":
-        return "NOT A GPU: these figures only show that the benchmark works"
-    return "tiny sizes: these figures only show that the benchmark works" if size == "tiny" else None
+    what = "NOT A GPU" if environment.get("platform") != "gpu" else "tiny sizes" if size == "tiny" else ""
+    return "\n".join([*lines, *([f"{what}: these figures only show that the benchmark works"] if what else [])])
 
 
 # The summary
@@ -219,26 +120,27 @@ def middle(rows: Iterable[Row], unit: str = "milliseconds", **wanted: Any) -> st
 
 
 def summary(results: Results, environment: Mapping[str, Any], size: str) -> str:
-    """The answers in about 40 lines, with what SGLang needs for the same."""
-    rows = {part: found["rows"] for part, found in results.items()}
-    failed = [
-        f"{part}: {name}: {error[:110]}" for part in results for name, error in by_reason(results[part]["failed"], "error").items()
-    ]
-    plain = middle(rows.get("cycle", []), tree="plain")
+    """The answers in about 40 lines, with what the time model says and SGLang needs for the same."""
+    rows = {part: results[part]["rows"] if part in results else [] for part in ORDER}
+    failed = [f"failed: {part}: {line[:160]}" for part in results for line in by_reason(results[part]["failed"])]
+    matrices = [row for row in (*rows["gemm"], *rows["peer"]) if "matrix" in row]
+    peers = [row for row in rows["peer"] if "name" in row]
+    greedy = [row for row in rows["cycle"] if row["sampling"] == "greedy"]
     blocks = [
         head(environment, size),
         states(results),
-        *(f"copy: {row['bytes_per_second'] / 1e9:.0f} GB/s" for row in rows.get("copy", [])),
-        products(rows["gemm"], only=(1, 8)) if rows.get("gemm") else "",
-        cycles(rows["cycle"]) if rows.get("cycle") else "",
-        settings(rows["flags"]) if rows.get("flags") else "",
-        columns_of(rows["text"], COLUMNS["text"]) if rows.get("text") else "",
-        host(rows["engine"]) if rows.get("engine") else "",
-        *fastest(rows.get("tiles", [])),
-        *(f"{row['name']}: {median(row['milliseconds']):.2f} ms; our plain cycle: {plain}" for row in rows.get("peer", [])),
-        columns_of(rows["server"], COLUMNS["server"]) if rows.get("server") else "",
-        *(f"failed: {line}" for line in failed[:6]),
-    ]  # fmt: skip
+        *(f"copy: {row['bytes_per_second'] / 1e9:.0f} GB/s" for row in rows["copy"]),
+        products(matrices, only=(1, 8)) if matrices else "",
+        cycles(rows["cycle"]),
+        programs(greedy),
+        variants("flags", [{"flags": "as it is", **row} for row in greedy], rows["flags"], FLAGS),
+        columns_of(rows["text"]) if rows["text"] else "",
+        host(rows["engine"]),
+        *fastest(rows["tiles"]),
+        *(f"{row['name']}: {middle([row])} ms; our plain cycle: {middle(greedy, tree='plain')}" for row in peers),
+        *(under_load(row) for row in rows["server"]),
+        *failed[:6],
+    ]
     return "\n".join(filter(None, blocks))
 
 
@@ -246,62 +148,74 @@ def states(results: Results) -> str:
     """Which parts have figures."""
     state: dict[str, list[str]] = {}
     for part in ORDER:
-        found = results.get(part)
-        missing = found is not None and (found["skipped"] or found["failed"])
-        kind = (
-            "not run"
-            if found is None
-            else "nothing"
-            if not found["rows"]
-            else "with gaps"
-            if missing or "seconds" not in found
-            else "complete"
-        )
+        found, kind = results.get(part), "complete"
+        if found is None:
+            kind = "not run"
+        elif not found["rows"]:
+            kind = "nothing"
+        elif found["skipped"] or found["failed"] or "seconds" not in found:
+            kind = "with gaps"
         state.setdefault(kind, []).append(part)
     return "; ".join(f"{kind}: {' '.join(parts)}" for kind, parts in state.items())
 
 
 def cycles(rows: Sequence[Row]) -> str:
-    """Cycles beside SGLang's."""
-    columns: dict[str, Column] = {
-        "tree": text("tree"),
-        "cycle, ms": lambda row: middle([row]),
-        "SGLang on an H200, ms": lambda row: f"{ANCHORS[row['tree']]:.2f}" if row["tree"] in ANCHORS else UNKNOWN,
-        "model, ms": number("model_milliseconds", 2),
-        "share of copy": number("share_of_byte_roofline", 2),
-        "launches": text("launches"),
-        "one graph": is_one_graph,
-        "trace + lower, s": lambda row: f"{row['trace_seconds'] + row['lower_seconds']:.1f}",
-        "compile, s": number("compile_seconds", 1),
-        "first run, s": number("first_run_seconds", 2),
-    }
-    return columns_of(rows, columns)
+    """Each tree's cycles with every kind of sampling, measured and modelled, beside SGLang's greedy ones."""
+    if not rows:
+        return ""
+    kinds = list(dict.fromkeys(row["sampling"] for row in rows))
+    lines = []
+    for tree in dict.fromkeys(row["tree"] for row in rows):
+        measured = {row["sampling"]: row for row in rows if row["tree"] == tree}
+        models = [shown(measured.get(kind, {}).get("model_milliseconds")) for kind in kinds]
+        share = shown(measured.get("greedy", {}).get("share_of_byte_roofline"))
+        anchor = f"{ANCHORS[tree]:.2f}" if tree in ANCHORS else UNKNOWN
+        lines.append([tree, *(middle(rows, tree=tree, sampling=kind) for kind in kinds), " / ".join(models), anchor, share])
+    names = [f"{kind}, ms" for kind in kinds]
+    return record.table(["tree", *names, "model, ms", "SGLang on an H200, greedy, ms", "share of copy, greedy"], lines)
 
 
-def settings(rows: Sequence[Row]) -> str:
-    """Milliseconds per cycle under each setting of XLA, by tree."""
-    trees = list(dict.fromkeys(row["tree"] for row in rows))
-    lines = [
-        [name, *(middle(rows, flags=name, tree=tree) for tree in trees)]
-        for name in FLAGS
-        if any(row["flags"] == name for row in rows)
-    ]
-    return record.table(["flags", *(f"{tree}, ms" for tree in trees)], lines)
+def programs(rows: Sequence[Row]) -> str:
+    """What the compiler made of each cycle."""
+    lines = []
+    for row in rows:
+        outside = row.get("outside_the_graph")
+        graph = UNKNOWN if outside is None else "yes" if not outside else f"no: {', '.join(outside)}"
+        traced = f"{row['trace_seconds'] + row['lower_seconds']:.1f}"
+        seconds = [traced, f"{row['compile_seconds']:.1f}", shown(row.get("first_run_seconds"))]
+        lines.append([row["tree"], shown(row.get("launches")), graph, *seconds])
+    names = ["tree", "launches, greedy", "one graph", "trace + lower, s", "compile, s", "first run, s"]
+    return record.table(names, lines) if lines else ""
+
+
+def variants(column: str, before: Sequence[Row], rows: Sequence[Row], names: Iterable[str]) -> str:
+    """Milliseconds per cycle of each variant, by tree; `before`: as it is."""
+    if not rows:
+        return ""
+    trees, every = list(dict.fromkeys(row["tree"] for row in rows)), (*before, *rows)
+    measured = [name for name in ("as it is", *names) if any(row[column] == name for row in every)]
+    lines = [[name, *(middle(every, tree=tree, **{column: name}) for tree in trees)] for name in measured]
+    return record.table([column, *(f"{tree}, ms" for tree in trees)], lines)
 
 
 def host(rows: Sequence[Row]) -> str:
-    """The engine's steps beside the device's time, and the graph updates."""
-    lines = []
-    for row in (row for row in rows if row["measured"] == "timed"):
-        times = row["device_milliseconds"], median(row["milliseconds"]), median(row["serial_milliseconds"])
-        lines.append([row["tree"], str(row["requests"]), *(f"{milliseconds:.2f}" for milliseconds in times)])
-    updates = [
-        f"graph updates, {row['tree']}: {row['updated_nodes_per_cycle']:.1f} nodes per cycle"
+    """The engine's steps beside the device's time."""
+    lines = [
+        [row["tree"], str(row["requests"]), shown(row["device_milliseconds"]), middle([row]), middle([row], "serial_milliseconds")]
         for row in rows
-        if "updated_nodes_per_cycle" in row
     ]
-    shown = record.table(["tree", "requests", "device, ms", "step with overlap, ms", "without, ms"], lines) if lines else ""
-    return "\n".join(filter(None, [shown, *updates]))
+    return record.table(["tree", "requests", "device, ms", "step with overlap, ms", "without, ms"], lines) if lines else ""
+
+
+def under_load(row: Row) -> str:
+    """The server's figures by the number of requests at once."""
+    measured = {requests: row["at_once"][requests]["summary"] for requests in AT_ONCE}
+    figures = [
+        f"{requests} at once: {each['requests_per_second']:.1f} requests/s, {each['output_tokens_per_second']:.0f} tokens/s, "
+        f"{each['failed']} failed"
+        for requests, each in measured.items()
+    ]
+    return f"server: {'; '.join(figures)}"
 
 
 def fastest(rows: Sequence[Row]) -> list[str]:

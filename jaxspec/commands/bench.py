@@ -14,6 +14,7 @@ PACKAGE = "jaxspec.bench" if find_spec("jaxspec.bench") else "benchmarks"
 BENCHMARKS = {
     "speculative": "find the fastest draft tree per batch size; writes a file for `serve --config` and a picture",
     "throughput": "tokens/s with and without speculation, accept length, parts of a cycle, memory",
+    "prefill": "the time until first tokens, prompts computed together against one by one",
     "acceptance": "how many drafts a head gets accepted: by depth, chains against trees",
     "serving": "latency, throughput and goodput of a running server (OpenAI or SGLang API)",
     "peers": "compare with transformers, OpenVINO, CTranslate2, llama.cpp and vLLM on a CPU",

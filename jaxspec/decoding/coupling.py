@@ -70,38 +70,40 @@ class Prediction(NamedTuple):
         return noise_at(self.batch.sequences.length + depth + 1, self.batch.settings.seed, ids)
 
     def of_kinds[Result](
-        self, greedy: Callable[[Float[Array, "b w v"]], Result], logits: Float[Array, "b w v"], depth: int
+        self, likeliest: Callable[[Float[Array, "b w v"]], Result], logits: Float[Array, "b w v"], depth: int
     ) -> Result:
-        """`greedy` of the logits after nodes at this depth or, unless all requests are greedy, of their scores. Only the branch of
-        the batch's kind runs."""
+        """`likeliest` of the logits after nodes at this depth or, unless all requests are greedy, of their scores."""
+        is_sampled = self.needed > SamplingKind.GREEDY
+        return jax.lax.cond(is_sampled, lambda logits: likeliest(self.scores(logits, depth)), likeliest, logits)
 
-        def sampled(kind: SamplingKind) -> Callable[[Float[Array, "b w v"]], Result]:
-            return lambda logits: greedy(self.scores(kind, logits, depth))
-
-        others = [sampled(kind) for kind in SamplingKind if kind > SamplingKind.GREEDY]
-        return jax.lax.switch(self.needed, [greedy, *others], logits)
-
-    def scores(self, kind: SamplingKind, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
+    def scores(self, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
         and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
-        `kind` is the highest of the batch. Penalties count the text up to the root, not the drafts after it, and the filters'
-        cut-offs are rough: drafts need not be exact.
+        Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
+        exact. Of the ways to adjust and filter only the one of the batch's highest kind runs.
         """
         batch, settings, ids = self.batch, self.batch.settings, self.vocabulary
         is_sampled, weights = settings.temperature[:, None, None] > 0, self.calibration.weights
         most, boundary = most_and_boundary(logits)
         logits, most = (jnp.where(is_sampled, calibrated(each, boundary, weights), each) for each in (logits, most))
-        if kind == SamplingKind.ADJUSTED:
+
+        def unfiltered(logits: Float[Array, "b w v"], most: Float[Array, "b w 1"]) -> Float[Array, "b w v"]:
+            return logits / divisor(settings)  # 1 for greedy requests
+
+        def filtered(logits: Float[Array, "b w v"], most: Float[Array, "b w 1"]) -> Float[Array, "b w v"]:
+            return jnp.where(is_sampled, apply_filters(logits, settings, most, rough=True), logits)
+
+        def adjusted(logits: Float[Array, "b w v"], most: Float[Array, "b w 1"]) -> Float[Array, "b w v"]:
             length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
             positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
             context = Context(self.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
             logits = adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
-            most = jnp.max(logits, -1, keepdims=True)
-        filters = kind >= SamplingKind.FILTERED
-        scaled = apply_filters(logits, settings, most, rough=True) if filters else logits / divisor(settings)
+            return filtered(logits, jnp.max(logits, -1, keepdims=True))
+
+        scaled = jax.lax.switch(self.needed - SamplingKind.TEMPERATURE, [unfiltered, filtered, adjusted], logits, most)
         predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
-        return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
+        return jnp.maximum(jnp.where(is_sampled, predicted, scaled), LOWEST)
 
 
 def calibrated(

@@ -75,7 +75,8 @@ def settle(
     state = commit(state, batch, verified, accepted)
     state = advance(state, batch, accepted)
     state = extend(models, state, batch, verified, accepted)
-    state = learn(models, state, batch, proposal, verified)
+    if masks is None:  # what the target chooses under a mask says little of what it would choose
+        state = learn(models, state, batch, proposal, verified)
     drafted = Drafted(tree.tokens, tree.parents, accepted.path)
     return ProgramOutput(state, report(accepted), logprobs(verified, accepted, batch), drafted=drafted)
 

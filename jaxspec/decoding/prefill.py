@@ -1,4 +1,4 @@
-"""Prefill: a chunk of a prompt through the target and the head; the last chunk also samples the first token."""
+"""Prefill: chunks of prompts through the target and the head; a prompt's last chunk also samples its first token."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from jaxspec.decoding.commit import advance, write_slots
 from jaxspec.decoding.cycle import logprobs
 from jaxspec.decoding.drafter import Models, NewTokens
 from jaxspec.decoding.extend import features_of
-from jaxspec.decoding.sampling import Logprobs, logprobs_if, logprobs_of
+from jaxspec.decoding.sampling import Logprobs, logprobs_of
 from jaxspec.decoding.state import Batch, ProgramOutput, State, gather, last, put
 from jaxspec.decoding.tree import root_only
 from jaxspec.decoding.verify import Verified, accept, choose_tokens, report
@@ -39,13 +39,14 @@ class Chunk(NamedTuple):
 
 @jax.named_scope("prefill")
 def prefill(
-    models: Models, state: State, chunk: Chunk, *, masks: UInt[Array, "b 1 words"] | None = None
-) -> ProgramOutput:  # fmt: skip
+    models: Models, state: State, chunk: Chunk, *, masks: UInt[Array, "b 1 words"] | None = None, scores: bool = False
+) -> ProgramOutput:
     """Commits the chunk to the target's cache, and the drafter absorbs it. After the last chunk the target holds slots 0 .. L-1 and
     a head 1 .. L.
 
     The prompt's last token is like the root of a plain cycle: its slot is committed and the token after it is emitted, one of
-    those that `masks` allow (as in settle).
+    those that `masks` allow (as in settle). `scores`: the output has the prompt's log probabilities. No sequence sees another:
+    what one of them reads, no other may write.
     """
     batch, metadata = batch_of(state, chunk), metadata_of(chunk)
     out = models.target(chunk.tokens, metadata, state.cache, models.drafter.capture)
@@ -55,7 +56,7 @@ def prefill(
     state = commit_chunk(state, chunk, metadata.positions, out.window)
     state = absorb_chunk(models, state, batch, chunk, features_of(models, out.features), accepted.tokens)
     state = advance(state, batch, accepted)
-    prompt = prompt_logprobs(models.target, state, batch, out.hidden, metadata.positions + 1)
+    prompt = prompt_logprobs(models.target, state, batch, out.hidden, metadata.positions + 1) if scores else None
     return ProgramOutput(state, report(accepted), logprobs(verified, accepted, batch), prompt)
 
 
@@ -110,19 +111,15 @@ def absorb_chunk(
 def prompt_logprobs(
     target: Llama, state: State, batch: Batch, hidden: Float[Array, "b w h"], following: Int[Array, "b w"]
 ) -> Logprobs:
-    """Log probabilities of the tokens at the positions `following`, if a request asks for them. Block by block, because all
-    logits at once could be gigabytes."""
+    """Log probabilities of the tokens at the positions `following`. Block by block, because all logits at once could be gigabytes:
+    on a GPU a loop that the host runs, so only programs of those who ask have it."""
     history = state.history[batch.rows]
     tokens = jnp.take_along_axis(history, jnp.minimum(following, history.shape[1] - 1), 1)
     (batch_size, width), blocks = tokens.shape, -(-tokens.shape[1] // LOGPROB_BLOCK)
     padding = blocks * LOGPROB_BLOCK - width
-
-    def compute() -> Logprobs:
-        hiddens = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch_size, blocks, LOGPROB_BLOCK, -1)
-        chosen = jnp.pad(tokens, ((0, 0), (0, padding))).reshape(batch_size, blocks, LOGPROB_BLOCK)
-        found = jax.lax.map(
-            lambda block: logprobs_of(target.logits(block[0]), block[1]), (hiddens.swapaxes(0, 1), chosen.swapaxes(0, 1))
-        )
-        return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(batch_size, -1, *part.shape[3:])[:, :width], found)
-
-    return logprobs_if(batch.settings.wants_prompt_logprobs, compute)
+    hiddens = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch_size, blocks, LOGPROB_BLOCK, -1)
+    chosen = jnp.pad(tokens, ((0, 0), (0, padding))).reshape(batch_size, blocks, LOGPROB_BLOCK)
+    found = jax.lax.map(
+        lambda block: logprobs_of(target.logits(block[0]), block[1]), (hiddens.swapaxes(0, 1), chosen.swapaxes(0, 1))
+    )
+    return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(batch_size, -1, *part.shape[3:])[:, :width], found)

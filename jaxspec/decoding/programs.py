@@ -182,37 +182,43 @@ class CatchUpProgram(BatchProgram):
 
 @dataclass(frozen=True)
 class PrefillProgram:
-    """One chunk of one prompt."""
+    """Chunks of `batch` prompts, one of each, of `chunk` tokens at most."""
 
     chunk: int
     pages: int
+    batch: int = 1
     masked: bool = False
-    """It takes a mask of the first token [1, 1, words], which is known before the launch."""
+    """It takes masks of the first tokens [batch, 1, words], which are known before the launch."""
+    scores: bool = False
+    """It computes the log probabilities of the prompt."""
 
     @property
     def size(self) -> int:
-        return self.chunk
+        return self.batch * self.chunk
 
     @property
     def kind(self) -> Hashable:
-        return type(self), self.masked
+        return type(self), self.masked, self.scores
 
     def run(
         self, models: Models, state: State, chunk: Chunk, masks: Any = None, *, thresholds: Thresholds | None = None
     ) -> ProgramOutput:  # fmt: skip
-        return prefill(models, state, chunk, masks=masks)
+        return prefill(models, state, chunk, masks=masks, scores=self.scores)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
-        one, is_last = int32(1), jax.ShapeDtypeStruct((1,), jnp.bool_)
-        chunk = Chunk(one, int32(1, self.pages), int32(1, self.chunk), one, one, one, is_last)  # type: ignore[arg-type]
-        return (chunk, uint32(1, 1, words(state))) if self.masked else (chunk,)
+        each, is_last = int32(self.batch), jax.ShapeDtypeStruct((self.batch,), jnp.bool_)
+        table, tokens = int32(self.batch, self.pages), int32(self.batch, self.chunk)
+        chunk = Chunk(each, table, tokens, each, each, each, is_last)  # type: ignore[arg-type]
+        return (chunk, uint32(self.batch, 1, words(state))) if self.masked else (chunk,)
 
     def idle(self, row: int, inputs: Inputs) -> Inputs:
         chunk, *others = zeros(inputs)
-        return chunk._replace(row=np.full(1, row, np.int32)), *others
+        return chunk._replace(row=np.full(self.batch, row, np.int32)), *others
 
     def __str__(self) -> str:
-        return f"prefill {self.chunk} tokens{' under a mask' if self.masked else ''}"
+        several = f"{self.batch} x " if self.batch > 1 else ""
+        asked = [name for name, is_so in (("masks", self.masked), ("prompt log probabilities", self.scores)) if is_so]
+        return f"prefill {several}{self.chunk} tokens{' with ' if asked else ''}{' and '.join(asked)}"
 
 
 @dataclass(frozen=True)

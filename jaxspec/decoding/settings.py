@@ -66,7 +66,6 @@ class Settings(NamedTuple):
     stop_tokens: Int[Array, "r stops"] = neutral([-1] * MAX_STOP_TOKENS, np.int32)
     """Token ids that end the sequence; unused entries are -1."""
     wants_logprobs: Bool[Array, " r"] = neutral(False, np.bool_)
-    wants_prompt_logprobs: Bool[Array, " r"] = neutral(False, np.bool_)
 
 
 def packed(settings: Settings) -> Int[Array, "r words"]:

@@ -131,7 +131,7 @@ class ProgramOutput(NamedTuple):
     logprobs: Logprobs
     """Of the emitted tokens; zeros if no request of the batch wants them."""
     prompt_logprobs: Logprobs | None = None
-    """Of the prompt: entry j is about the token after the chunk's token j; zeros if not wanted. Prefill only."""
+    """Of the prompt: entry j is about the token after the chunk's token j. Prefill that `scores` only."""
     drafted: Drafted | None = None
     """Cycles only."""
 

@@ -13,10 +13,13 @@ from jax.typing import DTypeLike
 from jaxspec.config import EngineConfig, ModelConfig
 from jaxspec.decoding.drafter import Drafter, Models, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter, SlidingWindow
+from jaxspec.decoding.prefill import Chunk
+from jaxspec.decoding.programs import PrefillProgram
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
 from jaxspec.decoding.state import Admission, Sizes, State, empty_state, stored_dtype
 from jaxspec.engine.request import Request
+from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel
 from jaxspec.placement import ONE_DEVICE, Placement
@@ -128,6 +131,21 @@ def admission(request: Request, vocab_size: int, max_length: int, no_bias: jax.A
     )
 
 
+def prefill_chunk(chunks: Sequence[PrefillChunk], program: PrefillProgram, padding_row: int, page_size: int) -> Chunk:
+    """The program's input for these chunks, in NumPy arrays. What is left of its rows are empty chunks of the padding row."""
+    rows, is_last = np.full(program.batch, padding_row, np.int32), np.zeros(program.batch, bool)
+    first_slot, size, cached = np.zeros((3, program.batch), np.int32)
+    tokens, tables = np.zeros((program.batch, program.chunk), np.int32), []
+    for place, chunk in enumerate(chunks):
+        end = chunk.first_slot + chunk.size
+        rows[place], is_last[place] = chunk.request.row, chunk.is_last
+        first_slot[place], size[place], cached[place] = chunk.first_slot, chunk.size, chunk.cached
+        tokens[place, : chunk.size] = chunk.request.tokens[chunk.first_slot : end]
+        tables.append(chunk.pages[: end // page_size + 1])  # slot `end` is the head's, after the last chunk
+    arrays: Any = rows, padded_table(tables, program.batch, program.pages), tokens, first_slot, size, cached, is_last
+    return Chunk(*arrays)
+
+
 def settings(request: Request, vocab_size: int) -> Settings:
     """One row of Settings: fields of SamplingParams by name, and fields with another form on the device."""
     params = request.params
@@ -139,7 +157,6 @@ def settings(request: Request, vocab_size: int) -> Settings:
         "min_length": len(request.prompt) + params.min_tokens,
         "stop_tokens": request.stop_token_ids,
         "wants_logprobs": params.logprobs is not None,
-        "wants_prompt_logprobs": params.prompt_logprobs is not None,
     }
     return settings_row(**values)
 

@@ -36,6 +36,10 @@ class EngineError(RuntimeError):
     """The engine failed while it worked on a request; the request itself was not at fault."""
 
 
+class RequestError(EngineError):
+    """A request can't go on, by its own fault: its grammar leaves no token."""
+
+
 class EngineClosed(EngineError):
     """The engine takes no more requests and has dropped those it had."""
 
@@ -94,6 +98,8 @@ class EngineThread:
         """`closed` and `broken`: what those are told who ask too late."""
         self._work = _Work(engine, observers, closed, broken)
         self._process = os.getpid()
+        self.grammars = engine.grammars
+        """Compiles what requests ask for before they are submitted: `Grammars.tried`."""
         self._thread = threading.Thread(target=self._work.run, name="engine", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._work, self._thread, self._process)  # refers to all but this object
@@ -227,6 +233,7 @@ class _Work:
             self.is_closing = self._has_ended = True
             self._refuse_all()
             self._end_all()
+            self._engine.grammars.close()
             del self._engine
 
     def _answer(self, call: _Call | None) -> None:

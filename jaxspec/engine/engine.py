@@ -13,16 +13,21 @@ from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.settings import MAX_STOP_TOKENS
 from jaxspec.engine.device_state import drafter_of
 from jaxspec.engine.launched import Launched
+from jaxspec.engine.masking import Masking
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import ProgramFailed, Recovery
 from jaxspec.engine.request import GenerationRequest, Limits, Request, Update
-from jaxspec.engine.runner import DEFAULT_START, Runner, Start
+from jaxspec.engine.runner import DEFAULT_START, Half, Runner, Start
 from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats
 from jaxspec.engine.trees import TreeChoice
+from jaxspec.grammar.cache import Grammars
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.text.detokenizer import Decoder
+
+MOMENT = 0.02
+"""Seconds that a step without work waits for a program, at most; new requests wait as long."""
 
 
 class Engine:
@@ -65,6 +70,9 @@ class Engine:
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
         self.counts = EngineStats(total_pages=self.pages.num_pages, page_size=self.pages.page_size)
         """Counters; `stats` copies them and adds the current load."""
+        self.grammars = Grammars(tokenizer, self.vocab_size, target.config.eos_token_ids)
+        """Those that requests have used. Any thread may use it."""
+        self.masking = Masking(self.grammars, self.runner, self.counts)
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests, self.counts
         )
@@ -101,6 +109,7 @@ class Engine:
         self._limits.check(asked)
         params, now = asked.params, self.clock()
         stop_token_ids = self._limits.stop_token_ids(params)
+        matcher = self.masking.matcher_of(params, stop_token_ids)
         drawn = self._seeds.getrandbits(64)  # even if the request has a seed, so that the seeds of later requests don't change
         request = Request(
             id=request_id,
@@ -111,9 +120,11 @@ class Engine:
             arrival=next(self._arrivals),
             deadline=math.inf if asked.timeout is None else now + asked.timeout,
             tree=tree,
+            matcher=matcher,
             added_at=now,
         )
-        self.scheduler.add(request)
+        self.scheduler.add(request, hold_back=self.runner.program_to_wait_for(request) is not None)
+        self.counts.constrained_requests += matcher is not None
         self.counts.prompt_tokens += len(asked.prompt)
         return request
 
@@ -136,7 +147,7 @@ class Engine:
         return replace(
             self.counts,
             running=len(self.scheduler.admitted),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self.scheduler.held_back),
             used_pages=self.prefix_cache.held_pages,
             cached_pages=self.prefix_cache.cached_pages,
             finished=dict(self.counts.finished),
@@ -189,6 +200,8 @@ class Engine:
                 self.recovery.restart(self._launched)
             for request in self.scheduler.expired(self.clock()) if self.scheduler.deadlines else ():
                 self.output.time_out(request)
+            if self.scheduler.held_back:
+                self._end_waits()
             if self.config.overlap:
                 self.overlapped_step()
             else:
@@ -200,51 +213,88 @@ class Engine:
             self.counts.step_seconds += time.perf_counter() - started
         return self.output.take_updates()
 
+    def _end_waits(self) -> None:
+        """Requests that were held back join the line when their program is there, and end if it can't be compiled. While there is
+        nothing else to do, this waits a moment."""
+        idle = not self._launched and len(self.scheduler.held_back) == len(self.scheduler.unfinished)
+        if idle and not self.output.has_updates:
+            self.runner.programs.wait_for_news(MOMENT)
+        for request in self.scheduler.held_back[:]:
+            program = self.runner.program_to_wait_for(request)
+            if program is None:
+                self.scheduler.join_line(request)
+            elif (error := self.runner.programs.failed.get(program)) is not None:
+                self.output.fail(request, error)
+
     def serial_step(self) -> None:
         """Plans, launches, and waits for the results of the same step."""
         plan = self.scheduler.plan(self.trees.most_emitted)
-        self._read(self._launch(plan))
+        launched, halves = self._launch(plan)
+        self._read([*launched, *self._settle(halves, launched)])
 
     def overlapped_step(self) -> None:
         """Plans, launches, and reads the results of the previous step while the device works.
 
         A launch needs no result of the previous one: lengths, roots and done flags are on the device, and each request has the
-        pages for all tokens that launched programs can emit.
+        pages for all tokens that launched programs can emit. Only the masks of grammars need them: so the second halves of cycles
+        under grammars are launched last, when the device may still have the other cycles of this step to do.
         """
         plan = self.scheduler.plan(self.trees.most_emitted)
-        before, self._launched = self._launched, self._launch(plan)
+        before, (self._launched, halves) = self._launched, self._launch(plan)
         self._read(before)
+        self._launched += self._settle(halves, self._launched)
 
-    def _launch(self, plan: StepPlan) -> list[Launched]:
-        """Launches cycles, then prefills. Returns the programs that have a result to read."""
+    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[Half]]:
+        """Launches cycles, then prefills. Returns the programs that have a result to read, and the first halves of the cycles under
+        grammars, which come first."""
         launched: list[Launched] = []
-        for cycle in self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills)):
+        halves: list[Half] = []
+        cycles = self.trees.plan(plan.cycle, *self.runner.programs.ready, prefills=bool(plan.prefills))
+        for cycle in sorted(cycles, key=lambda cycle: not cycle.in_two):
             try:
                 if cycle.behind:
                     self.runner.launch_catch_up(cycle.behind)
+                if cycle.in_two:
+                    halves.append(self.runner.launch_proposal(cycle.requests, cycle.tree))
+                    continue
                 program = self.runner.launch_cycle(cycle.requests, cycle.tree)
             except Exception as error:
                 raise self.recovery.failed_launch(cycle.requests, [*self._launched, *launched]) from error
             launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
             self.counts.cycles += 1
-        for chunk in plan.prefills:
+        for chunks in self.runner.prefill_groups(plan.prefills):
+            requests = [chunk.request for chunk in chunks]
+            for request in requests:
+                if request in plan.newly_admitted:
+                    try:
+                        self.runner.launch_admission(request)
+                    except Exception as error:
+                        raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
             try:
-                if chunk.request in plan.newly_admitted:
-                    self.runner.launch_admission(chunk.request)
-                program = self.runner.launch_prefill(chunk)
+                program = self.runner.launch_prefill(chunks, self.masking.first_mask(chunks))
             except Exception as error:
-                raise self.recovery.failed_launch([chunk.request], [*self._launched, *launched]) from error
+                raise self.recovery.failed_launch(requests, [*self._launched, *launched]) from error
+            self.recovery.unreported += [request for request in requests if request not in program.requests]
             if program.reports:
                 launched.append(self.recovery.with_unreported(program))
-            else:
-                self.recovery.unreported.append(chunk.request)
-            if chunk.request.launched_at is None:
-                chunk.request.launched_at = self.clock()
-            self.counts.prefilled_tokens += chunk.size
-        for program in launched:
-            for request in program.requests if program.most_emitted else ():
-                request.in_flight += 1
-                request.in_flight_tokens += program.most_emitted
+            for chunk in chunks:
+                if chunk.request.launched_at is None:
+                    chunk.request.launched_at = self.clock()
+                self.counts.prefilled_tokens += chunk.size
+        mark_in_flight(launched)
+        return launched, halves
+
+    def _settle(self, halves: list[Half], before: list[Launched]) -> list[Launched]:
+        """Launches the second halves of cycles under grammars. `before`: what was launched and not read."""
+        launched: list[Launched] = []
+        for half in halves:
+            try:
+                program = self.masking.launch_settlement(half, self.output.fail)
+            except Exception as error:
+                raise self.recovery.failed_launch(half.requests, [*before, *launched]) from error
+            launched.append(self.recovery.with_unreported(program) if self.recovery.unreported else program)
+            self.counts.cycles += 1
+        mark_in_flight(launched)
         return launched
 
     def _read(self, launched: list[Launched]) -> None:
@@ -253,8 +303,7 @@ class Engine:
             try:
                 emitted = self.runner.read(program)
                 if program.prompt_logprobs is not None:
-                    assert program.prefill is not None
-                    self.output.add_prompt_logprobs(program.prefill, self.runner.read_prompt_logprobs(program))
+                    self.output.add_prompt_logprobs(program.chunks[0], self.runner.read_prompt_logprobs(program))
             except Exception as error:
                 raise ProgramFailed([*program.requests, *program.unreported]) from error
             if program.tree is not None:
@@ -264,6 +313,14 @@ class Engine:
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted
                     self.output.add(request, new, program.tree)
+
+
+def mark_in_flight(launched: list[Launched]) -> None:
+    """Counts the programs that emit tokens of their requests."""
+    for program in launched:
+        for request in program.requests if program.most_emitted else ():
+            request.in_flight += 1
+            request.in_flight_tokens += program.most_emitted
 
 
 def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from jaxspec.engine.driver import EngineError, EngineThread
+from jaxspec.engine.driver import EngineError, EngineThread, RequestError
 from jaxspec.engine.request import FAILED, GenerationRequest, Update
+from jaxspec.engine.scheduler import QueueFull
+from jaxspec.grammar.cache import GrammarsBusy
 
 
 class Generation:
@@ -25,6 +27,10 @@ class Generation:
     @classmethod
     async def start(cls, engine: EngineThread, requests: Sequence[GenerationRequest], request_ids: Sequence[str]) -> "Generation":
         """Admits all requests, by these ids, or none. Raises the engine's ValueError or QueueFull if it refuses one."""
+        try:
+            await asyncio.wrap_future(engine.grammars.tried([each.params.constraint for each in requests]))
+        except GrammarsBusy as error:
+            raise QueueFull(str(error)) from None
         generation = cls(engine, requests, request_ids)
         try:
             await asyncio.wrap_future(generation._ticket.admitted)
@@ -53,7 +59,7 @@ class Generation:
             self._unfinished.discard(item.request_id)
             if item.output.finish_reason == "error":
                 self.abort()
-                raise EngineError(FAILED)
+                raise RequestError(item.output.error) if item.output.is_own_fault else EngineError(FAILED)
         return item
 
     def __enter__(self) -> "Generation":

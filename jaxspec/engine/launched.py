@@ -21,18 +21,22 @@ class Launched(NamedTuple):
     """A launched program. Row i of its report belongs to requests[i]."""
 
     requests: list[Request]
+    """Those with a result in it."""
     report: jax.Array
     tree: TreeShape | None
-    """The tree of a cycle; None for a prefill chunk."""
-    prefill: PrefillChunk | None
+    """The tree of a cycle; None for a prefill."""
+    chunks: Sequence[PrefillChunk]
+    """What a prefill computes, by row; empty for a cycle. Those that are not their prompts' last have no request above, unless they
+    have log probabilities of the prompt."""
     logprobs: Logprobs | None
     """None unless one of the requests asks for them; the same for the next two."""
     prompt_logprobs: Logprobs | None
     drafted: Drafted | None
     unreported: list[Request]
-    """Requests with chunks that were launched before it and have no result: if one of these failed, this result shows it."""
+    """Requests with chunks that were launched before it, or in it, and have no result: if one of these failed, this result shows
+    it."""
     most_emitted: int
-    """Tokens per request, at most; 0 for a chunk that is not its prompt's last."""
+    """Tokens per request, at most; 0 if no chunk is its prompt's last."""
 
     @property
     def reports(self) -> bool:
@@ -45,7 +49,7 @@ def launched(
     requests: list[Request],
     *,
     tree: TreeShape | None = None,
-    prefill: PrefillChunk | None = None,
+    chunks: Sequence[PrefillChunk] = (),
 ) -> Launched:
     """Starts copying to the host the parts of the output that the requests ask for."""
     logprobs, prompt_logprobs, drafted = None, None, None
@@ -58,8 +62,8 @@ def launched(
             drafted = output.drafted
     for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
         array.copy_to_host_async()
-    most_emitted = tree.num_steps + 1 if tree is not None else 1 if prefill is None or prefill.is_last else 0
-    return Launched(requests, output.report, tree, prefill, logprobs, prompt_logprobs, drafted, [], most_emitted)
+    most_emitted = tree.num_steps + 1 if tree is not None else int(any(chunk.is_last for chunk in chunks))
+    return Launched(requests, output.report, tree, chunks, logprobs, prompt_logprobs, drafted, [], most_emitted)
 
 
 def emitted(requests: Sequence[Request], report: np.ndarray, logprobs: Logprobs | None, drafted: Drafted | None) -> list[Emitted]:

@@ -11,6 +11,7 @@ from jaxspec.engine.pages import IntegrityError
 from jaxspec.engine.request import FAILED, CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import PrefillChunk, Scheduler
 from jaxspec.engine.stats import SAMPLING, EngineStats
+from jaxspec.grammar.matcher import GrammarError
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,11 @@ class Output:
         if request.status is Status.FINISHED:  # since the launch: by a stop string or an abort
             return
         try:
-            shown = len(request.detokenizer.text)
-            new = emitted.tokens[: request.detokenizer.add(emitted.tokens, ends_with_stop=emitted.finish == "stop")]
+            shown, tokens, finish, ended = len(request.detokenizer.text), emitted.tokens, emitted.finish, False
+            if request.matcher is not None:
+                tokens, finish, ended = request.matcher.advance(tokens, finish)
+            ends_with_stop = finish == "stop" and not ended
+            new = tokens[: request.detokenizer.add(tokens, ends_with_stop=ends_with_stop)]
             logprobs = tuple(emitted.logprobs[: len(new)])
             request.tokens += new
             request.logprobs += logprobs
@@ -79,12 +83,16 @@ class Output:
                 verification = Verification(tree, accepted, emitted.tree)
                 self._count(request, CycleCounts(len(new), accepted, tree.num_draft_tokens - 1, tree.num_steps))
             update = self._update(request, shown, new, logprobs or None, verification)
-            if emitted.finish == "stop" and request.detokenizer.matched is None:
+            if ends_with_stop and request.detokenizer.matched is None:
                 request.matched_stop = new[-1]
-            reason = "stop" if request.detokenizer.matched is not None else emitted.finish
+            reason = "stop" if request.detokenizer.matched is not None else finish
             self._updates.append(update if reason is None else self._finish(request, reason, update))
+            if request.matcher is not None and reason is None:
+                request.matcher.check()
         except IntegrityError:
             raise
+        except GrammarError as error:
+            self.fail(request, error)
         except Exception as error:
             logger.exception("request %s ends with an error", request.id)
             self.fail(request, error)
@@ -113,7 +121,8 @@ class Output:
         """Ends a request that the engine failed on. Its text so far remains."""
         if request.status is Status.FINISHED:
             return
-        request.error = f"{FAILED}: {type(error).__name__}: {error}"[:MAX_ERROR]
+        request.is_own_fault = isinstance(error, GrammarError)
+        request.error = (str(error) if request.is_own_fault else f"{FAILED}: {type(error).__name__}: {error}")[:MAX_ERROR]
         request.finish_reason = "error"
         self._leave(request)
         self._updates.append(replace(self._update(request, len(request.detokenizer.text)), output=request.result()))

@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, Program, ProposeProgram
+from jaxspec.decoding.programs import (
+    AdmitProgram,
+    CatchUpProgram,
+    CycleProgram,
+    PrefillProgram,
+    Program,
+    ProposeProgram,
+    SettleProgram,
+)
+
+MOST_PROMPTS = 8
+"""Prompts whose chunks one program computes, at most."""
 
 
 class Ready(NamedTuple):
@@ -15,6 +26,8 @@ class Ready(NamedTuple):
     """The batch sizes at which each tree that the engine chooses from has a program."""
     trees: tuple[TreeShape, ...]
     """The trees whose programs are there."""
+    in_two: tuple[TreeShape, ...]
+    """The trees whose cycles can run in two programs, under masks."""
 
 
 class ProgramCount(NamedTuple):
@@ -30,6 +43,8 @@ class ProgramTable:
 
     batches: tuple[int, ...]
     chunks: tuple[int, ...]
+    prompts: tuple[int, ...]
+    """By chunk: the prompts of which one program computes a chunk of this size each; 1: of one only."""
     pages: int
     """Entries of every page table. Attention stops at the longest sequence, so narrower tables would gain nothing."""
     own: tuple[TreeShape, ...]
@@ -47,14 +62,16 @@ class ProgramTable:
         cls, config: EngineConfig, pages: int, own: Sequence[TreeShape], trees: Sequence[TreeShape], *, catches_up: bool
     ) -> "ProgramTable":
         """In:  max_running_requests 20, prefill_chunk 256
-        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256)
+        Out: batches (1, 2, 3, 4, 6, 8, 12, 16, 20), chunks (16, 64, 128, 256), prompts (8, 4, 2, 1)
         """
         most = config.max_running_requests
         powers = [2**power for power in range(most.bit_length())]
         batches = {size for power in powers for size in (power, power + power // 2) if size < most} | {most}
-        chunks = {max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)}  # half a chunk: the share of one of two prompts
+        # Half a chunk: the share of one of two prompts.
+        chunks = sorted({max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)})
+        prompts = [min(config.prefill_chunk // chunk, most, MOST_PROMPTS) for chunk in chunks]  # not more tokens than the largest
         own_first = not config.is_lossy
-        return cls(tuple(sorted(batches)), tuple(sorted(chunks)), pages, tuple(own), tuple(trees), catches_up, own_first)
+        return cls(tuple(sorted(batches)), tuple(chunks), tuple(prompts), pages, tuple(own), tuple(trees), catches_up, own_first)
 
     @property
     def few_batches(self) -> tuple[int, ...]:
@@ -73,7 +90,8 @@ class ProgramTable:
         """Every program; small batches and short prompts come first."""
         cycles = [program for tree in self.trees for program in self.cycles(1, tree)]
         catch_ups = self.catch_ups(1) if self.catches_up else ()
-        programs: list[Program] = [AdmitProgram(), *self.prefills(1), *cycles, *catch_ups]
+        prefills = dict.fromkeys([*self.prefills(1), *map(self.prefill_together, self.chunks)])
+        programs: list[Program] = [AdmitProgram(), *prefills, *cycles, *catch_ups]
         return sorted(programs, key=self._place)
 
     def first(self) -> list[Program]:
@@ -106,14 +124,25 @@ class ProgramTable:
         """Cycles for this many requests."""
         return (CycleProgram(batch, self.pages, tree) for batch in self.batches_for(tree) if batch >= requests)
 
-    def proposals(self, requests: int, tree: TreeShape) -> Iterator[ProposeProgram]:
-        """First halves of cycles for this many requests. No start compiles halves: what admits a request that needs the host in
-        every cycle asks for them (Programs.ask_for), and lets it run when they are there."""
-        return (ProposeProgram(cycle.batch, self.pages, tree) for cycle in self.cycles(requests, tree))
+    def halves(self, requests: int, tree: TreeShape, *, masked: bool = True) -> Iterator[tuple[ProposeProgram, SettleProgram]]:
+        """Both halves of cycles for this many requests. No start compiles them: a request under a grammar asks for them
+        (`under_masks`), and runs when they are there."""
+        sizes = (cycle.batch for cycle in self.cycles(requests, tree))
+        return ((ProposeProgram(size, self.pages, tree), SettleProgram(size, self.pages, tree, masked)) for size in sizes)
 
-    def prefills(self, tokens: int, *, masked: bool = False) -> Iterator[PrefillProgram]:
-        """Prefills for a chunk of this many tokens."""
-        return (PrefillProgram(chunk, self.pages, masked) for chunk in self.chunks if chunk >= tokens)
+    def under_masks(self, tree: TreeShape, *, scores: bool = False) -> list[Program]:
+        """The programs that a request under a grammar needs to run with this tree, each in its largest size."""
+        *_, largest = self.halves(1, tree)
+        return [PrefillProgram(self.chunks[-1], self.pages, masked=True, scores=scores), *largest]
+
+    def prefills(self, tokens: int, *, masked: bool = False, scores: bool = False) -> Iterator[PrefillProgram]:
+        """Prefills for a chunk of this many tokens. No start compiles those with masks or log probabilities, like `proposals`."""
+        return (PrefillProgram(chunk, self.pages, 1, masked, scores) for chunk in self.chunks if chunk >= tokens)
+
+    def prefill_together(self, tokens: int) -> PrefillProgram:
+        """The prefill of several prompts, for chunks of this many tokens; the largest is for one."""
+        chunk, prompts = next(pair for pair in zip(self.chunks, self.prompts, strict=True) if pair[0] >= tokens)
+        return PrefillProgram(chunk, self.pages, prompts)
 
     def catch_ups(self, requests: int) -> Iterator[CatchUpProgram]:
         """Catch-ups for this many requests."""
@@ -122,10 +151,12 @@ class ProgramTable:
     def ready(self, can_launch: Callable[[Program], bool]) -> Ready:
         """What may be used if these programs can be launched."""
         usable = (batch for batch in self.batches if all(can_launch(CycleProgram(batch, self.pages, tree)) for tree in self.own))
-        trees = (tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
-        return Ready(tuple(usable) or self.batches[-1:], tuple(trees))
+        trees = tuple(tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
+        in_two = tuple(tree for tree in self.trees if all(map(can_launch, self.under_masks(tree))))
+        return Ready(tuple(usable) or self.batches[-1:], trees, in_two)
 
     def _place(self, program: Program) -> int:
         """Programs of the smallest sizes come first, then those of the next."""
-        sizes = self.chunks if isinstance(program, PrefillProgram) else self.batches
-        return sizes.index(program.size) if program.size in sizes else 0
+        if isinstance(program, PrefillProgram):
+            return self.chunks.index(program.chunk)
+        return self.batches.index(program.size) if program.size in self.batches else 0

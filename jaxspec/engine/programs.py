@@ -74,15 +74,21 @@ class Programs:
         self.state = jax.tree.map(abstract, state)
         """The shapes of the device state."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
-        self._sealed = False
+        self.is_sealed = False
+        self.may_time = True
+        """XLA may time its choices on the device. Not once the cache is allocated: it would need the memory that is left, beside
+        requests that run."""
         self._compiler: threading.Thread | None = None
         self._asked = dict[Program, None]()
         """Smaller programs that launches asked for, in order. They compile in the background."""
         self._queue = queue.Queue[Program | None]()
+        self._news = threading.Event()
+        self.failed = dict[Program, Exception]()
+        """Programs that were asked for and could not be compiled."""
         self._stopping = False
         self._finished = 0
         """The number of them that were compiled or failed."""
-        self.use(table or ProgramTable((), (), 0, (), (), False))
+        self.use(table or ProgramTable((), (), (), 0, (), (), False))
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
         """The compiled program. It takes weights, state and what its kind needs; it returns a ProgramOutput or, where nothing is
@@ -91,14 +97,14 @@ class Programs:
         Compiles the program at its first use, unless this set is sealed.
         """
         if program not in self._compiled:
-            if self._sealed:
+            if self.is_sealed:
                 raise RuntimeError(f"program ({program}) was not compiled ahead; compiled: {', '.join(map(str, self._compiled))}")
             self._add(program)
         return self._compiled[program]
 
     def can_launch(self, program: Program) -> bool:
         """Whether the program is compiled, or may compile at its first use."""
-        return program in self._compiled or not self._sealed
+        return program in self._compiled or not self.is_sealed
 
     def choose[Kind: Program](self, fitting: Iterable[Kind]) -> Kind:
         """The first of these programs, which come in order of size, that can be launched. After `seal` this never compiles.
@@ -116,6 +122,17 @@ class Programs:
         if self._compiler is not None and not (self.can_launch(program) or program in self._asked):
             self._asked[program] = None
             self._queue.put(program)
+
+    def require(self, program: Program) -> None:
+        """Asks for a program in whose place no other can run. Starts the compiler if there is none."""
+        if not self.can_launch(program):
+            self.start_compiler()
+            self.ask_for(program)
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Waits until a program was compiled in the background since the last call, or failed, but no longer than this."""
+        if self._news.wait(seconds):
+            self._news.clear()
 
     @property
     def count(self) -> ProgramCount:
@@ -174,11 +191,13 @@ class Programs:
                 try:
                     done = self._add(program, hits)
                     logger.info("%s (%s) in %.1f s", "loaded" if done.from_cache else "compiled", program, done.seconds)
-                except Exception:
-                    logger.exception("could not compile (%s): a larger program stays in use", program)
+                except Exception as error:
+                    self.failed[program] = ProgramError(program, "could not be compiled", error)
+                    logger.exception("could not compile (%s): a larger program stays in use, if there is one", program)
                 finally:
                     self._finished += 1
                     self._queue.task_done()
+                    self._news.set()
                     release_memory()
 
     def temporary_bytes(self, program: Program) -> int:
@@ -192,7 +211,7 @@ class Programs:
 
     def seal(self) -> None:
         """From now on no launch compiles."""
-        self._sealed = True
+        self.is_sealed = True
         self.use(self.table)
 
     def _add_named(self, program: Program, hits: CacheHits) -> Compilation:
@@ -218,7 +237,7 @@ class Programs:
         """What launches may use; published anew when it changes, so that no step has to ask."""
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
-        return self.lower(program).compile(compiler_options=self._placement.compiler_options)
+        return self.lower(program).compile(compiler_options=self._placement.compiler_options(timed=self.may_time))
 
     def identity(self, program: Program) -> Hashable:
         """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""

@@ -3,12 +3,15 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.pages import HeldPages
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Decoder, Detokenizer
+
+if TYPE_CHECKING:
+    from jaxspec.grammar.matcher import Matcher  # loads transformers
 
 FAILED = "the engine failed while it worked on this request"
 """Error text shown to clients whose request failed because of the engine."""
@@ -169,6 +172,8 @@ class GenerationOutput:
     """One entry per token of the prompt, if the request asks for them; None for the first token."""
     error: str | None = None
     """The error message, with finish_reason "error"."""
+    is_own_fault: bool = False
+    """The error is the request's own, not the engine's: its grammar can't be followed any further."""
     prompt_index: int = 0
     """Which prompt of the call this completes."""
     index: int = 0
@@ -229,6 +234,8 @@ class Request:
     """When it times out, on the engine's clock, in seconds."""
     tree: TreeShape | None = None
     """The tree that it asked for."""
+    matcher: "Matcher | None" = None
+    """Its grammar behind the tokens that were read; None: its text is free."""
 
     status: Status = Status.WAITING
     row: int = -1
@@ -253,6 +260,8 @@ class Request:
     finish_reason: str | None = None
     matched_stop: int | str | None = None
     error: str | None = None
+    is_own_fault: bool = False
+    """As in GenerationOutput."""
     added_at: float = 0.0
     """On the engine's clock, as the next three."""
     launched_at: float | None = None
@@ -310,6 +319,7 @@ class Request:
             logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
             prompt_logprobs=None if self.params.prompt_logprobs is None else tuple(self.prompt_logprobs),
             error=self.error,
+            is_own_fault=self.is_own_fault,
             text_offsets=self.detokenizer.offsets_of(0, self.generated),
         )
 

@@ -1,8 +1,9 @@
 """The device side of the engine: weights, state, and launching programs on them."""
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,8 +13,16 @@ import numpy as np
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import Drafter
-from jaxspec.decoding.prefill import Chunk
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, Program, ProposeProgram, Settlement, SettleProgram
+from jaxspec.decoding.programs import (
+    AdmitProgram,
+    BatchProgram,
+    CatchUpProgram,
+    CycleProgram,
+    Program,
+    ProposeProgram,
+    Settlement,
+    SettleProgram,
+)
 from jaxspec.decoding.state import Sizes, State
 from jaxspec.engine.device_state import (
     Merger,
@@ -24,11 +33,14 @@ from jaxspec.engine.device_state import (
     nbytes,
     new_state,
     padded_table,
+    prefill_chunk,
     thresholds_of,
 )
 from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
+from jaxspec.engine.placed import PlacedInputs
+from jaxspec.engine.prefill_groups import grouped
 from jaxspec.engine.program_table import ProgramTable
 from jaxspec.engine.programs import ProgramError, Programs
 from jaxspec.engine.request import Request, TokenLogprob
@@ -55,11 +67,16 @@ class Start(NamedTuple):
 DEFAULT_START = Start()
 
 
-class Placed(NamedTuple):
-    """An array on the device, and the values that were copied to it."""
+class Half(NamedTuple):
+    """The launched first half of a cycle."""
 
-    values: np.ndarray
-    array: jax.Array
+    requests: list[Request]
+    proposal: Proposal
+    settle: SettleProgram
+    """The second half."""
+    rows: jax.Array
+    page_table: jax.Array
+    """Its inputs."""
 
 
 class Runner:
@@ -132,7 +149,7 @@ class Runner:
         self._new_state = lambda: placement.put(state_of(self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
-        self._placed: dict[tuple[Program, str], Placed] = {}
+        self._inputs = PlacedInputs(placement, self._count_uploads)
         self.launching, self.waiting = Stopwatch(), Stopwatch()
         self.uploaded_arrays = self.uploaded_bytes = 0
         """Copied to the device by launches."""
@@ -141,6 +158,7 @@ class Runner:
     def state(self) -> State:
         """The device state. Every launch donates it and puts the new one in its place."""
         if self._state is None:
+            self.programs.may_time = False
             self._state = self._new_state()
         return self._state
 
@@ -159,7 +177,7 @@ class Runner:
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
-        self._placed.clear()
+        self._inputs.forget()
         for array in jax.tree.leaves(self._state):  # two caches would not fit
             if not array.is_deleted():
                 array.delete()
@@ -182,6 +200,8 @@ class Runner:
                 f"the cache can't be allocated ({self.num_pages} pages; {reason:.200}): lower num_pages or mem_fraction"
             ) from error
         for program in list(self.programs.compilations):
+            if isinstance(program, BatchProgram):
+                self._inputs.compile_for((program.batch, program.pages))
             try:
                 jax.block_until_ready(self._run(program, *self._idle(program)))
             except Exception as error:
@@ -196,25 +216,51 @@ class Runner:
         """Sets up the request's row."""
         self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
 
-    def launch_prefill(self, chunk: PrefillChunk, mask: np.ndarray | None = None) -> Launched:
-        """Starts a chunk; its report holds the first token if the chunk is the sequence's last, one of those that the mask
-        [1, 1, words] allows."""
-        request, pages = chunk.request, chunk.pages[: self._pages_for(chunk.first_slot + chunk.size + 1)]
-        program = self.programs.choose(self.table.prefills(chunk.size, masked=mask is not None))
-        tokens = np.zeros((1, program.chunk), np.int32)
-        tokens[0, : chunk.size] = request.tokens[chunk.first_slot : chunk.first_slot + chunk.size]
-        one = np.full(1, 1, np.int32)
-        fields: dict[str, Any] = {
-            "row": one * request.row,
-            "page_table": padded_table([pages], 1, program.pages),
-            "tokens": tokens,
-            "first_slot": one * chunk.first_slot,
-            "size": one * chunk.size,
-            "cached": one * chunk.cached,
-            "is_last": np.array([chunk.is_last]),
-        }
-        masks = () if mask is None else (mask,)
-        return launched(self._run(program, Chunk(**fields), *masks), [request], prefill=chunk)
+    def program_to_wait_for(self, request: Request) -> Program | None:
+        """A program without which the request can't run and which is being compiled, or can't be: no start compiles what prompt log
+        probabilities and grammars need. Any size serves a smaller launch, so the largest is enough."""
+        scores, masked = request.params.prompt_logprobs is not None, request.matcher is not None
+        needed: list[Program] = []
+        if scores:
+            *_, largest = self.table.prefills(1, scores=True)
+            needed.append(largest)
+        if masked:
+            first, *others = dict.fromkeys((*self.table.own, *(() if request.tree is None else (request.tree,))))
+            needed += self.table.under_masks(first, scores=scores)
+            for program in itertools.chain.from_iterable(map(self.table.under_masks, others)):
+                self.programs.require(program)  # its trees are used when their programs are there
+        missing = [program for program in needed if not self.programs.can_launch(program)]
+        for program in missing:
+            self.programs.require(program)
+        return next((program for program in missing if program in self.programs.failed), missing[0]) if missing else None
+
+    def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
+        """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
+        there and is faster than one by one."""
+        groups = grouped(chunks, self.table, self._page_size)
+        return [part for group in groups for part in ([group] if self._is_faster_together(group) else [[each] for each in group])]
+
+    def _is_faster_together(self, group: Sequence[PrefillChunk]) -> bool:
+        if len(group) == 1:
+            return True
+        program = self.table.prefill_together(group[0].size)
+        # On a CPU tokens take the time, so less than half of them may be padding; on a GPU reading the weights does.
+        if 2 * len(group) <= program.batch and self.placement.device.platform == "cpu":
+            return False
+        self.programs.ask_for(program)
+        return self.programs.can_launch(program)
+
+    def launch_prefill(self, chunks: Sequence[PrefillChunk], mask: np.ndarray | None = None) -> Launched:
+        """Starts one of the `prefill_groups`. The report has the first tokens of the sequences whose last chunks are in it; that of
+        a single one is among those that the mask [1, 1, words] allows."""
+        scores = chunks[0].request.params.prompt_logprobs is not None
+        if len(chunks) > 1:
+            program = self.table.prefill_together(chunks[0].size)
+        else:
+            program = self.programs.choose(self.table.prefills(chunks[0].size, masked=mask is not None, scores=scores))
+        inputs = prefill_chunk(chunks, program, self._padding_row, self._page_size)
+        requests = [chunk.request for chunk in chunks if chunk.is_last or scores]
+        return launched(self._run(program, inputs, *(() if mask is None else (mask,))), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
@@ -224,13 +270,23 @@ class Runner:
         program, rows, page_table = self.cycle_of(requests, tree)
         return launched(self._run(program, rows, page_table), requests, tree=tree)
 
-    def launch_in_two(self, requests: list[Request], tree: TreeShape, between: Callable[[Proposal], Settlement]) -> Launched:
-        """Starts one cycle of these requests as two programs. `between` makes what the second one verifies of what the first one
-        proposes, on the host: it may wait for the tree, and give masks, or another tree of the same size."""
-        propose, rows, page_table = self._batch(requests, self._lengths(requests, tree), self.table.proposals(len(requests), tree))
-        settlement = between(self._run(propose, rows, page_table).proposal)
-        settle = SettleProgram(propose.batch, propose.pages, tree, masked=settlement.masks is not None)
-        return launched(self._run(settle, rows, page_table, settlement), requests, tree=tree)
+    def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
+        """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
+        what the second half verifies: the tree, or another one of the same size, and masks if the second half is `masked`."""
+        halves = list(self.table.halves(len(requests), tree, masked=masked))
+        propose, settle = next((both for both in halves if all(self.programs.can_launch(half) for half in both)), halves[0])
+        for smaller in halves[0]:
+            self.programs.ask_for(smaller)
+        _, rows, page_table = self._batch(requests, self._lengths(requests, tree), [propose])
+        proposal = self._run(propose, rows, page_table).proposal
+        for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.candidates)):
+            array.copy_to_host_async()
+        return Half(requests, proposal, settle, rows, page_table)
+
+    def launch_settlement(self, half: Half, settlement: Settlement) -> Launched:
+        """Starts the second half."""
+        output = self._run(half.settle, half.rows, half.page_table, settlement)
+        return launched(output, half.requests, tree=half.settle.tree)
 
     def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
         """The program of a cycle of these requests, and its inputs beside weights and state: state rows [batch] and page tables
@@ -266,16 +322,9 @@ class Runner:
         rows = np.full(program.batch, self._padding_row, np.int32)
         rows[: len(requests)] = [request.row for request in requests]
         page_table = padded_table(held, program.batch, program.pages)
-        return program, self._on_device(program, "rows", rows), self._on_device(program, "page table", page_table)
-
-    def _on_device(self, program: Program, name: str, values: np.ndarray) -> jax.Array:
-        """The values on the device. If they have not changed, the array of the program's previous launch is
-        reused: a copy would wait for the running program, and a CUDA graph must be updated when an argument has moved."""
-        placed = self._placed.get((program, name))
-        if placed is None or not np.array_equal(placed.values, values):
-            self._count_uploads(values)
-            placed = self._placed[program, name] = Placed(values, self.placement.put(values))
-        return placed.array
+        if not self.programs.is_sealed:
+            self._inputs.compile_for(page_table.shape)
+        return program, self._inputs.get(program, "rows", rows), self._inputs.get(program, "page table", page_table)
 
     def _count_uploads(self, arguments: Any) -> None:
         for leaf in jax.tree.leaves(arguments):
@@ -303,8 +352,8 @@ class Runner:
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
         """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""
-        chunk, count = launched.prefill, launched.requests[0].params.prompt_logprobs
-        if chunk is None or count is None:
-            return []
+        (chunk,) = launched.chunks
+        count = chunk.request.params.prompt_logprobs
+        assert count is not None
         following = chunk.request.prompt[chunk.first_slot + 1 : chunk.first_slot + chunk.size + 1]
         return token_logprobs(jax.tree.map(np.asarray, launched.prompt_logprobs), 0, following, count)

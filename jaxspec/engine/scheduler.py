@@ -68,6 +68,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         """Most important first, like `admitted`."""
         self.admitted: list[Request] = []
+        self.held_back: list[Request] = []
+        """Requests that are not in the line yet: a program that they need is being compiled."""
         self._unfinished: dict[str, Request] = {}
         self._new: set[Request] = set()
         """Requests in `waiting` that were never admitted."""
@@ -80,8 +82,8 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._unfinished)
 
-    def add(self, request: Request) -> None:
-        """Queues a new request.
+    def add(self, request: Request, *, hold_back: bool = False) -> None:
+        """Queues a new request or, to `hold_back`, keeps it until `join_line`.
 
         Raises:
             QueueFull: max_waiting_requests new ones wait already, not counting those that the next plan finds free rows for.
@@ -99,9 +101,17 @@ class Scheduler:
             )
         self._unfinished[request.id] = request
         self._new.add(request)
-        insort(self.waiting, request, key=_place_in_line)
+        if hold_back:
+            self.held_back.append(request)
+        else:
+            insort(self.waiting, request, key=_place_in_line)
         if request.deadline < math.inf:
             insort(self.deadlines, request, key=_deadline)
+
+    def join_line(self, request: Request) -> None:
+        """A request that was held back takes its place in the line, that of its arrival."""
+        self.held_back.remove(request)
+        insort(self.waiting, request, key=_place_in_line)
 
     @property
     def unfinished(self) -> list[Request]:
@@ -258,7 +268,10 @@ class Scheduler:
             _remove(self.deadlines, request, _deadline)
         if request.status is not Status.WAITING:
             self.preempt(request)
-        _remove(self.waiting, request, _place_in_line)
+        if request in self.held_back:
+            self.held_back.remove(request)
+        else:
+            _remove(self.waiting, request, _place_in_line)
         self._new.discard(request)
         request.status = Status.FINISHED
         if not self.has_work:

@@ -101,6 +101,14 @@ class EngineStats:
         label="sampling", labels=SAMPLING,
     )  # fmt: skip
 
+    constrained_requests: int = metric("constrained_requests_total", "Requests under a grammar (JSON schema, regex and so on).")
+    mask_seconds: float = metric(
+        "grammar_mask_seconds_total",
+        "Time that the engine took to make masks of grammars, between the halves of cycles.",
+    )
+    pruned_tokens: int = metric("grammar_pruned_tokens_total", "Drafted tokens that a grammar did not allow.")
+    forced_tokens: int = metric("grammar_forced_tokens_total", "Tokens drafted because a grammar leaves nothing else.")
+
     used_pages: int = metric("cache_used_pages", "Pages held by requests; shared pages count once.")
     cached_pages: int = metric("cache_cached_pages", "Pages held only by the prefix cache; evicted when requests need them.")
     total_pages: int = metric("cache_total_pages", "Pages of the cache.")

@@ -40,6 +40,8 @@ class PlannedCycle(NamedTuple):
     requests: list[Request]
     behind: list[Request]
     """The requests whose drafts must catch up before it."""
+    in_two: bool
+    """Its requests have grammars: the host makes masks between its halves."""
 
 
 class UnreadCycle(NamedTuple):
@@ -95,17 +97,34 @@ class TreeChoice:
                         self._adaptive.observe_time(tree, batch, seconds)
 
     def plan(
-        self, requests: Sequence[Request], batches: Sequence[int], ready: Collection[TreeShape], *, prefills: bool
+        self,
+        requests: Sequence[Request],
+        batches: Sequence[int],
+        ready: Collection[TreeShape],
+        in_two: Collection[TreeShape] = (),
+        *,
+        prefills: bool,
     ) -> list[PlannedCycle]:
-        """The cycles of one step for these requests, one per tree. Call it in every step, with or without requests.
+        """The cycles of one step for these requests, one per tree, and then those under grammars. Call it in every step, with or
+        without requests.
 
         Args:
             batches: the compiled batch sizes.
             ready: the trees with compiled programs. A request for another tree gets the engine's choice meanwhile.
+            in_two: those with compiled halves, for requests under grammars. The first of `own` must be among them.
             prefills: whether the step launches prefills too. The device runs them after the step's cycles, so they delay the next.
         """
-        groups = self._by_tree(requests, batches, ready)
-        cycles = [PlannedCycle(tree, group, self._catch_up(group, tree)) for tree, group in groups.items()]
+        free = [request for request in requests if request.matcher is None]
+        cycles = [
+            PlannedCycle(tree, group, self._catch_up(group, tree), False)
+            for tree, group in self._by_tree(free, batches, ready).items()
+        ]
+        if len(free) < len(requests):
+            constrained = [request for request in requests if request.matcher is not None]
+            cycles += [
+                PlannedCycle(tree, group, self._catch_up(group, tree), True)
+                for tree, group in self._by_tree(constrained, batches, in_two).items()
+            ]
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
         self._unread += [UnreadCycle(cycle.tree, bucket(len(cycle.requests), batches), is_timed) for cycle in cycles]
         if not cycles:
@@ -147,7 +166,8 @@ class TreeChoice:
         if len(decided) == len(asked):
             return decided
         undecided = [request for request in requests if request.tree not in decided]
-        groups = {self.choose(bucket(len(undecided), batches)): undecided}
+        chosen = self.choose(bucket(len(undecided), batches))
+        groups = {chosen if chosen in ready else self.own[0]: undecided}
         for tree, group in decided.items():
             groups[tree] = groups.get(tree, []) + group
         return groups

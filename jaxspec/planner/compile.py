@@ -78,6 +78,8 @@ class CycleShape:
     attention_kernel: str | None = None
     matmul: str = "auto"
     """All four as in EngineConfig."""
+    prefill_chunk: int = 0
+    """Not a cycle, but a prefill of chunks of this many tokens."""
 
     @property
     def pages(self) -> int:

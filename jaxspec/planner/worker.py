@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
-from jaxspec.decoding.programs import CycleProgram
+from jaxspec.decoding.programs import CycleProgram, PrefillProgram
 from jaxspec.decoding.state import Sizes
 from jaxspec.engine.device_state import Merger, drafter_of, kernels_of, nbytes, new_state
 from jaxspec.engine.programs import Programs
@@ -94,8 +94,10 @@ def compile_cycle(
     state = jax.eval_shape(lambda: new_state(target, drafter, sizes))
     merge = Merger.of(models[0].graph(kernels_of(config)), drafter)
     programs = Programs(merge, placed(params, mesh), placed(state, mesh))
+    chunk = shape.prefill_chunk
+    program = PrefillProgram(chunk, pages, batch) if chunk else CycleProgram(batch, pages, shape.tree)
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
-        lowered = programs.lower(CycleProgram(batch, pages, shape.tree), "cuda")
+        lowered = programs.lower(program, "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
         try:

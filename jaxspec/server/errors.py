@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from jaxspec.engine.driver import EngineClosed, EngineError
+from jaxspec.engine.driver import EngineClosed, EngineError, RequestError
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.fields import EACH, ONE
 from jaxspec.server.responses import ErrorDetail, ErrorResponse
@@ -100,6 +100,8 @@ def from_engine(error: Exception) -> ApiError:
         return ApiError(503, _renamed(str(error), FLAGS))
     if isinstance(error, EngineClosed):
         return ApiError(503, str(error))
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error))
     return ApiError(500, str(error) if isinstance(error, EngineError) else "internal server error")
 
 

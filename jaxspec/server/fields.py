@@ -81,6 +81,7 @@ Prompt = Annotated[
     described_as("a string, a list of strings, a list of token ids or a list of lists of token ids"),
 ]
 StringOrStrings = Annotated[str | Strings | None, described_as("a string or a list of strings")]
+type Schema = Annotated[str | dict[str, Any], described_as("a JSON schema: an object or its text")]
 
 
 def _logit_bias(value: Any) -> dict[int, float]:

@@ -20,7 +20,7 @@ def each(names: str, *values: Any) -> Neutral:
 
 OPENAI = (
     each("""
-        structured_outputs regex ebnf lora_path session_id session_params images_config mm_processor_kwargs
+        lora_path session_id session_params images_config mm_processor_kwargs
         custom_logit_processor custom_params watermark watermarking rid extra_key cache_salt data_parallel_rank
         thinking_token_budget truncate_prompt_tokens truncation_side logprob_token_ids prompt_logprobs
         return_tokens_as_token_ids return_mm_kwargs kv_transfer_params ec_transfer_params vllm_xargs repetition_detection
@@ -29,14 +29,13 @@ OPENAI = (
     | each("return_hidden_states return_routed_experts return_cached_tokens_details return_weight_versions", False)
     | each("return_token_offsets use_beam_search", False)
     | each("routed_experts_start_len routed_experts_prompt_start", 0)
-    | each("response_format", {"type": "text"})
     | each("bad_words", [])
     | each("length_penalty", 1.0, 1)
     | each("spaces_between_special_tokens", True)
     | each("mm_payload", "tensors")
 )
 """Completions and chat completions."""
-COMPLETION = each("json_schema custom_labels prompt_embeds") | each("suffix", "") | each("add_special_tokens", True)
+COMPLETION = each("custom_labels prompt_embeds") | each("suffix", "") | each("add_special_tokens", True)
 CHAT = (
     each("""
         sampling_logprobs_mode thinking task max_dynamic_patch min_dynamic_patch video_config input_ids documents

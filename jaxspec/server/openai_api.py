@@ -15,7 +15,6 @@ from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.logprobs import ChatLogprobs, CompletionLogprobs, chat_logprobs, completion_logprobs, join, prompt_offsets
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_requests import (
-    COMPLETION_NAMES,
     ChatRequest,
     CompletionRequest,
     OpenAIRequest,
@@ -23,6 +22,7 @@ from jaxspec.server.openai_requests import (
     chat_batch,
     chat_names,
     completion_batch,
+    completion_names,
 )
 from jaxspec.server.responses import ResponseModel, failures, json_response, success, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests
@@ -173,7 +173,7 @@ def openai_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
     @router.post("/v1/completions", responses=COMPLETION, openapi_extra=documented(CompletionRequest))
     async def completions(body: Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest))], request: Request) -> Response:
         prepare, build = partial(completion_batch, body, model), partial(CompletionBuilder, model, body)
-        return await respond(running, request, prepare, build, COMPLETION_NAMES, stream=body.stream)
+        return await respond(running, request, prepare, build, completion_names(body), stream=body.stream)
 
     @router.post("/v1/chat/completions", responses=CHAT, openapi_extra=documented(ChatRequest))
     async def chat_completions(body: Annotated[ChatRequest, Depends(JsonBody(ChatRequest))], request: Request) -> Response:

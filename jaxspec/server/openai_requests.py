@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
 
 from jaxspec.engine.request import GenerationRequest
-from jaxspec.sampling_params import SamplingParams
+from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
     Copies,
@@ -27,11 +27,12 @@ from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, each, neutra
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, chosen_tree, wants_trace
+from jaxspec.server.structured import StructuredFields, given_constraint
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions; a chat reply may fill the context."""
-COMPLETION_NAMES = {"prompt_logprobs": "logprobs", "rid": "request_id"}
-CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_id"}
+_COMPLETION_NAMES = {"prompt_logprobs": "logprobs", "rid": "request_id"}
+_CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs", "rid": "request_id"}
 """Our names of fields, and the clients' where they differ."""
 
 
@@ -47,7 +48,7 @@ class StreamOptions(RequestModel):
 
 
 @neutral(OPENAI)
-class OpenAIRequest(OpenAISamplingFields):
+class OpenAIRequest(StructuredFields, OpenAISamplingFields):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
@@ -160,14 +161,13 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
     if prompt_only and (not body.echo or body.stream):
         raise ApiError(400, "max_tokens must be at least 1, or 0 with echo and without stream", param="max_tokens")
     model.check_count(body.prompt, body.n, param="prompt", n_param="n")
+    names = completion_names(body)
     prompts = []
     for param, ids in model.prompts(body.prompt, "prompt"):
         asked, default = (None, 1) if prompt_only else (body.max_tokens, DEFAULT_MAX_TOKENS)
         budget = model.budget(len(ids), asked, default, param=param, budget_param="max_tokens")
         of_prompt = body.logprobs if body.echo else None
-        prompts.append(
-            (tuple(ids), _params(body, model, COMPLETION_NAMES, budget, logprobs=body.logprobs, prompt_logprobs=of_prompt))
-        )
+        prompts.append((tuple(ids), _params(body, model, names, budget, logprobs=body.logprobs, prompt_logprobs=of_prompt)))
     given = [body.prompt] if is_single(body.prompt) else body.prompt
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     return _batch(body, model, prompts, echo=texts if body.echo else None, prompt_only=prompt_only)
@@ -189,9 +189,20 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     return _batch(body, model, [(tuple(ids), _params(body, model, names, budget, ends, logprobs=logprobs))])
 
 
+def completion_names(body: CompletionRequest) -> dict[str, str]:
+    """Our names of fields, and those of this client where they differ."""
+    return _COMPLETION_NAMES | _constraint_names(body)
+
+
 def chat_names(body: ChatRequest) -> dict[str, str]:
-    """CHAT_NAMES, with the name of the budget that this client uses."""
-    return CHAT_NAMES | {"max_tokens": "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"}
+    """The same for a chat."""
+    budget = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return _CHAT_NAMES | {"max_tokens": budget} | _constraint_names(body)
+
+
+def _constraint_names(body: OpenAIRequest) -> dict[str, str]:
+    given = given_constraint(body)
+    return {} if given is None else {given.name: given.field}
 
 
 def _batch(
@@ -213,6 +224,8 @@ def _params(
     """`ends`: strings at which the answer stops besides the client's own."""
     fields: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
     given = {name: model.sampling_defaults.get(name) if value is None else value for name, value in fields.items()}
+    if (constraint := given_constraint(body)) is not None:
+        given |= dict.fromkeys(CONSTRAINTS) | {constraint.name: constraint.value}
     if ends:
         own = given["stop"] or ()
         given["stop"] = (*((own,) if isinstance(own, str) else own), *ends)

@@ -5,10 +5,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jaxspec.checks import Biases, Check, Flag, IdList, Number, Seed, StringList, Whole, docstrings
+from jaxspec.checks import Biases, Check, Flag, IdList, JsonSchema, Number, Seed, StringList, Text, Whole, docstrings
 from jaxspec.sampling_params import SamplingParams, declaration
 from jaxspec.server.errors import refused
-from jaxspec.server.fields import MAX_INT, AllowedTokenIds, LogitBias, Only, RequestModel, StringOrStrings, TokenIds, adding
+from jaxspec.server.fields import (
+    MAX_INT,
+    AllowedTokenIds,
+    LogitBias,
+    Only,
+    RequestModel,
+    Schema,
+    StringOrStrings,
+    TokenIds,
+    adding,
+)
 
 OPENAI_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).openai)}
 SGLANG_NAMES = {name: theirs for name in SamplingParams.__dataclass_fields__ if (theirs := declaration(name).sglang)}
@@ -32,6 +42,10 @@ def accepted_type(check: Check) -> Any:
             return AllowedTokenIds if least else TokenIds
         case Biases():
             return LogitBias
+        case JsonSchema():
+            return Schema
+        case Text(longest):
+            return Annotated[str, Field(max_length=longest)]
 
 
 def fields_of(names: Mapping[str, str]) -> dict[str, Any]:

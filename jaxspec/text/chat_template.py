@@ -83,7 +83,7 @@ class ChatTemplate:
         self._variables = {**special_tokens, "tools": None, "documents": None}
         self._source, self._seconds, self._max_characters = source, seconds, max_characters
         self._is_open = True
-        self._idle: queue.LifoQueue[TemplateProcess | None] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[ChildProcess | None] = queue.LifoQueue()
         for _ in range(PROCESSES - 1):
             self._idle.put(None)  # to be started
         process, names = self._start()
@@ -149,7 +149,7 @@ class ChatTemplate:
         self.close()
 
     @contextlib.contextmanager
-    def _process(self) -> Iterator["TemplateProcess"]:
+    def _process(self) -> Iterator["ChildProcess"]:
         """A process for one conversation; a new one if the last has ended."""
         try:
             process = self._idle.get(timeout=self._seconds)
@@ -169,9 +169,9 @@ class ChatTemplate:
         finally:
             self._idle.put(process)
 
-    def _start(self) -> tuple["TemplateProcess", list[str]]:
+    def _start(self) -> tuple["ChildProcess", list[str]]:
         """A process that has compiled the template, and the names that the template reads. Raises ValueError."""
-        process = TemplateProcess()
+        process = ChildProcess()
         request = {"template": self.text, "variables": self._variables, "max_characters": self._max_characters}
         reply = self._ask(process, request, START_SECONDS)
         if "error" in reply:
@@ -179,7 +179,7 @@ class ChatTemplate:
             raise ValueError(f"{self._source} is not a valid chat template: {reply['error']}")
         return process, reply["names"]
 
-    def _ask(self, process: "TemplateProcess", request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _ask(self, process: "ChildProcess", request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The reply. Without one the process is ended, and the reply is an error."""
         try:
             return process.ask(request, seconds, 6 * self._max_characters + 2**20)  # a character has up to six bytes in JSON
@@ -203,14 +203,15 @@ def _template_file(directory: str) -> str:
     return next((str(file) for file in files if file.is_file()), "the tokenizer's chat template")
 
 
-class TemplateProcess:
-    """A process that answers one request at a time. After an error of `ask` it can only be closed."""
+class ChildProcess:
+    """A process that answers one request at a time, by running a file, this one unless another is given. After an error of `ask` it
+    can only be closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str = __file__) -> None:
         self._socket, other_end = socket.socketpair()
         with other_end:
             # Its own process group: Ctrl-C in the terminal is for the server alone. -P: this folder is not on its path.
-            command = [sys.executable, "-P", __file__]
+            command = [sys.executable, "-P", file]
             self._process = subprocess.Popen(command, stdin=other_end.fileno(), stdout=subprocess.DEVNULL, process_group=0)
 
     @property

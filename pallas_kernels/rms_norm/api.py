@@ -1,5 +1,7 @@
 """Root-mean-square norm of rows: alone, of two rows side by side, or after an addition to the residual stream."""
 
+from collections.abc import Callable
+
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import call
@@ -9,8 +11,12 @@ from pallas_kernels.rms_norm.pallas_triton import pallas_triton_add_norm, pallas
 from pallas_kernels.rms_norm.reference import reference_add_norm, reference_norm, reference_norm_pair
 
 IMPLEMENTATIONS = {"reference": reference_norm, "pallas_triton": pallas_triton_norm, "cpu": cpu_norm}
-PAIR_IMPLEMENTATIONS = {"reference": reference_norm_pair, "pallas_triton": pallas_triton_norm_pair, "cpu": cpu_norm_pair}
-ADD_IMPLEMENTATIONS = {"reference": reference_add_norm, "pallas_triton": pallas_triton_add_norm, "cpu": cpu_add_norm}
+PAIR_IMPLEMENTATIONS: dict[str, Callable] = {
+    "reference": reference_norm_pair, "pallas_triton": pallas_triton_norm_pair, "cpu": cpu_norm_pair,
+}  # fmt: skip
+ADD_IMPLEMENTATIONS: dict[str, Callable] = {
+    "reference": reference_add_norm, "pallas_triton": pallas_triton_add_norm, "cpu": cpu_add_norm,
+}  # fmt: skip
 
 
 def rms_norm(

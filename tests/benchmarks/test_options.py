@@ -40,10 +40,11 @@ def test_sizes_of_a_grid_are_refused_beside_trees(parse, capsys):
     assert parse(["--steps", "5"]).steps == [5]
 
 
-def test_peers_are_compared_in_float32_only(capsys):
+@pytest.mark.parametrize("option", ["--dtype bfloat16", "--quantization int8", "--speculative-draft-model-quantization int8"])
+def test_precisions_of_peers_are_named_once(option, capsys):
     with pytest.raises(SystemExit):
-        peers.main(["--dtype", "bfloat16"])
-    assert "all engines run in float32" in capsys.readouterr().err
+        peers.main(option.split())
+    assert f"{option.split()[0]}: leave it out, --precision names" in capsys.readouterr().err
 
 
 def test_a_busy_machine_is_told(monkeypatch, capsys):

@@ -5,13 +5,18 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from benchmarks import peers
 from benchmarks.options import BenchmarkError
-from benchmarks.peer_process import KINDS, SIDES, Kind, NotRun, Peer, one_line
+from benchmarks.peer_models import Models
+from benchmarks.peer_process import KINDS, SIDES, Kind, Loaded, NotRun, Peer, one_line
 from benchmarks.peers import Contender, Measured, main, measure, summarize, tables
 from jaxspec import LLM, SamplingParams, TreeShape
+from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.commands.common import run_guarded
 from jaxspec.testing import random_eagle, tiny_target, write_head, write_target
 
@@ -44,12 +49,28 @@ serve(['numpy'], lambda task: {PLAIN: {'compiled': fails, 'eager': right}, LOOKU
 """
 
 
+NO_EIGHT_BITS = """
+def load(task):
+    if task.precision == 'int8': raise NotImplementedError('it has no 8 bits')
+    return {PLAIN: {task.precision: lambda prompt, n: [0] * n}}
+serve(['numpy'], load)
+"""
+GGUF = "serve(['numpy'], lambda task: {PLAIN: {os.path.basename(task.model): lambda prompt, n: [0] * n}})"
+
+
+def contender(engine: str, mode: str = "", way: str = "", precision: str = "float32", weights: str = "float32", generate=None):
+    return Contender(engine, mode, precision, weights, way, generate or (lambda prompts: (1.0, [[1]])))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> tuple[Path, list[str]]:
     """A folder with the tokens of plain decoding, and options for a tiny model and two prompts."""
     directory = tmp_path_factory.mktemp("peers")
-    target = tiny_target(num_layers=2)
+    target = tiny_target(num_layers=2, intermediate_size=64)
     path = write_target(directory / "target", target)
+    names = [*map(chr, range(256, 383)), "ĀĀ"]
+    tokenizer = Tokenizer(BPE({name: number for number, name in enumerate(names)}, [("Ā", "Ā")]))
+    tokenizer.save(str(path / "tokenizer.json"))
     plain = LLM(path, spec=TreeShape(num_steps=0), max_running_requests=1)
     outputs = plain.generate(PROMPTS, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
     (directory / "known.json").write_text(
@@ -89,26 +110,27 @@ def test_everybody_is_measured_against_transformers(compare, capsys):
     assert status == 0 and results is not None
     by_name = {each["name"]: each for each in results["contenders"]}
     assert list(by_name) == [
-        "jaxspec plain",
-        "jaxspec 1/1/2",
-        "transformers",
-        "transformers, prompt lookup",
-        "llama.cpp",
-        "ctranslate2",
+        "jaxspec plain, float32",
+        "jaxspec 1/1/2, float32",
+        "transformers, float32",
+        "transformers, prompt lookup, float32",
+        "llama.cpp, F32",
+        "ctranslate2, float32",
     ]
     assert {name: each["equal_to_reference"] for name, each in by_name.items()} == dict.fromkeys(by_name, 2) | {
-        "llama.cpp": 0,
-        "ctranslate2": 0,
+        "llama.cpp, F32": 0,
+        "ctranslate2, float32": 0,
     }
-    assert by_name["ctranslate2"]["tokens"] == 10 and by_name["ctranslate2"]["tokens_asked"] == 12
+    short = by_name["ctranslate2, float32"]
+    assert short["tokens"] == 10 and short["tokens_asked"] == 12
     for each in results["contenders"]:
-        theirs = by_name["transformers"]["seconds"]
+        theirs = by_name["transformers, float32"]["seconds"]
         assert each["ratio_to_baseline"]["values"] == [theirs[0] / each["seconds"][0], theirs[1] / each["seconds"][1]]
-    assert by_name["transformers, prompt lookup"]["way"] in ("5 tokens", "10 tokens")
+    assert by_name["transformers, prompt lookup, float32"]["way"] in ("5 tokens", "10 tokens")
     assert results["not_run"] == {} and set(results["versions"]["llama.cpp"]) == {"numpy", "python"}
     printed = capsys.readouterr().out
-    assert tables(results)["peers"] in printed and "times transformers, median (min..max of 2)" in printed
-    assert "10 tokens instead of 12" in printed and "jaxspec 1/1/2 is " in printed
+    assert tables(results)["peers"] in printed and "times transformers, float32, median (min..max of 2)" in printed
+    assert "10 tokens instead of 12" in printed and tables(results)["best"] in printed
 
 
 def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):
@@ -116,11 +138,11 @@ def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):
     assert status == 0 and results is not None
     assert results["not_run"] == {
         "transformers": "no-such-package or nor-this is not installed: pip install torch transformers",
-        "ctranslate2": "No module named 'no_such_module': pip install torch transformers ctranslate2",
+        "ctranslate2, float32": "No module named 'no_such_module': pip install torch transformers ctranslate2",
     }
-    assert results["baseline"] == "jaxspec plain" and set(results["versions"]) == {"llama.cpp"}
+    assert results["baseline"] == "jaxspec plain, float32" and set(results["versions"]) == {"llama.cpp"}
     assert set(tables(results)["not run"].splitlines()[2].split(" | ")[0].split()) == {"|", "transformers"}
-    assert "times jaxspec plain (transformers was not run)" in capsys.readouterr().out
+    assert "times jaxspec plain, float32 (transformers was not run)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", [MISSING, MISSING_LATER], ids=["at the start", "when it loads"])
@@ -136,9 +158,9 @@ def test_whoever_dies_or_fails_is_out(compare):
     assert status == 0 and results is not None
     assert [each["engine"] for each in results["contenders"]] == ["jaxspec", "jaxspec", "transformers", "transformers"]
     assert results["not_run"] == {
-        "openvino-genai": "ValueError: no config.json",
-        "llama.cpp": "its process ended with status 3 (out of luck)",
-        "ctranslate2": "its process ended with status 4 (and one below Python)",
+        "openvino-genai, float32": "ValueError: no config.json",
+        "llama.cpp, float32": "its process ended with status 3 (out of luck)",
+        "ctranslate2, float32": "its process ended with status 4 (and one below Python)",
     }
 
 
@@ -146,29 +168,107 @@ def test_a_way_that_fails_leaves_the_others(compare):
     status, results = compare({"transformers": ONE_WAY_FAILS})
     assert status == 0 and results is not None
     assert [each["way"] for each in results["contenders"]] == ["", "", "eager"]
-    assert results["not_run"] == {"transformers, prompt lookup": "RuntimeError: no compiler"}
+    assert results["not_run"] == {"transformers, prompt lookup, float32": "RuntimeError: no compiler"}
+
+
+@pytest.mark.exhaustive
+def test_every_precision_is_compared_with_our_own(compare):
+    status, results = compare({"transformers": NO_EIGHT_BITS, "llama.cpp": GGUF}, "--precision", "float32", "int8")
+    assert status == 0 and results is not None
+    by_name = {each["name"]: each for each in results["contenders"]}
+    references = {name: each["reference"] for name, each in by_name.items()}
+    assert references == {
+        "jaxspec plain, float32": "jaxspec plain, float32",
+        "jaxspec 1/1/2, float32": "jaxspec plain, float32",
+        "transformers, float32": "jaxspec plain, float32",
+        "llama.cpp, F32": "jaxspec plain, float32",
+        "jaxspec plain, int8": "jaxspec plain, int8",
+        "jaxspec 1/1/2, int8": "jaxspec plain, int8",
+        "jaxspec plain, Q8_0": "jaxspec plain, Q8_0",
+        "jaxspec 1/1/2, Q8_0": "jaxspec plain, Q8_0",
+        "llama.cpp, Q8_0": "jaxspec plain, Q8_0",
+    }
+    assert all(each["equal_to_reference"] == 2 for name, each in by_name.items() if name.startswith("jaxspec"))
+    assert by_name["llama.cpp, Q8_0"]["way"] == "Q8_0.gguf" and results["baseline"] == "transformers, float32"
+    assert results["not_run"] == {"transformers, int8": "it has no 8 bits"}
+
+
+def test_rows_without_whole_blocks_are_a_reason(tmp_path):
+    target = write_target(tmp_path / "target", tiny_target(num_layers=1, intermediate_size=48))
+    Tokenizer(BPE({}, [])).save(str(target / "tokenizer.json"))
+    with pytest.raises(NotRun, match="its GGUF file can't be written: Can't quantize"):
+        Models(target, tmp_path).gguf("int4")
+
+
+def test_a_gguf_file_is_its_own_precision_and_written_for_others(model, tmp_path):
+    """The file's values, dequantised, are those of the directory that other engines read."""
+    first, second = Models(model[0] / "target", tmp_path / "first"), tmp_path / "second"
+    first.directory.mkdir(), second.mkdir()
+    file = first.gguf("int8")
+    models = Models(file.directory, second)
+    assert models.gguf("int8").path.samefile(file.path) and first.hugging_face == model[0] / "target"
+    assert [each.name for each in models.ours("int8")] == ["int8", "Q8_0"] and not list(second.iterdir())
+    with (
+        Checkpoint(file.directory) as own,
+        Checkpoint(models.hugging_face) as other,
+        Checkpoint(models.gguf("float32").directory) as again,
+    ):
+        for name in own.infos:
+            assert np.array_equal(own.read(name), other.read(name)) and np.array_equal(own.read(name), again.read(name))
 
 
 def test_the_faster_way_is_taken(monkeypatch):
     seconds = {"cold": iter([1.0, 9.0, 9.0]), "warm": iter([30.0, 8.0, 8.0])}
     peer = object.__new__(Peer)
-    monkeypatch.setattr(peer, "generate", lambda contender, way, *_: (next(seconds[way]), []))
-    assert peer.fastest("plain", ["cold", "warm"], [[1]], 2) == "warm"  # the first pass does not count
+    monkeypatch.setattr(peer, "generate", lambda what, way, *_: (next(seconds[way]), []))
+    assert peer.fastest(Loaded("float32", "plain"), ["cold", "warm"], [[1]], 2) == "warm"  # the first pass does not count
 
 
 def test_ratios_are_taken_round_by_round():
     tokens = [[1, 2, 3]]
-    seconds = {"jaxspec plain": [1.0, 2.0], "jaxspec 3/1/4": [0.5, 4.0], "transformers": [4.0, 6.0]}
-    names = (("jaxspec", "plain", ""), ("jaxspec", "3/1/4", ""), ("transformers", "", "sdpa"))
-    everybody = [Contender(*each, lambda prompts: (0.0, tokens)) for each in names]
-    rounds = {name: [(each, tokens) for each in values] for name, values in seconds.items()}
+    everybody = [contender("jaxspec", "plain"), contender("jaxspec", "3/1/4"), contender("transformers", way="sdpa")]
+    seconds = [[1.0, 2.0], [0.5, 4.0], [4.0, 6.0]]
+    rounds = {who.name: [(each, tokens) for each in values] for who, values in zip(everybody, seconds, strict=True)}
     results = summarize(everybody, Measured(rounds, {}), 3)
     assert [each["ratio_to_baseline"]["values"] for each in results["contenders"]] == [[4.0, 3.0], [8.0, 1.5], [1.0, 1.0]]
     versions = {"transformers": {"torch": "2", "transformers": "5.23"}}
     made = tables({**results, "not_run": {}, "versions": versions})
-    assert list(made) == ["peers"]
+    assert list(made) == ["peers", "best"]
     first, _, _, third = made["peers"].splitlines()[1:]
-    assert set(first) == {"|", "-", ":"} and third.startswith("| transformers 5.23 (sdpa) | ") and " 1.00 |" in third
+    assert set(first) == {"|", "-", ":"} and third.startswith("| transformers 5.23 (sdpa) | float32 | ") and " 1.00 |" in third
+    assert [line.split(" | ")[0].strip("| ") for line in made["best"].splitlines()[2:]] == [
+        "jaxspec 3/1/4",
+        "transformers 5.23 (sdpa)",
+    ]
+
+
+def test_tokens_are_compared_with_the_same_weights_or_else_the_same_precision():
+    def of(engine: str, weights: str, precision: str = "int4", token: int = 1) -> Contender:
+        return contender(engine, "plain" if engine == "jaxspec" else "", "", precision, weights, lambda _: (1.0, [[token]]))
+
+    everybody = [
+        *(of("jaxspec", "float32", "float32", 7), of("jaxspec", "int4", token=8), of("jaxspec", "Q4_1", token=9)),
+        *(of("llama.cpp", "Q4_1", token=9), of("openvino-genai", "int4", token=8), of("vllm", "float32", "float32", 6)),
+    ]
+    results = summarize(everybody, measure(everybody, [[5]], 1), 1)
+    assert [each["reference"].split(", ")[1] for each in results["contenders"]] == [
+        *("float32", "int4", "Q4_1", "Q4_1", "int4", "float32"),
+    ]
+    assert [each["equal_to_reference"] for each in results["contenders"]] == [1, 1, 1, 1, 1, 0]
+
+
+def test_a_side_keeps_each_precision_and_says_what_it_lacks(tmp_path):
+    script = tmp_path / "side.py"
+    script.write_text(START + NO_EIGHT_BITS)
+    peer = Peer(KINDS[0]._replace(script=str(script)), sys.executable)
+    try:
+        for precision in ("float32", "bfloat16"):
+            assert peer.load(model="", precision=precision, threads=1, lookups=[], context=8) == {"plain": [precision]}
+        with pytest.raises(NotRun, match="it has no 8 bits"):
+            peer.load(model="", precision="int8", threads=1, lookups=[], context=8)
+        assert peer.generate(Loaded("float32", "plain"), "float32", [[5]], 2)[1] == [[0, 0]]
+    finally:
+        peer.close()
 
 
 def test_whoever_fails_in_a_timed_round_has_no_figures():
@@ -179,33 +279,30 @@ def test_whoever_fails_in_a_timed_round_has_no_figures():
             raise NotRun("gone")
         return left.pop(), [[1]]
 
-    everybody = [
-        Contender("jaxspec", "plain", "", lambda prompts: (1.0, [[1]])),
-        Contender("vllm", "", "", fails_in_the_second_round),
-    ]
+    everybody = [contender("jaxspec", "plain"), contender("vllm", generate=fails_in_the_second_round)]
     measured = measure(everybody, [[5]], 2)
-    assert list(measured.rounds) == ["jaxspec plain"] and measured.not_run == {"vllm": "gone"}
+    assert list(measured.rounds) == ["jaxspec plain, float32"] and measured.not_run == {"vllm, float32": "gone"}
 
 
 def test_everybody_runs_a_prompt_before_anybody_runs_the_next():
     order = []
 
-    def contender(engine: str) -> Contender:
+    def runs(engine: str) -> Contender:
         def generate(prompts):
             order.append((engine, prompts[0][0]))
             return 1.5, [[prompts[0][0]]]
 
-        return Contender(engine, "", "", generate)
+        return contender(engine, generate=generate)
 
-    measured = measure([contender("a"), contender("b")], [[7], [8], [9]], 1)
+    measured = measure([runs("a"), runs("b")], [[7], [8], [9]], 1)
     once = [("a", 7), ("b", 7), ("b", 8), ("a", 8), ("a", 9), ("b", 9)]
     assert order == once * 2  # the first round is not timed
-    assert measured.rounds == {name: [(4.5, [[7], [8], [9]])] for name in ("a", "b")}
+    assert measured.rounds == {name: [(4.5, [[7], [8], [9]])] for name in ("a, float32", "b, float32")}
 
 
 def test_a_wrong_round_counts_even_if_others_are_right():
-    everybody = [Contender("jaxspec", "plain", "", lambda prompts: (0.0, [])), Contender("vllm", "", "", lambda prompts: (0.0, []))]
-    rounds = {"jaxspec plain": [(1.0, [[1, 2]])] * 2, "vllm": [(1.0, [[1, 2]]), (1.0, [[1, 3]])]}
+    everybody = [contender("jaxspec", "plain"), contender("vllm")]
+    rounds = {everybody[0].name: [(1.0, [[1, 2]])] * 2, everybody[1].name: [(1.0, [[1, 2]]), (1.0, [[1, 3]])]}
     assert summarize(everybody, Measured(rounds, {}), 2)["contenders"][1]["equal_to_reference"] == 0
 
 
@@ -264,9 +361,9 @@ def test_a_peer_takes_no_time_while_others_run(model, tmp_path):
     script.write_text(START + KNOWN % str(model[0] / "known.json") + BUSY)
     peer = Peer(KINDS[0]._replace(script=str(script)), sys.executable)
     try:
-        ((child,),) = peer.load(model="", threads=1, lookups=[], context=8).values()
+        ((child,),) = peer.load(model="", precision="int8", threads=1, lookups=[], context=8).values()
         assert becomes(peer.process.pid, "T") and becomes(int(child), "T")
-        seconds, tokens = peer.generate("plain", child, PROMPTS[:1], 6)
+        seconds, tokens = peer.generate(Loaded("int8", "plain"), child, PROMPTS[:1], 6)
         assert seconds > 0 and len(tokens[0]) == 6 and becomes(int(child), "T")
     finally:
         peer.close()

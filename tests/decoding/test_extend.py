@@ -284,7 +284,8 @@ def test_prompt_logprobs_are_those_of_a_whole_forward(size, width):
     for first in range(0, len(PROMPT), size):
         part = PROMPT[first : first + size]
         is_last = first + len(part) == len(PROMPT)
-        step = compiled(prefill, "EAGLE3")(state, chunk_of(part, TABLE, width=width, first_slot=first, is_last=is_last))
+        chunk = chunk_of(part, TABLE, width=width, first_slot=first, is_last=is_last)
+        step = compiled(prefill, "EAGLE3", scores=True)(state, chunk)
         state, found = step.state, step.prompt_logprobs
         chosen += found.chosen[0, : len(part)].tolist()
         top_ids += found.top_ids[0, : len(part)].tolist()
@@ -310,13 +311,12 @@ def test_logprobs_of_the_output_are_those_of_a_whole_forward(algorithm, spec):
         found += step.logprobs.chosen[0, :count].tolist()
         best = np.argsort(-log_probabilities(text[:-1])[-1])[:MAX_LOGPROBS]
         assert step.logprobs.top_ids[0, count - 1].tolist() == best.tolist()
-    assert not np.any(step.prompt_logprobs if step.prompt_logprobs is not None else 0)
     expected = log_probabilities(text)[np.arange(len(PROMPT) - 1, len(text) - 1), text[len(PROMPT) :]]
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_logprobs_that_nobody_wants_are_zeros():
     step = prefilled("EAGLE3", PROMPT)
-    assert not any(np.any(array) for array in (*step.logprobs, *step.prompt_logprobs))
+    assert not any(np.any(array) for array in step.logprobs) and step.prompt_logprobs is None
     step = compiled(cycle, "EAGLE3", tree=TREE)(step.state, jnp.array([0]), TABLE)
     assert not any(np.any(array) for array in step.logprobs) and step.prompt_logprobs is None

@@ -41,11 +41,12 @@ def run_in_two(engine: Engine, between: Callable[[Proposal], Settlement], mask: 
     while engine.scheduler.has_work:
         plan, launched = engine.scheduler.plan(engine.trees.most_emitted), []
         if plan.cycle:
-            launched.append(runner.launch_in_two(plan.cycle, engine.tree, between))
+            half = runner.launch_proposal(plan.cycle, engine.tree, masked=mask is not None)
+            launched.append(runner.launch_settlement(half, between(half.proposal)))
         for chunk in plan.prefills:
             if chunk.request in plan.newly_admitted:
                 runner.launch_admission(chunk.request)
-            launched.append(runner.launch_prefill(chunk, mask))
+            launched.append(runner.launch_prefill([chunk], mask))
         for program in launched:
             if program.most_emitted:
                 for request, new in zip(program.requests, runner.read(program), strict=True):

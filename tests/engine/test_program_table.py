@@ -30,7 +30,7 @@ tables = st.builds(
 def test_the_sizes():
     table = table_of(most=20)
     assert table.batches == (1, 2, 3, 4, 6, 8, 12, 16, 20) and table.few_batches == (1, 2, 4, 8, 16, 20)
-    assert table.chunks == (16, 64, 128, 256)
+    assert table.chunks == (16, 64, 128, 256) and table.prompts == (8, 4, 2, 1)
 
 
 def test_every_program_of_the_built_in_model():
@@ -38,9 +38,10 @@ def test_every_program_of_the_built_in_model():
     cycles = {CycleProgram(batch, 64, TREE) for batch in (1, 2, 3, 4, 6, 8)}
     plain = {CycleProgram(batch, 64, PLAIN) for batch in (1, 2, 4, 8)}
     prefills = {PrefillProgram(chunk, 64) for chunk in (16, 64, 128, 256)}
+    together = {PrefillProgram(16, 64, 8), PrefillProgram(64, 64, 4), PrefillProgram(128, 64, 2)}
     catch_ups = {CatchUpProgram(batch, 64) for batch in (1, 2, 4, 8)}
-    assert set(table.all()) == {AdmitProgram()} | cycles | plain | prefills | catch_ups
-    assert len(table.all()) == len(set(table.all())) == 19
+    assert set(table.all()) == {AdmitProgram()} | cycles | plain | prefills | together | catch_ups
+    assert len(table.all()) == len(set(table.all())) == 22
 
 
 @pytest.mark.parametrize("catches_up", [True, False])
@@ -83,6 +84,9 @@ def test_a_program_fits_every_launch_whichever_programs_are_there(table: Program
     assert prefills and all(each.chunk >= tokens for each in prefills)
     assert cycles == sorted(cycles, key=lambda each: each.batch)
     assert prefills == sorted(prefills, key=lambda each: each.chunk)
+    together = table.prefill_together(tokens)
+    assert together.chunk == prefills[0].chunk and together in table.all()
+    assert together.size <= table.chunks[-1] and together.batch <= table.batches[-1]
     catch_ups = list(table.catch_ups(requests)) if table.catches_up else []
     assert all(each.batch >= requests for each in catch_ups)
     assert {each.pages for each in (*cycles, *prefills, *catch_ups)} == {table.pages}

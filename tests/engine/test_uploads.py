@@ -1,11 +1,16 @@
 """What launches copy to the device: nothing for a batch that has not changed."""
 
 import jax
+import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
+from jaxspec.decoding.programs import CycleProgram
+from jaxspec.engine import placed
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.placed import MOST_ENTRIES, PlacedInputs
 from jaxspec.engine.request import GenerationRequest, Status
+from jaxspec.placement import ONE_DEVICE
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
 
@@ -65,3 +70,61 @@ def test_a_page_more_is_one_array_more():
     uploads = uploads_of_steps(engine, 60)
     entered = (request.generated - before) // PAGE
     assert entered >= 1 and sum(uploads) == uploads.count(1) and sum(uploads) in (entered, entered + 1)
+
+
+LARGE, CYCLE = (8, 4096), CycleProgram(8, 4096, PLAIN)
+
+
+class Uploads:
+    """Inputs of one program, and the bytes of each copy."""
+
+    def __init__(self):
+        self.bytes: list[int] = []
+        self.inputs = PlacedInputs(ONE_DEVICE, lambda array: self.bytes.append(array.nbytes))
+
+    def put(self, values: np.ndarray) -> jax.Array:
+        found = self.inputs.get(CYCLE, "page table", values)
+        np.testing.assert_array_equal(found, values)
+        return found
+
+
+@pytest.mark.parametrize("changed", [1, 8, MOST_ENTRIES, MOST_ENTRIES + 1])
+def test_of_a_large_table_only_the_entries_that_changed_are_sent(changed):
+    """They are written in place, so that the table does not move. Many changes, and a first table, are sent whole."""
+    uploads, rng = Uploads(), np.random.default_rng(changed)
+    uploads.inputs.compile_for(LARGE)
+    table = rng.integers(0, 1 << 20, LARGE, np.int32)
+    first = uploads.put(table)
+    at = first.unsafe_buffer_pointer()
+    table = table.copy()
+    table.reshape(-1)[rng.choice(table.size, changed, replace=False)] += 1
+    second = uploads.put(table)
+    assert uploads.put(table.copy()) is second
+    if changed <= MOST_ENTRIES:
+        assert uploads.bytes == [table.nbytes, 8 * MOST_ENTRIES] and second.unsafe_buffer_pointer() == at
+    else:
+        assert uploads.bytes == [table.nbytes, table.nbytes]
+
+
+def test_small_tables_and_those_that_nothing_was_compiled_for_are_sent_whole():
+    for shape, is_compiled in (((8, 1024), True), (LARGE, False)):
+        uploads, table = Uploads(), np.zeros(shape, np.int32)
+        if is_compiled:
+            uploads.inputs.compile_for(shape)
+        uploads.put(table)
+        uploads.put(table + 1)
+        assert uploads.bytes == [table.nbytes, table.nbytes]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_table_that_is_written_to_gives_the_same_text(monkeypatch, overlap):
+    def text() -> list[int]:
+        engine = running(TREE, TREE, overlap=overlap)
+        requests = engine.scheduler.admitted[:]
+        while engine.has_work:
+            engine.step()
+        return [token for request in requests for token in request.output]
+
+    expected = text()
+    monkeypatch.setattr(placed, "SENT_WHOLE", 0)
+    assert text() == expected and len(expected) == 240

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -223,3 +224,24 @@ def test_another_build_runs_without_errors_and_gives_the_same_bits(tmp_path, kin
         digests.append(done.stdout)
     if kind == "without AVX-512":  # what the sanitizer adds keeps the compiler from fusing all products and sums
         assert digests[0] == digests[1]
+
+
+@needs_kernels
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_a_product_takes_no_more_than_twice_the_cpu_time_of_xlas(rows):
+    """Compilers can turn vectors that are wider than registers into code that is ten times as slow; bits don't show it."""
+    x, weights = random(0, rows, 2048), random(1, 4096, 2048)
+
+    def xla(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(x, weights, (((1,), (1,)), ((), ())))
+
+    seconds = {}
+    for name, product in {"kernel": jax.jit(row_matmul), "xla": jax.jit(xla)}.items():
+        taken = []
+        for _ in range(8):
+            began = time.process_time()
+            jax.block_until_ready(product(x, weights))
+            taken.append(time.process_time() - began)
+        seconds[name] = min(taken)
+    assert seconds["kernel"] < 2 * seconds["xla"], seconds

@@ -168,6 +168,17 @@ def test_more_than_16_candidates_of_a_node_are_found_without_a_sort(gpu_compiler
     assert found.is_one_graph and not [sort for sort in found.sorts if sort.size > FEW]
 
 
+def test_a_prefill_is_one_graph(gpu_compiler, tmp_path):
+    """A chunk of any size, of one prompt and of several: no loop and no conditional that the host runs, so that no launch waits."""
+    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": LAYERS})
+    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
+    shapes = [CycleShape(PLAIN, batch, CONTEXT, prefill_chunk=chunk) for chunk, batch in ((256, 1), (16, 8))]
+    for found in compile_cycles(target, head, shapes, gpu="h100", dtype="bfloat16", refuse_spills=True):
+        outside = [launch for launch in found.launches if not launch.in_graph]
+        assert found.is_one_graph, (outside, found.touches_host, found.library_calls)
+        assert found.aliased_bytes >= found.cache_bytes > 0
+
+
 QUANTISED = [("h100", "fp8", 0.51), ("h100", "int4", 0.28), ("a100", "int8", 0.51), ("a100", "fp8", 0.51)]
 """GPU, quantisation, and the most bytes of the layers beside those of bfloat16."""
 

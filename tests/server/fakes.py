@@ -14,6 +14,7 @@ from jaxspec.config import TreeShape
 from jaxspec.engine.request import CycleCounts, DraftedTree, GenerationRequest, Request, Status, TokenLogprob, Update, Verification
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.stats import AdaptiveState, EngineStats
+from jaxspec.grammar.cache import Grammars
 from jaxspec.sampling_params import SamplingParams
 
 VOCABULARY = 256
@@ -59,6 +60,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.tokenizer = byte_tokenizer()
+        self.grammars = Grammars(self.tokenizer, VOCABULARY, ())
         self.params: list[SamplingParams] = []
         """Of every request that was added."""
         self.priorities: list[int] = []

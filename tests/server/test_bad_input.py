@@ -48,8 +48,8 @@ def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict
             COMPLETIONS,
             {"prompt": "x"},
             {
-                "best_of": 2, "suffix": "x", "response_format": {"type": "json_object"}, "bad_words": ["x"], "prompt_logprobs": 1,
-                "structured_outputs": {}, "stop_regex": ["x"],
+                "best_of": 2, "suffix": "x", "bad_words": ["x"], "prompt_logprobs": 1,
+                "stop_regex": ["x"],
             },
         ),
         (
@@ -58,7 +58,7 @@ def test_the_message_names_the_wrong_field(client: Client, path: str, body: dict
             {
                 "tools": [{}], "tool_choice": "required",
                 "functions": [{}], "modalities": ["audio"], "reasoning_effort": "low", "store": True, "service_tier": "flex",
-                "prediction": {}, "response_format": {"type": "json_object"},
+                "prediction": {},
             },
         ),
         (GENERATE, {"text": "x"}, {"token_ids_logprob": [1], "return_hidden_states": True, "lora_path": "x"}),
@@ -71,7 +71,7 @@ def test_options_that_are_not_there_yet_are_refused_by_name(client: Client, path
 
 
 def test_options_of_sampling_params_that_are_not_there_yet(client: Client):
-    for name, value in {"regex": "a*", "json_schema": "{}", "stop_regex": ["a"]}.items():
+    for name, value in {"structural_tag": "{}", "stop_regex": ["a"]}.items():
         error = refusal(client.post(GENERATE, text="x", sampling_params={name: value}), 400)
         assert error["param"] == f"sampling_params.{name}"
 

@@ -274,3 +274,22 @@ def test_a_start_that_fails_ends_in_one_clear_line(command: list[str], said: str
     assert "Traceback" not in ended.stderr
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("python -m jaxspec.serve: error: ") and said in last
+
+
+def test_answers_fit_their_schema(http: httpx.Client):
+    """Whole and streamed."""
+    schema = {"type": "object", "properties": {"kind": {"enum": ["x", "yy"]}}, "required": ["kind"], "additionalProperties": False}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "seed": 1, "response_format": wrapped(schema)}
+    whole = http.post("/v1/chat/completions", json=body, timeout=300).json()["choices"][0]
+    assert json.loads(whole["message"]["content"])["kind"] in ("x", "yy") and whole["finish_reason"] == "stop"
+    events = http.post("/v1/chat/completions", json=body | {"stream": True}).text.split("\n\n")[:-2]
+    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"].get("content") or "" for event in events]
+    assert "".join(deltas) == whole["message"]["content"]
+    refused = http.post("/v1/chat/completions", json=body | {"logit_bias": {}, "allowed_token_ids": [1]})
+    assert refused.status_code == 400 and "response_format.json_schema.schema" in refused.json()["error"]["message"]
+    stuck = http.post("/v1/completions", json={"prompt": "x", "regex": "aab|aac", "allowed_token_ids": [ord("a")]}, timeout=300)
+    assert stuck.status_code == 400 and "leave no token that the grammar allows" in stuck.json()["error"]["message"]
+
+
+def wrapped(schema: dict) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxspec.text import chat_template
 from jaxspec.text.chat_formats import CHAT_FORMATS
-from jaxspec.text.chat_template import PROCESSES, ChatTemplate, RenderError, TemplateProcess
+from jaxspec.text.chat_template import PROCESSES, ChatTemplate, ChildProcess, RenderError
 from jaxspec.text.tokenizer import load_tokenizer
 from tests.server.conftest import wait_until
 from tests.server.fakes import byte_tokenizer
@@ -346,8 +346,8 @@ def test_signals_for_the_server_are_not_for_the_process(alone: set[int]):
 
 KILLED_SERVER = """\
 import os, signal
-from jaxspec.text.chat_template import TemplateProcess
-process = TemplateProcess()
+from jaxspec.text.chat_template import ChildProcess
+process = ChildProcess()
 process.ask({"template": "", "variables": {}, "max_characters": 9}, 20, 999)
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -386,7 +386,7 @@ def test_it_ends_silently_when_its_reader_is_gone():
 
 
 def test_an_answer_without_end_is_cut():
-    process = TemplateProcess()
+    process = ChildProcess()
     process.ask({"template": "{{ x }}{{ raise_exception(x) }}", "variables": {}, "max_characters": 2000}, 20, 9999)
     assert len(process.ask({"variables": {"x": "y" * 1500}}, 20, 9999)["error"]) == 1000
     process.ask({"template": "{{ x }}", "variables": {}, "max_characters": 2000}, 20, 9999)

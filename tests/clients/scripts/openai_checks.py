@@ -163,7 +163,7 @@ def refusals_have_their_classes(client: Client) -> None:
         (openai.BadRequestError, "stop", "400", {"stop": [""]}),
         (openai.BadRequestError, "best_of", "400", {"best_of": 4}),
         (openai.BadRequestError, "max_tokens", "context_length_exceeded", {"max_tokens": 1024}),
-        (openai.BadRequestError, "guided_regex", "400", {"extra_body": {"guided_regex": "a*"}}),
+        (openai.BadRequestError, "guided_regex", "400", {"extra_body": {"guided_regex": "(a"}}),
         (openai.BadRequestError, "speculative", "400", {"extra_body": {"speculative": {"num_steps": 99}}}),
     ]
     for kind, param, code, wrong in cases:

@@ -1,0 +1,62 @@
+"""Requests under grammars in the engine: their matchers, and the masks of their first tokens and of their cycles."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxspec.decoding.programs import Settlement
+from jaxspec.decoding.tree import Candidates
+from jaxspec.engine.launched import Launched
+from jaxspec.engine.request import Request, Status
+from jaxspec.engine.runner import Half, Runner
+from jaxspec.engine.scheduler import PrefillChunk
+from jaxspec.engine.stats import EngineStats, Stopwatch
+from jaxspec.grammar.cache import Grammars
+from jaxspec.grammar.matcher import Bans, Matcher
+from jaxspec.grammar.trees import DraftedNodes
+from jaxspec.sampling_params import SamplingParams
+
+
+class Masking:
+    """Makes masks from the grammars of requests."""
+
+    def __init__(self, grammars: Grammars, runner: Runner, counts: EngineStats):
+        self._grammars, self._runner, self._counts = grammars, runner, counts
+        self._time = Stopwatch()
+
+    def matcher_of(self, params: SamplingParams, stop_token_ids: Sequence[int]) -> Matcher | None:
+        """For a new request. Raises ValueError, naming the field, if its grammar can't be compiled or allows no token."""
+        if params.constraint is None:
+            return None
+        return self._grammars.matcher(params.constraint, Bans(stop_token_ids, params.bad_token_ids, params.allowed_token_ids))
+
+    def first_mask(self, chunks: Sequence[PrefillChunk]) -> np.ndarray | None:
+        """The mask [1, 1, words] of the token after a prompt under a grammar, whose last chunk runs alone; None: any token may
+        follow."""
+        request, is_last = chunks[0].request, chunks[0].is_last
+        return request.matcher.step.words[None, None] if request.matcher is not None and is_last else None
+
+    def launch_settlement(self, half: Half, fail: Callable[[Request, Exception], None]) -> Launched:
+        """Waits for the trees, makes their masks and starts the second half. `fail` ends requests whose matcher fails."""
+        drafted = drafted_nodes(half)
+        matchers = [request.matcher if request.status is not Status.FINISHED else None for request in half.requests]
+        with self._time:
+            masked = self._grammars.masker.mask(matchers, drafted, half.settle.tree.num_steps, self._grammars.vocabulary.words)
+        self._counts.mask_seconds = self._time.seconds
+        for row, error in masked.failed.items():
+            fail(half.requests[row], error)
+        self._counts.pruned_tokens += masked.pruned
+        self._counts.forced_tokens += masked.forced
+        settlement = Settlement(masked.tokens, masked.parents, half.proposal.memo, masked.masks)
+        return self._runner.launch_settlement(half, settlement)
+
+
+def drafted_nodes(half: Half) -> DraftedNodes:
+    """What was proposed, as soon as it is known."""
+    tree, candidates = half.proposal.tree, half.proposal.candidates
+    tokens, parents = np.asarray(tree.tokens), np.asarray(tree.parents)
+    if isinstance(candidates, Candidates):
+        of = (np.asarray(each) for each in (candidates.tokens, candidates.parents, candidates.scores))
+    else:
+        of = (np.zeros((len(tokens), 0), dtype) for dtype in (np.int32, np.int32, np.float32))
+    return DraftedNodes(tokens, parents, *of)

@@ -1,0 +1,177 @@
+"""Compiled grammars, kept for the requests to come."""
+
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import llguidance
+
+from jaxspec.grammar import compiling
+from jaxspec.grammar.compiling import VocabularySource, compiled
+from jaxspec.grammar.matcher import Bans, GrammarError, Matcher
+from jaxspec.grammar.trees import Masker
+from jaxspec.grammar.vocabulary import Vocabulary, source_of
+from jaxspec.text.chat_template import ChildProcess
+
+CACHE_BYTES = 64 * 2**20
+"""Of compiled grammars. One of a usual schema takes about 0.1 MB."""
+TRIAL_SECONDS = 2.0
+"""For one grammar to compile; most take a millisecond."""
+START_SECONDS = 30.0
+"""For the process to start and load the vocabulary; usually a second."""
+MAX_REPLY = 2**16
+"""Bytes."""
+MOST_WAITING = 64
+"""Requests whose grammars wait to be compiled."""
+
+logger = logging.getLogger(__name__)
+
+
+type Constraint = tuple[str, str]
+"""What a text must follow: the field of SamplingParams, and its value as text."""
+
+
+class GrammarsBusy(RuntimeError):
+    """Too many grammars wait to be compiled; try again later."""
+
+
+class _Kept(NamedTuple):
+    """A compiled grammar: the matcher at its beginning, which is copied, and its size."""
+
+    automaton: llguidance.LLMatcher
+    bytes: int
+
+
+class Grammars:
+    """The grammars of one model, by their text. Thread-safe. The vocabulary is loaded when the first grammar comes."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, ends: Sequence[int], most_bytes: int = CACHE_BYTES):
+        """`tokenizer`: None: there is none, and every grammar is refused."""
+        self._tokenizer, self._size, self._ends, self._most_bytes = tokenizer, vocab_size, ends, most_bytes
+        self._kept: OrderedDict[Constraint, _Kept] = OrderedDict()
+        self._lock, self._trials = threading.Lock(), threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")  # hostile grammars take one core at most
+        self._waiting = 0
+        self._process: ChildProcess | None = None
+
+    @cached_property
+    def masker(self) -> Masker:
+        """Makes the masks of cycles."""
+        return Masker()
+
+    @cached_property
+    def _source(self) -> VocabularySource:
+        if self._tokenizer is None:
+            raise ValueError("needs a tokenizer, and this model directory has none")
+        return source_of(self._tokenizer, self._size, self._ends)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Raises ValueError if the model has no tokenizer that tells the bytes of its tokens."""
+        return Vocabulary(self._source)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the grammars that are kept."""
+        return sum(each.bytes for each in list(self._kept.values()))
+
+    def tried(self, constraints: Iterable[Constraint | None]) -> "Future[None]":
+        """Done when these are compiled, each first in a process with limits, unless it is kept. One by one, in a thread. A grammar
+        may take TRIAL_SECONDS, the first one longer.
+
+        The future's exceptions:
+            ValueError: one can't be compiled; the message names its field.
+            GrammarsBusy: too many wait already.
+        """
+        done: Future[None] = Future()
+        with self._lock:
+            new = [each for each in dict.fromkeys(constraints) if each is not None and each not in self._kept]
+            if new and self._waiting >= MOST_WAITING:
+                done.set_exception(GrammarsBusy(f"{self._waiting} grammars wait to be compiled already: try again later"))
+                return done
+            self._waiting += bool(new)
+        if not new:
+            done.set_result(None)
+            return done
+        return self._thread.submit(self._try_all, new)
+
+    def _try_all(self, new: Sequence[Constraint]) -> None:
+        try:
+            for constraint in new:
+                self._try_one(constraint)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _try_one(self, constraint: Constraint) -> None:
+        with self._lock:
+            known = constraint in self._kept
+        if known:
+            return
+        try:
+            source = self._source  # before a process is started
+            with self._trials:
+                size = self._try(source, constraint)
+            self._keep(constraint, size)
+        except ValueError as error:
+            raise ValueError(f"{constraint[0]} {error}") from None
+
+    def matcher(self, constraint: Constraint, bans: Bans) -> Matcher:
+        """A matcher at the grammar's beginning. Raises ValueError, naming the field: it can't be compiled, or allows no token."""
+        with self._lock:
+            kept = self._kept.get(constraint)
+            if kept is not None:
+                self._kept.move_to_end(constraint)
+        try:
+            kept = kept or self._keep(constraint, compiling.LEAST_BYTES + len(constraint[1]))
+            return Matcher(kept.automaton.deep_copy(), self.vocabulary, bans)
+        except (ValueError, GrammarError) as error:
+            raise ValueError(f"{constraint[0]} {error}") from None
+
+    def close(self) -> None:
+        """Ends the process and the threads."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        with self._trials:
+            self._end_process()
+        if "masker" in vars(self):
+            self.masker.close()
+
+    def _keep(self, constraint: Constraint, size: int) -> _Kept:
+        try:
+            made = _Kept(compiled(self.vocabulary.tokenizer, *constraint), size)
+        except ValueError as error:
+            raise ValueError(f"can't be compiled: {error}") from None
+        with self._lock:
+            self._kept[constraint] = made
+            while len(self._kept) > 1 and self.held_bytes > self._most_bytes:
+                self._kept.popitem(last=False)
+        return made
+
+    def _try(self, source: VocabularySource, constraint: Constraint) -> int:
+        """The bytes that the grammar takes. Raises ValueError with the reason if it can't be compiled within limits."""
+        try:
+            if self._process is None or not self._process.is_alive:
+                self._end_process()
+                self._process = ChildProcess(compiling.__file__)
+                self._process.ask({"vocabulary": source._asdict()}, START_SECONDS, MAX_REPLY)
+            reply = self._process.ask(dict(zip(("kind", "text"), constraint, strict=True)), TRIAL_SECONDS, MAX_REPLY)
+        except (TimeoutError, ConnectionError) as error:
+            self._end_process()
+            slow = isinstance(error, TimeoutError)
+            reason = f"it takes more than {TRIAL_SECONDS:g} seconds" if slow else "it is nested too deeply or takes too much memory"
+            logger.warning("replacing the process that tries grammars: %s", reason)
+            raise ValueError(f"can't be compiled: {reason}") from None
+        if "error" in reply:
+            raise ValueError(f"can't be compiled: {reply['error']}")
+        return int(reply["bytes"])
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.close()
+            self._process = None

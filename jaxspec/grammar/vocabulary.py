@@ -1,0 +1,62 @@
+"""A model's vocabulary as grammars see it."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from jaxspec.grammar.compiling import VocabularySource
+
+type Words = NDArray[np.uint32]
+"""A set of tokens: bit i % 32 of word i // 32 is that of token i."""
+
+
+@runtime_checkable
+class TokenBytes(Protocol):
+    """A tokenizer that says what its tokens are."""
+
+    token_bytes: Sequence[bytes]
+
+
+def source_of(tokenizer: Any, size: int, ends: Sequence[int]) -> VocabularySource:
+    """What to load the vocabulary of a model with `size` tokens from. `ends`: its end-of-sequence tokens.
+
+    Raises ValueError if the tokenizer can't tell the bytes of its tokens.
+    """
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        return VocabularySource(tokenizer.backend_tokenizer.to_str(), None, size, list(ends))
+    if isinstance(tokenizer, TokenBytes):
+        tokens = [token.decode("latin-1") for token in tokenizer.token_bytes[:size]]
+        return VocabularySource(None, tokens, size, list(ends))
+    raise ValueError("a grammar needs a tokenizer of the tokenizers library (tokenizer.json), and this model has none")
+
+
+class Vocabulary:
+    """The loaded vocabulary."""
+
+    def __init__(self, source: VocabularySource):
+        self.size, self.words = source.size, -(-source.size // 32)
+        self.tokenizer: llguidance.LLTokenizer = source.load()
+        self.text = ~packed(self.tokenizer.eos_tokens, self.words) & packed(range(self.size), self.words)
+        """The tokens that a text consists of."""
+        self.library_words = -(-self.tokenizer.vocab_size // 32)
+        """The size of llguidance's masks."""
+
+
+def packed(tokens: Sequence[int], words: int) -> Words:
+    """A set of tokens; those that the words have no bit for are left out.
+
+    In:  [0, 33], 2 words
+    Out: [1, 2]
+    """
+    bits = np.zeros(32 * words, bool)
+    bits[[token for token in tokens if 0 <= token < len(bits)]] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def holds(words: Words, token: int) -> bool:
+    """Whether the set holds the token."""
+    return 0 <= token < 32 * len(words) and bool(words[token // 32] >> np.uint32(token % 32) & 1)

@@ -1,0 +1,117 @@
+"""Structured output in requests: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, and SGLang's
+`json_schema`, `regex` and `ebnf`. A request may use one of them."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from jaxspec.sampling_params import MAX_GRAMMAR
+from jaxspec.server.errors import ApiError
+from jaxspec.server.fields import Only, RequestModel, Schema, StringOrStrings
+
+type GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR)]
+ANY_OBJECT = '{"type": "object"}'
+
+
+class JsonSchemaFormat(RequestModel):
+    """OpenAI's wrapping of a schema."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+    """None: any JSON object."""
+    strict: bool | None = None
+    """Accepted without effect: the text always fits the schema."""
+
+
+class ResponseFormat(RequestModel):
+    """OpenAI's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    """With type json_schema."""
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's: one of the first five."""
+
+    json_: Schema | None = Field(default=None, alias="json")
+    regex: GrammarText | None = None
+    choice: StringOrStrings = None
+    grammar: GrammarText | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: Annotated[Any, Only(False)] = None
+    disable_additional_properties: Annotated[Any, Only(False)] = None
+    disable_fallback: bool | None = None
+    """Accepted without effect: there is one library."""
+    whitespace_pattern: Annotated[Any, Only()] = None
+    structural_tag: Annotated[Any, Only()] = None
+
+
+class StructuredFields(RequestModel):
+    """The fields of completions and chat completions, besides those that are parameters of their own."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's."""
+    guided_json: Schema | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: StringOrStrings = None
+    guided_grammar: GrammarText | None = None
+    """vLLM's older names."""
+
+
+class Given(NamedTuple):
+    """A constraint of a request."""
+
+    field: str
+    """The client's field."""
+    name: str
+    """Our parameter."""
+    value: Any
+
+
+def given_constraint(body: Any) -> Given | None:
+    """The constraint of an OpenAI request (StructuredFields, and the parameters json_schema, regex and ebnf). Raises ApiError if
+    there are several, or half of one."""
+    found = list(_given(body))
+    if len(found) > 1:
+        first, second = found[0].field, found[1].field
+        raise ApiError(400, f"{second} can't be given together with {first}: a text follows one grammar", param=second)
+    return found[0] if found else None
+
+
+def _given(body: Any) -> Iterator[Given]:
+    asked = body.response_format
+    if asked is not None and asked.type == "json_object":
+        yield Given("response_format", "json_schema", ANY_OBJECT)
+    elif asked is not None and asked.type == "json_schema":
+        if asked.json_schema is None:
+            raise ApiError(
+                400, "response_format.json_schema is required with type json_schema", param="response_format.json_schema"
+            )
+        schema = asked.json_schema.schema_
+        yield Given("response_format.json_schema.schema", "json_schema", ANY_OBJECT if schema is None else schema)
+    if (outputs := body.structured_outputs) is not None:
+        if outputs.json_object:
+            yield Given("structured_outputs.json_object", "json_schema", ANY_OBJECT)
+        yield from _present(
+            Given("structured_outputs.json", "json_schema", outputs.json_),
+            Given("structured_outputs.regex", "regex", outputs.regex),
+            Given("structured_outputs.choice", "choice", outputs.choice),
+            Given("structured_outputs.grammar", "grammar", outputs.grammar),
+        )
+    yield from _present(
+        Given("guided_json", "json_schema", body.guided_json),
+        Given("guided_regex", "regex", body.guided_regex),
+        Given("guided_choice", "choice", body.guided_choice),
+        Given("guided_grammar", "grammar", body.guided_grammar),
+        Given("json_schema", "json_schema", body.json_schema),
+        Given("regex", "regex", body.regex),
+        Given("ebnf", "grammar", body.ebnf),
+    )
+
+
+def _present(*each: Given) -> Iterator[Given]:
+    return (given for given in each if given.value is not None)

@@ -1,0 +1,156 @@
+"""What may follow each node of a tree, and compiling: without an engine."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from jaxspec.grammar import cache
+from jaxspec.grammar.cache import Grammars
+from jaxspec.grammar.matcher import Bans, GrammarError, Matcher
+from jaxspec.grammar.trees import TextTree
+from jaxspec.grammar.vocabulary import holds, packed
+from jaxspec.testing import TinyTokenizer
+from tests.grammar.cases import random_schema
+
+VOCABULARY, END = 128, 0
+NO_BANS = Bans((END,))
+SCHEMA = {"type": "object", "properties": {"name": {"enum": ["x", "yy"]}}, "required": ["name"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    made = Grammars(TinyTokenizer(), VOCABULARY, (END,))
+    yield made
+    made.close()
+
+
+def matcher(grammars: Grammars, kind: str, value: object, bans: Bans = NO_BANS) -> Matcher:
+    return grammars.matcher((kind, value if isinstance(value, str) else json.dumps(value)), bans)
+
+
+def tokens_of(words: np.ndarray) -> list[int]:
+    return [token for token in range(VOCABULARY) if holds(words, token)]
+
+
+def test_sets_of_tokens():
+    words = packed([0, 33, 127, 500], 4)
+    assert words.tolist() == [1, 2, 0, 2**31] and tokens_of(words) == [0, 33, 127]
+
+
+def test_every_node_gets_the_mask_of_its_own_text(grammars):
+    """That of a new matcher which has read the path to it; and the tree leaves no trace."""
+    rng = random.Random(3)
+    for _ in range(40):
+        schema, bans = random_schema(rng), Bans((END,), bad=rng.sample(range(1, 128), rng.choice([0, 0, 9])))
+        try:
+            walker = matcher(grammars, "json_schema", schema, bans)
+        except ValueError:
+            continue  # the bans leave nothing
+        text: list[int] = []
+        for _ in range(rng.randrange(8)):
+            allowed = [token for token in tokens_of(walker.step.words) if token != END]
+            token = rng.choice(allowed or [END])
+            if walker.advance([token], "stop" if token == END else None)[1] or not walker.step.words.any():
+                break
+            text.append(token)
+        else:
+            before = walker.step.words.copy()
+            tokens, parents = random_tree(rng, walker, 10)
+            masks = np.zeros((len(tokens), 4), np.uint32)
+            empty = walker.masks(tokens, parents, masks)
+            legal, _ = walker.legal(tokens[1:], [parent - 1 for parent in parents[1:]])
+            for node in range(len(tokens)):
+                path, at = [], node
+                while at > 0:
+                    path.insert(0, tokens[at])
+                    at = parents[at]
+                fresh = matcher(grammars, "json_schema", schema, bans)
+                may = all(follow(fresh, token) for token in [*text, *path])
+                assert node == 0 or legal[node - 1] == may
+                if may and not fresh.step.is_end and END not in path:
+                    assert masks[node].tolist() == fresh.step.words.tolist()
+                    assert (node in empty) == (not fresh.step.words.any())
+            assert (walker.step.words == before).all() and (masks[0] == before).all()
+
+
+def follow(fresh: Matcher, token: int) -> bool:
+    """Adds the token if it may follow."""
+    if not holds(fresh.step.words, token):
+        return False
+    fresh.advance([token], "stop" if token == END else None)
+    return True
+
+
+def random_tree(rng: random.Random, walker: Matcher, count: int) -> tuple[list[int], list[int]]:
+    """Tokens and parents of nodes, most of which may follow."""
+    tokens, parents = [1], [-1]
+    for _ in range(count):
+        masks = np.zeros((len(tokens), 4), np.uint32)
+        walker.masks(tokens, parents, masks)
+        parent = rng.randrange(len(tokens))
+        likely = tokens_of(masks[parent])
+        tokens.append(rng.choice(likely) if likely and rng.random() < 0.8 else rng.randrange(1, 128))
+        parents.append(parent)
+    return tokens, parents
+
+
+def test_a_text_is_cut_where_its_grammar_ends(grammars):
+    walker = matcher(grammars, "regex", "ab")
+    assert walker.advance([ord("a"), ord("b"), ord("c")], None) == ([ord("a"), ord("b")], "stop", True)
+    walker = matcher(grammars, "regex", "a{1,3}")
+    assert walker.advance([ord("a"), END], "stop") == ([ord("a"), END], "stop", False)
+    assert tokens_of(walker.step.words) == [END, ord("a")]
+    with pytest.raises(GrammarError, match="does not allow token 98"):
+        walker.advance([ord("b")], None)
+
+
+def test_what_must_follow_is_drafted(grammars):
+    walker = matcher(grammars, "regex", "(x|hello)[0-9]")
+    legal, forced = walker.legal([ord("h"), ord("x"), ord("y")], [-1, -1, -1])
+    assert legal == [True, True, False] and bytes(forced[0]) == b"ello" and not forced[-1] and 1 not in forced
+    tree = TextTree([ord("h"), ord("x"), ord("e")], [-1, -1, 0], [-1.0, -0.5, -9.0], forced)
+    tree.add_forced(3)
+    tokens, parents, added = tree.best(7, 5)
+    assert (bytes(tokens[1:].tolist()), parents.tolist(), added) == (b"hxel", [-1, 0, 0, 1, 3], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (
+            "json_schema",
+            json.dumps(SCHEMA | {"properties": {"a": {"items": {"uniqueItems": True}}}}),
+            r"uniqueItems.* #/properties/a",
+        ),
+        ("json_schema", '{"items": ' * 900 + "{}" + "}" * 900, "nested|recursion"),
+        ("regex", "(a", "^regex can't be compiled: .*unclosed group"),
+        ("grammar", "start: nothing", "unknown name"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_its_place(grammars, kind, text, said):
+    with pytest.raises(ValueError, match=said):
+        grammars.tried([(kind, text)]).result()
+
+
+def test_a_process_that_takes_too_long_is_replaced(grammars, monkeypatch):
+    monkeypatch.setattr(cache, "TRIAL_SECONDS", 0.0)
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        grammars.tried([("regex", "slow")]).result()
+    monkeypatch.undo()
+    assert grammars.tried([None, ("regex", "slow")]).result() is None
+    assert grammars.tried([("regex", "slow")]).done(), "it is kept"
+
+
+def test_kept_grammars_are_bounded(grammars):
+    few = Grammars(TinyTokenizer(), VOCABULARY, (END,), most_bytes=300_000)
+    for number in range(20):
+        few.matcher(("regex", f"a{{{number + 1}}}"), Bans((END,)))
+    assert 200_000 < few.held_bytes <= 300_000
+    few.close()
+
+
+def test_a_model_without_a_tokenizer_refuses_grammars():
+    with pytest.raises(ValueError, match=r"^regex needs a tokenizer"):
+        Grammars(None, VOCABULARY, ()).tried([("regex", "a")]).result()

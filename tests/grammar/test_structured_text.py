@@ -1,0 +1,140 @@
+"""Text under a grammar and a tree is plain masked decoding's, token for token, and fits the grammar; and what wins between a
+grammar and the other parameters. (One file, so that its engines share their programs.)"""
+
+import random
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding.programs import CycleProgram, ProposeProgram
+from jaxspec.decoding.tree import Candidates, rank
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationRequest, Request
+from jaxspec.grammar.matcher import GrammarError
+from jaxspec.grammar.trees import best_nodes
+from jaxspec.sampling_params import SamplingParams
+from tests.grammar.cases import TREES, check, engine, random_case
+
+PROMPT = (3, 1, 4, 1, 5)
+WORDS = {"regex": "[a-c]{2,4}"}
+
+
+def test_text_under_a_tree_is_that_of_plain_masked_decoding():
+    rng = random.Random(7)
+    cases = [random_case(rng) for _ in range(200)]
+    result = check(cases, TREES)
+    assert (result.wrong, result.unequal) == ([], [])
+    assert result.ended >= 100 and result.preemptions and result.hits and result.forced, result
+
+
+@pytest.fixture
+def made() -> Engine:
+    return engine(TREES[0])
+
+
+def finish(made: Engine, *params: SamplingParams) -> list[Request]:
+    """Requests with the same prompt, run to their ends."""
+    requests = [made.add(GenerationRequest(PROMPT, each)) for each in params]
+    while made.has_work:
+        made.step()
+    return requests
+
+
+def sampled(seed: int, **fields) -> SamplingParams:
+    return SamplingParams(max_tokens=24, temperature=1.2, seed=seed, **fields)
+
+
+def texts(made: Engine, **fields) -> list[str]:
+    """Of eight seeds."""
+    requests = finish(made, *(sampled(seed, **fields) for seed in range(8)))
+    assert {request.finish_reason for request in requests} == {"stop"}
+    return [request.result().text for request in requests]
+
+
+def test_where_a_grammar_ends_the_text_ends(made):
+    """Before min_tokens, and with ignore_eos; where it could go on, these go on."""
+    assert {len(text) for text in texts(made, **WORDS, min_tokens=20)} == {4}
+    assert {len(text) for text in texts(made, **WORDS, ignore_eos=True)} == {4}
+    assert {len(text) for text in texts(made, **WORDS, stop_token_ids=[5])} > {4}, "nothing stops where the grammar may"
+
+
+def test_stop_tokens_and_strings_end_the_text_anywhere(made):
+    (request,) = finish(made, sampled(1, regex="ab{9}", stop_token_ids=[ord("b")]))
+    assert (request.finish_reason, request.matched_stop, request.result().text) == ("stop", ord("b"), "a")
+    (request,) = finish(made, sampled(1, regex="ab{9}", stop="bb"))
+    assert (request.finish_reason, request.matched_stop, request.result().text) == ("stop", "bb", "a")
+    (request,) = finish(made, SamplingParams(max_tokens=3, regex="ab{9}"))
+    assert (request.finish_reason, request.result().text) == ("length", "abb")
+
+
+def test_bans_and_biases_choose_among_what_the_grammar_allows(made):
+    assert set("".join(texts(made, **WORDS, bad_token_ids=[ord("b")]))) == {"a", "c"}
+    assert set("".join(texts(made, **WORDS, logit_bias={ord("z"): 100, ord("c"): 100}))) == {"c"}
+    assert set("".join(texts(made, **WORDS, top_k=1))) <= set("abc")
+
+
+def test_a_grammar_and_bans_that_leave_nothing_end_the_request_alone(made):
+    with pytest.raises(ValueError, match=r"^regex allows no text that the request's bad_token_ids"):
+        made.add(GenerationRequest(PROMPT, sampled(1, **WORDS, allowed_token_ids=[ord("z")])))
+    stuck, beside = finish(made, sampled(1, regex="aab|aac", bad_token_ids=[ord("b"), ord("c")]), sampled(2, **WORDS))
+    assert (stuck.finish_reason, stuck.output) == ("error", [ord("a")] * 2) and stuck.error.startswith("bad_token_ids or allowed")
+    assert beside.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("method", ["advance", "masks"])
+def test_a_matcher_that_fails_ends_its_request_alone(made, method):
+    def fail(*_):
+        raise GrammarError("it is too complex")
+
+    broken, beside = (made.add(GenerationRequest(PROMPT, sampled(seed, **WORDS))) for seed in (1, 2))
+    setattr(broken.matcher, method, fail)
+    while made.has_work:
+        made.step()
+    assert (broken.finish_reason, broken.error, beside.finish_reason) == ("error", "it is too complex", "stop")
+
+
+def test_requests_without_a_grammar_keep_their_program_and_text(made):
+    free = [sampled(seed) for seed in range(3)]
+    alone = [request.output for request in finish(engine(TREES[0]), *free)]
+    ran, run = [], made.runner._run
+    made.runner._run = lambda program, *inputs: ran.append(type(program)) or run(program, *inputs)
+    mixed = finish(made, *free, *(sampled(seed, **WORDS) for seed in range(3)))
+    assert [request.output for request in mixed[:3]] == alone
+    after = ran[::-1].index(ProposeProgram)
+    assert {CycleProgram, ProposeProgram} < set(ran) and CycleProgram in ran[-after:], "one program when no grammar is left"
+    stats = made.stats()
+    assert stats.constrained_requests == 3 and stats.mask_seconds > 0 and stats.pruned_tokens > 0
+
+
+def test_a_sealed_engine_compiles_what_a_grammar_needs_while_others_overtake(made):
+    made.warm_up(wait_for_all=False)
+    constrained = made.add(GenerationRequest(PROMPT, sampled(1, **WORDS)))
+    assert made.scheduler.held_back == [constrained]
+    free = made.add(GenerationRequest(PROMPT, sampled(2)))
+    while free.finish_reason is None:
+        made.step()
+    deadline = time.monotonic() + 300
+    while made.has_work:
+        assert time.monotonic() < deadline
+        made.step()
+    assert constrained.finish_reason == "stop"
+    made.runner.programs.stop()
+
+
+def test_trees_are_ranked_as_on_the_device():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        parents = np.array([-1, -1, -1, *(rng.integers(0, 3, 4)), *(rng.integers(3, 7, 4))])
+        scores = -rng.integers(0, 4, 11).astype(np.float32)
+        for node, parent in enumerate(parents):
+            scores[node] += scores[parent] if parent >= 0 else 0
+        scores[rng.integers(3, 11)] = -np.inf if rng.random() < 0.3 else scores[3]
+        scores = np.array(
+            [min(score, scores[parent]) if parent >= 0 else score for score, parent in zip(scores, parents, strict=True)]
+        )
+        tokens = rng.integers(0, 9, 11)
+        tree = rank(jnp.array([5]), Candidates(*(jnp.asarray(each)[None] for each in (tokens, scores, parents))), TREES[0])
+        own = best_nodes(5, tokens, parents, scores, TREES[0].num_draft_tokens)
+        assert [each.tolist() for each in own] == [tree.tokens[0].tolist(), tree.parents[0].tolist()]
