@@ -84,11 +84,9 @@ def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) ->
     In:  logarithms of 0.5, 0.3, 0.15, 0.05; temperature 1, top_k 3, top_p 0.9, min_p 0.4
     Out: the first two are kept (top_k keeps three, top_p three, min_p two)
     """
-    inverse_temperature, most = 1 / divisor(settings), jnp.max(logits, -1, keepdims=True)
-    total = jnp.sum(jnp.exp((logits - most) * inverse_temperature), -1, keepdims=True)
-    limits = (each[:, None, None] for each in (settings.top_k, settings.top_p, settings.min_p))
-    of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, inverse_temperature, *limits))
-    kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
+    limits = (each[:, None] for each in (settings.top_k, settings.top_p, settings.min_p))
+    of_rows = (jnp.broadcast_to(each, logits.shape[:-1]) for each in (1 / divisor(settings)[..., 0], *limits))
+    kept = cutoff(logits, None, None, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
 
 

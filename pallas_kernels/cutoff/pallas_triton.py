@@ -22,8 +22,8 @@ PIECES = 16
 """A row is divided into at most so many pieces; each gives its largest logit and its first one to compare the others with."""
 COUNTED, TILE = 2048, 128
 """Tokens that a thread block of the second launch counts, and those that it compares at once with all samples."""
-BLOCK, FEW = 4096, 1024
-"""Tokens in registers at once in the third launch, of the row and of those copied: 16 and 4 a thread."""
+BLOCK, FEW = 2048, 1024
+"""Tokens in registers at once in the third launch, of the row and of those copied: 8 and 4 a thread."""
 WARPS, COUNTING_WARPS = 8, 4
 
 
@@ -147,7 +147,7 @@ def _search_row(
         return ids < vocab_size, ordered_bits(logits), ids, row.shares(logits)
 
     def copy(block: Array, count: Array) -> Array:
-        known, *token = read(block)
+        known, *token, _ = read(block)  # shares follow for those copied only
         chosen = known & (token[0] > lowest) & (token[0] <= highest)
         places = count + jnp.cumsum(chosen.astype(jnp.int32)) - 1
         fits = chosen & (places < room)
@@ -158,14 +158,31 @@ def _search_row(
 
     blocks, nothing = pl.cdiv(vocab_size, BLOCK), jnp.zeros((), jnp.int32)
     count = jax.lax.fori_loop(0, blocks, copy, nothing)
-    if not interpret:
-        pltriton.debug_barrier()  # other threads read the copies
+    copied = jnp.minimum(count, room)
+
+    def at(block: Array) -> tuple[Array, Array]:
+        places = block * FEW + jnp.arange(FEW, dtype=jnp.int32)
+        known = places < copied
+        return jnp.where(known, places, room), known
 
     def read_copies(block: Array) -> tuple[Array, Array, Array, Array]:
-        places = block * FEW + jnp.arange(FEW, dtype=jnp.int32)
-        known = places < count
+        places, known = at(block)
         bits, ids, shares = (pltriton.load(copies_ref.at[place, field, places], mask=known, other=0) for field in range(3))
         return known, bits, ids, shares
+
+    def add_shares(block: Array, same: Array) -> Array:
+        places, known = at(block)
+        bits = pltriton.load(copies_ref.at[place, 0, places], mask=known, other=0)
+        pltriton.store(copies_ref.at[place, 2, places], row.shares(float_of(bits)), mask=known)
+        return same
+
+    def synchronize() -> None:
+        if not interpret:
+            pltriton.debug_barrier()  # other threads read what was written
+
+    synchronize()
+    jax.lax.fori_loop(0, pl.cdiv(copied, FEW), add_shares, nothing)
+    synchronize()
 
     def search_in(read, length: int, blocks: Array | int, above: Before) -> tuple[Array, Array]:
         def before(chosen: Chosen) -> Before:
@@ -182,7 +199,7 @@ def _search_row(
 
     last_ref[place], token_ref[place] = jax.lax.cond(
         count <= room,
-        lambda: search_in(read_copies, FEW, pl.cdiv(count, FEW), above),
+        lambda: search_in(read_copies, FEW, pl.cdiv(copied, FEW), above),
         lambda: search_in(read, BLOCK, blocks, Before(nothing, nothing)),
     )
 
