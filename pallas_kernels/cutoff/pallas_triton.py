@@ -72,7 +72,14 @@ def pallas_triton_cutoff(
     counted = launch("cutoff_count", count, counts, [(counts, above)] * 2, jnp.int32, COUNTING_WARPS, *given)
     copies = pl.cdiv(vocab_size, 3)  # as much memory as the logits
     last, token, _ = launch(
-        "cutoff_search", partial(_search_row, size, rough, interpret), None, [(), (), (3, copies + 1)], jnp.int32, WARPS, *given, counted
+        "cutoff_search",
+        partial(_search_row, size, rough, interpret),
+        None,
+        [(), (), (3, copies + 1)],
+        jnp.int32,
+        WARPS,
+        *given,
+        counted,
     )
     return last.reshape(shape), token.reshape(shape)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from jaxspec.planner.compile import why_not
+from tests.pallas_kernels.issue_cycles import SCHEDULERS, Program
 
 pytestmark = pytest.mark.gpu_compiler
 
@@ -45,10 +46,34 @@ def test_attention_takes_one_or_two_launches_and_as_many_to_pack_the_mask(compil
             assert len(answer["launches"]) - len(mine) in ((1,) if rows <= 32 else (1, 2)), (name, answer)
 
 
+BEFORE = 1.6e6
+"""Cycles of the kernel with one thread block per row, which read a row of 128,256 fifty times (25 November 2026)."""
+PASSES, WHOLE_PASS = 35, 100
+"""Over the copied tokens: one for their shares, 32 for bits, two for ties, none of which is cut. And instructions at the end of each."""
+
+
+def test_a_cut_off_issues_a_tenth_of_what_fifty_passes_did(compiled):
+    """On the busiest of 132 multiprocessors, if 8192 tokens are copied: twice what one of 17 equal ranges has."""
+    programs = {name: Program(*each) for name, each in compiled[0]["cutoff, 8 rows"]["programs"].items()}
+    pieces, count, search = (programs[f"cutoff_{part}"] for part in ("pieces", "count", "search"))
+    lengths = [last - first + 1 for first, last in search.loops]  # the row is copied in the first; those over copies are short
+    copying, longest = lengths[0], max(length for length in lengths if length < 100)
+    for rows in (1, 32):
+        cycles = -(-rows * 16 // 132) * pieces.cycles([]) + -(-rows * 63 // 132) * count.cycles([16])
+        cycles += (search.instructions + 63 * copying + PASSES * (WHOLE_PASS + 8 * longest)) * search.warps / SCHEDULERS
+        assert cycles <= BEFORE / 10, (rows, cycles)
+
+
 def test_the_others_take_one(compiled):
     kernels = {name: answer["launches"] for name, answer in compiled[0].items() if "attention" not in name}
     assert len(kernels) == 50
-    several = {"32 layers, 8 KV heads": 2, "80 layers, 8 KV heads": 5, "32 layers, 32 KV heads": 8, "40 layers, 40 KV heads": 20}
+    several = {
+        "32 layers, 8 KV heads": 2,
+        "80 layers, 8 KV heads": 5,
+        "32 layers, 32 KV heads": 8,
+        "40 layers, 40 KV heads": 20,
+        "cutoff": 3,
+    }
     for name, launches in kernels.items():
         mine = [kernel for kernel in launches if kernel.startswith(name.split(",")[0])]
         assert len(mine) == next((count for what, count in several.items() if what in name), 1), (name, launches)
