@@ -46,8 +46,8 @@ def cutoff(
     probability of the likeliest token, which is always kept.
 
     A token's probability is exp((logit - most) * inverse_temperature) / total, rounded to a multiple of 2^-30: sums are exact and
-    do not depend on the order. `most` is the row's largest logit; None: it and `total`, which makes the sum 1, are computed here, on
-    a GPU in the same launches. `rough`: takes a fifth of the time, but also keeps tokens up to
+    do not depend on the order. `most` is the row's largest logit; None: it and `total`, which makes the sum 1, are computed here,
+    on a GPU in the same launches. `rough`: takes a fifth of the time, but also keeps tokens up to
     an eighth of a nat below the cut-off.
     `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 

@@ -8,7 +8,7 @@ only these are searched by `bisection.search`.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ WARPS, COUNTING_WARPS = 8, 4
 class Pieces(NamedTuple):
     """The result of the first launch: for each piece of a row its largest logit, and the sum of probabilities relative to it."""
 
-    most: Array
-    total: Array
+    most: Any
+    total: Any
 
 
 @jax.named_scope("cutoff")
@@ -97,6 +97,7 @@ def _sum_piece(size: int, logits_ref, inverse_ref, most_ref, total_ref):
 
 def _row(place, pieces: Pieces, numbers) -> Row:
     """The numbers of one row; its largest logit and its total come from its pieces if they are not given."""
+    rest: list[Any]
     most, total, *rest = (None if number is None else number[place] for number in numbers)
     ids = jnp.arange(pl.next_power_of_2(pieces.most.shape[1]), dtype=jnp.int32)
     mask = ids < pieces.most.shape[1]
@@ -167,19 +168,17 @@ def _search_row(
     count = jax.lax.fori_loop(0, blocks, copy, nothing)
     copied = jnp.minimum(count, room)
 
-    def at(block: Array) -> tuple[Array, Array]:
+    def read_copies(block: Array) -> tuple[Array, Array, Array, Array]:
         places = block * FEW + jnp.arange(FEW, dtype=jnp.int32)
         known = places < copied
-        return jnp.where(known, places, room), known
-
-    def read_copies(block: Array) -> tuple[Array, Array, Array, Array]:
-        places, known = at(block)
         bits, ids, shares = (pltriton.load(copies_ref.at[place, field, places], mask=known, other=0) for field in range(3))
         return known, bits, ids, shares
 
     def add_shares(block: Array, same: Array) -> Array:
-        places, known = at(block)
+        places = block * FEW + jnp.arange(FEW, dtype=jnp.int32)
+        known = places < copied
         bits = pltriton.load(copies_ref.at[place, 0, places], mask=known, other=0)
+        places = jnp.where(known, places, room)
         pltriton.store(copies_ref.at[place, 2, places], row.shares(float_of(bits)), mask=known)
         return same
 
