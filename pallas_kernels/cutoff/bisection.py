@@ -84,7 +84,7 @@ def search(row: Row, before: Callable[[Chosen], Before], vocab_size: int, rough:
             return ordered_bits(row.most - steps.astype(jnp.float32) / (STEPS_PER_NAT * row.inverse_temperature))
 
         kept_steps = largest(lambda steps: ~drops(lower(steps)), row.most, ROUGH_BITS)
-        return lower(kept_steps + 1), jnp.full_like(kept_steps, vocab_size)
+        return lower(kept_steps + 1), jnp.maximum(kept_steps, vocab_size)  # Triton takes no constant here
     last = largest(lambda number: drops(number ^ LOWEST), row.most, 32) ^ LOWEST
     last = last + 1
     above, reached = before(lambda bits, _: bits > last), before(lambda bits, _: bits >= last)
@@ -105,7 +105,7 @@ def search(row: Row, before: Callable[[Chosen], Before], vocab_size: int, rough:
         return largest(is_kept, row.most, (vocab_size - 1).bit_length())
 
     is_cut = jnp.any(kept < ties) if ties.ndim else kept < ties  # inside a kernel they are scalars
-    return last, jax.lax.cond(is_cut, last_tie, lambda: jnp.maximum(kept, vocab_size))  # Triton takes no constant here
+    return last, jax.lax.cond(is_cut, last_tie, lambda: jnp.maximum(kept, vocab_size))  # nor here
 
 
 def largest(holds: Callable[[Array], Array], like: Array, bits: int) -> Int[Array, "..."]:

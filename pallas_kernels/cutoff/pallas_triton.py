@@ -2,9 +2,10 @@
 
 What costs time is how often a row is looked at. So two launches, with many thread blocks per row, look for a narrow range of logits
 that holds the cut-off: the first finds the largest logit of every piece of the row and the sum of its probabilities, the second
-counts and sums the tokens above each of 32 logits, which are these largest ones and as many samples. They divide any row, flat or
-steep, into ranges of few tokens. The third launch copies the tokens of the range that holds the cut-off, usually some thousand, and
-only these are searched by `bisection.search`.
+counts and sums the tokens above each of 16 logits: the smallest of these largest ones, above which are some dozen, and 15 tokens at
+equal distances in the row. They divide any row, flat or steep, into ranges of few tokens. The third launch copies the tokens of the
+range that holds the cut-off, at most some thousand (a sixteenth of the row, on average), and only these are searched by
+`bisection.search`; a row of which too many are in one range, as they are equal, is searched itself.
 """
 
 from functools import partial
@@ -19,11 +20,13 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.cutoff.bisection import HIGHEST, LOWEST, Before, Chosen, Row, float_of, ordered_bits, search
 
 PIECES = 16
-"""A row is divided into at most so many pieces; each gives its largest logit and its first one to compare the others with."""
-COUNTED, TILE = 2048, 128
+"""A row is divided into at most so many pieces, each of which gives its largest logit."""
+SAMPLES = 16
+"""Logits that divide a row."""
+COUNTED, TILE = 4096, 256
 """Tokens that a thread block of the second launch counts, and those that it compares at once with all samples."""
-BLOCK, FEW = 2048, 1024
-"""Tokens in registers at once in the third launch, of the row and of those copied: 8 and 4 a thread."""
+BLOCK, FEW = 4096, 2048
+"""Tokens in registers at once in the third launch, of the row and of those copied: 16 and 8 a thread."""
 WARPS, COUNTING_WARPS = 8, 4
 
 
@@ -66,16 +69,14 @@ def pallas_triton_cutoff(
     numbers = [None if each is None else each.reshape(-1) for each in (most, total, inverse_temperature, top_k, top_p, min_p)]
     _, _, inverse, *_ = numbers
     parts = Pieces(*launch("cutoff_pieces", partial(_sum_piece, size), pieces, [(pieces,)] * 2, jnp.float32, WARPS, inverse))
-    above = pl.next_power_of_2(pieces) * 2
     given = parts, numbers
-    count = partial(_count, size)
-    counted = launch("cutoff_count", count, counts, [(counts, above)] * 2, jnp.int32, COUNTING_WARPS, *given)
-    copies = pl.cdiv(vocab_size, 3)  # as much memory as the logits
+    counted = launch("cutoff_count", _count, counts, [(counts, SAMPLES)] * 2, jnp.int32, COUNTING_WARPS, *given)
+    copies = pl.cdiv(vocab_size, 3 * FEW) * FEW  # as much memory as the logits
     last, token, _ = launch(
         "cutoff_search",
-        partial(_search_row, size, rough, interpret),
+        partial(_search_row, rough, interpret),
         None,
-        [(), (), (3, copies + 1)],
+        [(), (), (3, copies)],
         jnp.int32,
         WARPS,
         *given,
@@ -109,26 +110,21 @@ def _row(place, pieces: Pieces, numbers) -> Row:
     return Row(most, total, *rest)
 
 
-def _compared(place, size: int, logits_ref, pieces: Pieces) -> Int[Array, " samples"]:
-    """Bits of the logits that divide the row: the largest of every piece and then the first of every piece."""
-    half = pl.next_power_of_2(pieces.most.shape[1])
-    ids = jnp.arange(2 * half, dtype=jnp.int32)
-    piece = ids & (half - 1)
-    known = piece < pieces.most.shape[1]
-    peaks = pltriton.load(pieces.most.at[place, piece], mask=known & (ids < half), other=-jnp.inf)
-    firsts = pltriton.load(logits_ref.at[place, piece * size], mask=known & (ids >= half), other=-jnp.inf)
-    return ordered_bits(jnp.maximum(peaks, firsts))
+def _samples(place, logits_ref, pieces: Pieces) -> Int[Array, " samples"]:
+    """Bits of the logits that divide the row: the smallest of the pieces' largest, and tokens at equal distances."""
+    ids, vocab_size, known = jnp.arange(SAMPLES, dtype=jnp.int32), logits_ref.shape[1], pieces.most.shape[1]
+    peaks = pltriton.load(pieces.most.at[place, jnp.minimum(ids, known - 1)])
+    return ordered_bits(jnp.where(ids == 0, jnp.min(peaks), pltriton.load(logits_ref.at[place, ids * (vocab_size // SAMPLES)])))
 
 
-def _count(size: int, logits_ref, pieces: Pieces, numbers, number_ref, share_ref):
+def _count(logits_ref, pieces: Pieces, numbers, number_ref, share_ref):
     """The second launch: the number and the shares of some tokens of a row that are above each of the samples."""
     place, part, vocab_size = pl.program_id(0), pl.program_id(1), logits_ref.shape[1]
-    row, samples = _row(place, pieces, numbers), _compared(place, size, logits_ref, pieces)
+    row, samples = _row(place, pieces, numbers), _samples(place, logits_ref, pieces)
 
     def add_tile(tile, sums: Before) -> Before:
         ids = part * COUNTED + tile * TILE + jnp.arange(TILE, dtype=jnp.int32)
-        logits = pltriton.load(logits_ref.at[place, ids], mask=ids < vocab_size, other=-jnp.inf)
-        bits = jnp.where(ids < vocab_size, ordered_bits(logits), LOWEST)
+        logits, bits = _read(logits_ref, place, ids, ids < vocab_size)
         above = bits[None] > samples[:, None]
         return Before(sums.number + above.astype(jnp.int32), sums.share + jnp.where(above, row.shares(logits)[None], 0))
 
@@ -138,63 +134,58 @@ def _count(size: int, logits_ref, pieces: Pieces, numbers, number_ref, share_ref
     share_ref[place, part] = jnp.sum(sums.share, 1, dtype=jnp.int32)
 
 
-def _search_row(
-    size: int, rough: bool, interpret: bool, logits_ref, pieces: Pieces, numbers, counted, last_ref, token_ref, copies_ref
-):
+def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, numbers, counted, last_ref, token_ref, copies_ref):
     """The third launch, a thread block per row: copies the tokens of the range that holds the cut-off, and searches these."""
-    place, vocab_size, room = pl.program_id(0), logits_ref.shape[1], copies_ref.shape[2] - 1
-    row, samples = _row(place, pieces, numbers), _compared(place, size, logits_ref, pieces)
+    place, vocab_size, room = pl.program_id(0), logits_ref.shape[1], copies_ref.shape[2] - 1  # the last is spare
+    row, samples = _row(place, pieces, numbers), _samples(place, logits_ref, pieces)
     sums = Before(*(_sum_parts(each_ref, place) for each_ref in counted))
     dropped = row.drops(float_of(samples), sums)
     lowest, highest = jnp.max(jnp.where(dropped, samples, LOWEST)), jnp.min(jnp.where(dropped, HIGHEST, samples))
     above = Before(*(jnp.max(jnp.where(dropped, 0, each)) for each in sums))  # the lowest that is kept has the most above it
 
-    def read(block: Array) -> tuple[Array, Array, Array, Array]:
+    def read(block: Array) -> tuple[Array, Array, Array]:
         ids = block * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        logits = pltriton.load(logits_ref.at[place, ids], mask=ids < vocab_size, other=-jnp.inf)
-        return ids < vocab_size, ordered_bits(logits), ids, row.shares(logits)
+        logits, bits = _read(logits_ref, place, ids, ids < vocab_size)
+        return bits, ids, row.shares(logits)
 
-    def copy(block: Array, count: Array) -> Array:
-        known, *token, _ = read(block)  # shares follow for those copied only
-        chosen = known & (token[0] > lowest) & (token[0] <= highest)
+    def copy_ids(block: Array, count: Array) -> Array:
+        bits, ids, _ = read(block)
+        chosen = (bits > lowest) & (bits <= highest)
         places = count + jnp.cumsum(chosen.astype(jnp.int32)) - 1
         fits = chosen & (places < room)
         places = jnp.where(fits, places, room)  # interpreters write all values, those that the mask excludes too
-        for field, values in enumerate(token):
-            pltriton.store(copies_ref.at[place, field, places], values, mask=fits)
+        pltriton.store(copies_ref.at[place, 1, places], ids, mask=fits)
         return count + jnp.sum(chosen.astype(jnp.int32), dtype=jnp.int32)
 
-    blocks, nothing = pl.cdiv(vocab_size, BLOCK), jnp.zeros((), jnp.int32)
-    count = jax.lax.fori_loop(0, blocks, copy, nothing)
-    copied = jnp.minimum(count, room)
-
-    def read_copies(block: Array) -> tuple[Array, Array, Array, Array]:
+    def copy_rest(block: Array, same: Array) -> Array:
         places = block * FEW + jnp.arange(FEW, dtype=jnp.int32)
         known = places < copied
-        bits, ids, shares = (pltriton.load(copies_ref.at[place, field, places], mask=known, other=0) for field in range(3))
-        return known, bits, ids, shares
-
-    def add_shares(block: Array, same: Array) -> Array:
-        places = block * FEW + jnp.arange(FEW, dtype=jnp.int32)
-        known = places < copied
-        bits = pltriton.load(copies_ref.at[place, 0, places], mask=known, other=0)
-        places = jnp.where(known, places, room)
-        pltriton.store(copies_ref.at[place, 2, places], row.shares(float_of(bits)), mask=known)
+        ids = pltriton.load(copies_ref.at[place, 1, places], mask=known, other=0)
+        logits, bits = _read(logits_ref, place, ids, known)
+        pltriton.store(copies_ref.at[place, 0, places], bits)
+        pltriton.store(copies_ref.at[place, 2, places], row.shares(logits))
         return same
+
+    def read_copies(block: Array) -> list[Array]:
+        places = block * FEW + jnp.arange(FEW, dtype=jnp.int32)
+        return [pltriton.load(copies_ref.at[place, field, places]) for field in range(3)]
 
     def synchronize() -> None:
         if not interpret:
             pltriton.debug_barrier()  # other threads read what was written
 
+    blocks, nothing = pl.cdiv(vocab_size, BLOCK), jnp.zeros((), jnp.int32)
+    count = jax.lax.fori_loop(0, blocks, copy_ids, nothing)
+    copied = jnp.minimum(count, room)
     synchronize()
-    jax.lax.fori_loop(0, pl.cdiv(copied, FEW), add_shares, nothing)
+    jax.lax.fori_loop(0, pl.cdiv(copied, FEW), copy_rest, nothing)
     synchronize()
 
     def search_in(read, length: int, blocks: Array | int, above: Before) -> tuple[Array, Array]:
         def before(chosen: Chosen) -> Before:
             def add_block(block: Array, sums: Before) -> Before:
-                known, bits, ids, shares = read(block)
-                meant = known & chosen(bits, ids)
+                bits, ids, shares = read(block)
+                meant = chosen(bits, ids)
                 return Before(sums.number + meant.astype(jnp.int32), sums.share + jnp.where(meant, shares, 0))
 
             zero = jnp.zeros(length, jnp.int32)
@@ -208,6 +199,12 @@ def _search_row(
         lambda: search_in(read_copies, FEW, pl.cdiv(copied, FEW), above),
         lambda: search_in(read, BLOCK, blocks, Before(nothing, nothing)),
     )
+
+
+def _read(logits_ref, place: Array, ids: Array, known: Array) -> tuple[Array, Array]:
+    """Logits and their bits; of unknown tokens those that no search selects, and that have no share."""
+    logits = pltriton.load(logits_ref.at[place, ids], mask=known, other=-jnp.inf)
+    return logits, jnp.where(known, ordered_bits(logits), LOWEST)
 
 
 def _sum_parts(part_ref, place: Array) -> Int[Array, " samples"]:

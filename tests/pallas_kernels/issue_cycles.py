@@ -1,13 +1,27 @@
 """How many cycles a kernel's warps need to issue their instructions, counted from its PTX. (Not the time: nothing waits here.)"""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 SCHEDULERS, WARP = 4, 32
 """Warps that a multiprocessor issues from in a cycle, and threads of a warp."""
-_LABEL, _INSTRUCTION = re.compile(r"(\$\w+):"), re.compile(r"(?:@!?%\w+\s+)?[a-z]\w*[.\w:]*(?:\s.*)?;")
+_LABEL, _INSTRUCTION = re.compile(r"(\$\w+):"), re.compile(r"(?:@!?%\w+\s+)?([a-z]\w*[.\w:]*)(?:\s.*)?;")
 _BRANCH, _THREADS = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);"), re.compile(r"\.(?:req|max)ntid (\d+)")
+
+
+class Loop(NamedTuple):
+    """What lies between a label and the last branch back to it."""
+
+    first: int
+    """Number of the first instruction, from 0."""
+    last: int
+    words: list[str]
+    """The operations in it, such as `ld.global.v4.b32`, and whole numbers such as `128256`."""
+
+    def has(self, start: str) -> bool:
+        return any(word.startswith(start) for word in self.words)
 
 
 class Program(NamedTuple):
@@ -15,34 +29,47 @@ class Program(NamedTuple):
 
     instructions: int
     """All, each once."""
-    loops: list[tuple[int, int]]
-    """First and last instruction of each loop, in the order of the first; of two that begin together the inner one is first."""
+    loops: list[Loop]
     warps: int
 
-    def cycles(self, rounds: list[int]) -> float:
-        """Of one thread block, on its multiprocessor. `rounds`: of each loop; a loop that is not run has 0."""
+    def cycles(self, rounds: Callable[[Loop], int] = lambda loop: 1) -> float:
+        """Of one thread block, on its multiprocessor. `rounds`: how often a loop is run, each time that it is reached."""
         times = [1] * self.instructions
-        for (first, last), count in zip(self.loops, rounds, strict=True):
-            for place in range(first, last + 1):
-                times[place] *= count
+        for loop in self.loops:
+            for place in range(loop.first, loop.last + 1):
+                times[place] *= rounds(loop)
         return sum(times) * self.warps / SCHEDULERS
+
+    def is_nested(self, loop: Loop) -> bool:
+        """Whether the loop has another in it."""
+        return any(loop.first <= other.first and other.last <= loop.last for other in self.loops if other != loop)
 
 
 def read_programs(dump: Path) -> dict[str, Program]:
     """The kernels dumped by XLA with xla_dump_emitter_re, by name."""
-    found = {}
-    for file in dump.glob("*.ptx"):
-        text = file.read_text()
-        labels: dict[str, int] = {}
-        loops, count = [], 0
-        for line in map(str.strip, text[text.index(".entry") :].splitlines()):
-            if label := _LABEL.match(line):
-                labels[label[1]] = count
-            elif _INSTRUCTION.fullmatch(line.split("//")[0].strip()):
-                if (branch := _BRANCH.search(line)) and branch[1] in labels:
-                    loops.append((labels[branch[1]], count))
-                count += 1
-        name, threads = re.search(r"\.entry (\w+)", text), _THREADS.search(text)
-        if name and threads:
-            found[name[1]] = Program(count, sorted(loops), int(threads[1]) // WARP)
-    return found
+    return {name: program for file in dump.glob("*.ptx") for name, program in [read_program(file.read_text())]}
+
+
+def read_program(text: str) -> tuple[str, Program]:
+    """A kernel's name, and the kernel."""
+    code: list[tuple[str, str]] = []
+    labels: dict[str, int] = {}
+    ends: dict[int, int] = {}
+    for line in (line.split("//")[0].strip() for line in text[text.index(".entry") :].splitlines()):
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(code)
+        elif instruction := _INSTRUCTION.fullmatch(line):
+            if (branch := _BRANCH.search(line)) and branch[1] in labels:
+                ends[labels[branch[1]]] = len(code)
+            code.append((instruction[1], line))
+
+    def words(first: int, last: int) -> list[str]:
+        part = code[first : last + 1]
+        return sorted(
+            {name for name, _ in part} | {number for _, line in part for number in re.findall(r"(?<=[ ,])\d+(?=[,;])", line)}
+        )
+
+    loops = [Loop(first, last, words(first, last)) for first, last in ends.items()]
+    name, threads = re.search(r"\.entry (\w+)", text), _THREADS.search(text)
+    assert name and threads, text[:500]
+    return name[1], Program(len(code), loops, int(threads[1]) // WARP)
