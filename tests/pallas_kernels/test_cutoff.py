@@ -12,8 +12,8 @@ from pallas_kernels.cutoff.api import IMPLEMENTATIONS, Cutoff, cutoff
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE, float_of, largest, ordered_bits
 
 RUNNABLE = {name: each if name == "reference" else partial(each, interpret=True) for name, each in IMPLEMENTATIONS.items()}
-ULPS = 16
-"""How far totals of other orders may lie apart."""
+ROUNDING = np.float32(2**-20)
+"""How far the rounding of exponentials and of their total, which differs between compiled programs, moves a sum of probabilities."""
 
 
 def random_row(rng: np.random.Generator, vocab: int) -> np.ndarray:
@@ -83,18 +83,20 @@ def found(implementation: str, logits: Array, most: Array, total: Array, *others
 def test_the_kept_tokens_are_those_of_the_definition(implementation, given, vocab_size, rows):
     """9000 tokens are several blocks of each launch; of rows that are all equal the kernel copies none.
 
-    A total that the kernel sums in its own order differs from XLA's in its last bits: the kept tokens are those of such a total.
+    The kernel's exponentials, and a total that it sums in its own order, differ from XLA's in their last bits: in the few rows
+    where top_p or min_p lies so near to what is compared with it, the kept tokens lie between those of two limits near by.
     """
+    different = 0
     for seed in range(rows // 100):
         arrays = arguments(np.random.default_rng(seed), 100, vocab_size)
         kept = np.asarray(found(implementation, *arrays, given=given))
-        wrong = np.flatnonzero((kept != kept_tokens(*arrays)).any(-1))
-        if implementation == "reference" or given:
-            assert not wrong.size, (seed, wrong)
-        for row in wrong:
-            logits, most, total, *others = (np.repeat(each[row : row + 1], 2 * ULPS + 1, 0) for each in arrays)
-            near = total + np.spacing(total) * np.arange(-ULPS, ULPS + 1, dtype=np.float32)
-            assert (kept_tokens(logits, most, near, *others) == kept[row]).all(-1).any(), (seed, row)
+        different += (kept != kept_tokens(*arrays)).any(-1).sum()
+        *others, top_p, min_p = arrays
+        fewer = kept_tokens(*others, np.where(top_p < 1, top_p - ROUNDING, top_p), min_p * (1 + ROUNDING))
+        more = kept_tokens(*others, top_p + ROUNDING, min_p * (1 - ROUNDING))
+        assert ((fewer <= kept) & (kept <= more)).all(), seed
+    print(f"{different} of {rows} rows are different")
+    assert different <= (0 if implementation == "reference" else rows // 100)
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
