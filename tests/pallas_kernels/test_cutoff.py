@@ -13,7 +13,7 @@ from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE, float_of, larg
 
 RUNNABLE = {name: each if name == "reference" else partial(each, interpret=True) for name, each in IMPLEMENTATIONS.items()}
 ROUNDING = np.float32(2**-20)
-"""How far the rounding of exponentials and of their total, which differs between compiled programs, moves a sum of probabilities."""
+"""How far rounding of exponentials and their total, which differs between compiled programs, moves a sum of probabilities."""
 
 
 def random_row(rng: np.random.Generator, vocab: int) -> np.ndarray:
