@@ -18,13 +18,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.decoding.noise import noise_at
 from jaxspec.decoding.penalties import Context, adjust_logits
-from jaxspec.decoding.sampling import apply_filters, most_and_total
+from jaxspec.decoding.sampling import apply_filters
 from jaxspec.decoding.settings import SamplingKind, divisor
 from jaxspec.decoding.state import Batch, State
 from jaxspec.typing import Array, Float, Int
+from pallas_kernels.dispatch import by_platform
 
 LEAST, MOST = 1 / 8, 8.0
 """Bounds of the sharpness, of likely tokens and of others, and of 1 / s."""
@@ -81,47 +83,64 @@ class Prediction(NamedTuple):
         and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
         Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
-        exact. Of the ways to adjust and filter only the one of the batch's highest kind runs.
+        exact.
         """
         batch, settings, ids = self.batch, self.batch.settings, self.vocabulary
         is_sampled, weights = settings.temperature[:, None, None] > 0, self.calibration.weights
-        most, boundary = most_and_boundary(logits)
-        logits, most = (jnp.where(is_sampled, calibrated(each, boundary, weights), each) for each in (logits, most))
+        logits = jnp.where(is_sampled, calibrated(logits, boundary(logits), weights), logits)
 
-        def unfiltered(logits: Float[Array, "b w v"], most: Float[Array, "b w 1"]) -> Float[Array, "b w v"]:
-            return logits / divisor(settings)  # 1 for greedy requests
-
-        def filtered(logits: Float[Array, "b w v"], most: Float[Array, "b w 1"]) -> Float[Array, "b w v"]:
-            return jnp.where(is_sampled, apply_filters(logits, settings, most, rough=True), logits)
-
-        def adjusted(logits: Float[Array, "b w v"], most: Float[Array, "b w 1"]) -> Float[Array, "b w v"]:
+        def adjust(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
             length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
             positions = jnp.broadcast_to(length[:, None] + depth + 1, logits.shape[:2])
             context = Context(self.state.history[batch.rows], length + 1, nothing, jnp.zeros((len(logits), 1, 0), bool))
-            logits = adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
-            return filtered(logits, jnp.max(logits, -1, keepdims=True))
+            return adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
 
-        scaled = jax.lax.switch(self.needed - SamplingKind.TEMPERATURE, [unfiltered, filtered, adjusted], logits, most)
+        def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+            return jnp.where(is_sampled, apply_filters(logits, settings, rough=True), logits)
+
+        def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+            return logits / divisor(settings)  # 1 for greedy requests
+
+        logits = jax.lax.cond(self.needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
+        scaled = jax.lax.cond(self.needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
         predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
         return jnp.maximum(jnp.where(is_sampled, predicted, scaled), LOWEST)
 
 
 def calibrated(
-    logits: Float[Array, "*rows v"], boundary: Float[Array, "*rows 1"], weights: Float[Array, " 3"]
+    logits: Float[Array, "*rows v"], least: Float[Array, "*rows 1"], weights: Float[Array, " 3"]
 ) -> Float[Array, "*rows v"]:
-    """The target's logits as the head's predict them. Larger logits stay larger, so the largest is that of the largest."""
+    """The target's logits as the head's predict them."""
     of_unlikely, of_likely, of_noise = weights
-    return (of_unlikely * jnp.minimum(logits, boundary) + of_likely * jnp.maximum(logits - boundary, 0)) / of_noise
+    return (of_unlikely * jnp.minimum(logits, least) + of_likely * jnp.maximum(logits - least, 0)) / of_noise
 
 
-def most_and_boundary(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows 1"], Float[Array, "*rows 1"]]:
-    """The largest logits, and the boundary of likely tokens' logits, where the probability is exp(LIKELY).
+def boundary(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
+    """The boundary of likely tokens' logits, where the probability is exp(LIKELY).
 
     In:  -0.1 and -5, which are logarithms of chances, LIKELY -4
-    Out: -0.1; -4
+    Out: -4
     """
-    most, total = most_and_total(logits, jnp.float32(1))
-    return most, LIKELY + most + jnp.log(total)
+    return LIKELY + by_platform(log_total_in_one_pass, log_total, log_total)(logits)
+
+
+def log_total(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
+    """The logarithm of the sum of exponentials."""
+    return jax.nn.logsumexp(logits, -1, keepdims=True)
+
+
+def log_total_in_one_pass(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
+    """`log_total` with half of the launches: of two parts of a row, that with smaller logits shrinks its sum to the other's
+    measure."""
+
+    def join(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+        most = jnp.maximum(one[0], other[0])
+        measure = jnp.where(jnp.isneginf(most), 0, most)
+        return most, one[1] * jnp.exp(one[0] - measure) + other[1] * jnp.exp(other[0] - measure)
+
+    nothing = np.float32(-np.inf), np.float32(0)
+    most, total = jax.lax.reduce((logits, jnp.ones_like(logits)), nothing, join, [logits.ndim - 1])
+    return (most + jnp.log(total))[..., None]
 
 
 @jax.named_scope("learn")
@@ -136,7 +155,7 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
     ids = jnp.arange(logits.shape[-1]) if known is None else known
 
     def observe(before: Calibration) -> Calibration:
-        settings, from_boundary = batch.settings, logits - most_and_boundary(logits)[1]
+        settings, from_boundary = batch.settings, logits - boundary(logits)
         noise = divisor(settings)[:, 0] * prediction.noise(0, logits.shape[-1])
         inputs = jnp.stack([jnp.minimum(from_boundary, 0), jnp.maximum(from_boundary, 0), noise], 1)  # [b, 3, v]
         scores = jnp.einsum("i,biv->bv", before.weights, inputs)

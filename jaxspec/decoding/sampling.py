@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.decoding.noise import draw, greedy, position_key
 from jaxspec.decoding.settings import SamplingKind, Settings, divisor
@@ -18,7 +17,6 @@ from jaxspec.decoding.tree import Tree
 from jaxspec.sampling_params import MAX_LOGPROBS
 from jaxspec.typing import Array, Bool, Float, Int
 from pallas_kernels.cutoff import cutoff
-from pallas_kernels.dispatch import by_platform
 
 type Logits = Float[Array, "b n v"]
 
@@ -77,63 +75,22 @@ def choose(
     return jax.lax.switch(needed, [branches[kind] for kind in SamplingKind], logits)
 
 
-def apply_filters(logits: Logits, settings: Settings, most: Float[Array, "b n 1"] | None = None, *, rough: bool = False) -> Logits:
+def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) -> Logits:
     """The logits divided by the temperature, with -inf in place of the tokens that top_k, top_p and min_p drop.
 
     All three use the same probabilities, so their order does not matter. A token is kept if it is among the top_k, if the
     tokens before it have less than top_p together, and if its probability is at least min_p times the largest one. The
-    likeliest token is always kept; equally likely ones come in order of their ids. `most`: the largest logits, if they
-    are known. `rough`: good enough for drafts.
+    likeliest token is always kept; equally likely ones come in order of their ids. `rough`: good enough for drafts.
 
     In:  logarithms of 0.5, 0.3, 0.15, 0.05; temperature 1, top_k 3, top_p 0.9, min_p 0.4
     Out: the first two are kept (top_k keeps three, top_p three, min_p two)
     """
-    inverse_temperature = 1 / divisor(settings)
-    if most is None:
-        most, total = most_and_total(logits, inverse_temperature)
-    else:
-        total = total_of(logits, most, inverse_temperature)
     is_sampled, none = settings.temperature > 0, Settings()
     pairs = ((settings.top_k, none.top_k), (settings.top_p, none.top_p), (settings.min_p, none.min_p))
-    limits = (jnp.where(is_sampled, given, neutral)[:, None, None] for given, neutral in pairs)  # of greedy requests: none
-    of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, inverse_temperature, *limits))
-    kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
+    limits = (jnp.where(is_sampled, given, neutral)[:, None] for given, neutral in pairs)  # of greedy requests: none
+    of_rows = (jnp.broadcast_to(each, logits.shape[:-1]) for each in (1 / divisor(settings)[..., 0], *limits))
+    kept = cutoff(logits, None, None, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
-
-
-def total_of(
-    logits: Float[Array, "*rows v"], most: Float[Array, "*rows 1"], inverse_temperature: Float[Array, "..."]
-) -> Float[Array, "*rows 1"]:
-    """The sum of all probabilities, if that of the largest logit is 1."""
-    return jnp.sum(jnp.exp((logits - most) * inverse_temperature), -1, keepdims=True)
-
-
-def most_and_total(
-    logits: Float[Array, "*rows v"], inverse_temperature: Float[Array, "..."]
-) -> tuple[Float[Array, "*rows 1"], Float[Array, "*rows 1"]]:
-    """The largest logits, and the `total_of` each row."""
-    return by_platform(most_with_total, most_then_total, most_then_total)(logits, inverse_temperature)
-
-
-def most_then_total(logits: Float[Array, "*rows v"], inverse_temperature: Array) -> tuple[Array, Array]:
-    """`most_and_total`, the simple way: on a GPU two passes, of two launches each."""
-    most = jnp.max(logits, -1, keepdims=True)
-    return most, total_of(logits, most, inverse_temperature)
-
-
-def most_with_total(logits: Float[Array, "*rows v"], inverse_temperature: Array) -> tuple[Array, Array]:
-    """`most_and_total` in one pass: of two parts of a row, that with smaller logits shrinks its total to the other's measure."""
-
-    def join(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        scaled = jnp.maximum(one[1], other[1])
-        measure = jnp.where(jnp.isneginf(scaled), 0, scaled)
-        total = one[2] * jnp.exp(one[1] - measure) + other[2] * jnp.exp(other[1] - measure)
-        return jnp.maximum(one[0], other[0]), scaled, total
-
-    nothing = np.float32(-np.inf), np.float32(-np.inf), np.float32(0)
-    inputs = logits, logits * inverse_temperature, jnp.ones_like(logits)
-    most, _, total = jax.lax.reduce(inputs, nothing, join, [logits.ndim - 1])
-    return most[..., None], total[..., None]
 
 
 def logprobs_of(logits: Float[Array, "b j v"], tokens: Int[Array, "b j"], count: int = MAX_LOGPROBS) -> Logprobs:

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Prediction, calibrated, most_and_boundary
+from jaxspec.decoding.coupling import (
+    LEAST,
+    LIKELY,
+    MOST,
+    Prediction,
+    boundary,
+    calibrated,
+    log_total,
+    log_total_in_one_pass,
+)
 from jaxspec.decoding.cycle import propose
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.noise import noise_at
@@ -162,7 +171,7 @@ def test_greedy_requests_are_drafted_alike_in_any_company():
     state = state._replace(settings=packed(settings._replace(temperature=temperature)))
     logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
     for needed in (1, 2, 3):
-        scores = predicted(head, state).scores(SamplingKind(needed), logits, 1)
+        scores = predicted(head, state)._replace(needed=jnp.int32(needed)).scores(logits, 1)
         assert (scores[:3] == logits[:3]).all() and (scores[3:] != logits[3:]).any()
 
 
@@ -191,10 +200,10 @@ def test_the_weights_undo_what_was_done_to_the_heads_logits(vocabulary, temperat
 def test_each_kind_of_token_has_its_sharpness():
     """Chances 0.9, 0.099 and 0.001: the last token is unlikely. The parts meet where a token's chance is exp(LIKELY)."""
     logits = jnp.log(jnp.array([0.9, 0.099, 0.001])) + 7
-    scaled = calibrated(logits, most_and_boundary(logits)[1], jnp.array([1.0, 3.0, 0.5]))
+    scaled = calibrated(logits, boundary(logits), jnp.array([1.0, 3.0, 0.5]))
     cut = 7 + LIKELY
     np.testing.assert_allclose(scaled, [2 * cut + 6 * (logits[0] - cut), 2 * cut + 6 * (logits[1] - cut), 2 * logits[2]], rtol=1e-5)
-    np.testing.assert_allclose(calibrated(logits, most_and_boundary(logits)[1], jnp.ones(3)), logits, rtol=1e-5)
+    np.testing.assert_allclose(calibrated(logits, boundary(logits), jnp.ones(3)), logits, rtol=1e-5)
 
 
 def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
@@ -251,3 +260,9 @@ def logarithms(jaxpr) -> list[int]:
             inner = getattr(parameter, "jaxpr", parameter)
             found += logarithms(inner) if hasattr(inner, "eqns") else []
     return found
+
+
+def test_the_sum_of_exponentials_in_one_pass_is_that_in_two():
+    logits = 30 * jax.random.normal(jax.random.key(5), (3, 2, 1000))
+    logits = logits.at[0, :, 1:].set(-jnp.inf).at[1, 0, ::2].set(-jnp.inf)
+    np.testing.assert_allclose(log_total_in_one_pass(logits), log_total(logits), rtol=1e-6)

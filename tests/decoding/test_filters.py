@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.sampling import apply_filters, most_then_total, most_with_total
+from jaxspec.decoding.sampling import apply_filters
 from jaxspec.sampling_params import SamplingParams
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE
 from tests.decoding.distribution_in_numpy import kept, softmax
 from tests.decoding.rows import settings_of
+from tests.pallas_kernels.test_cutoff import random_row
 
 VOCAB = 50
 filtered = jax.jit(apply_filters, static_argnames="rough")
@@ -28,30 +29,6 @@ def sort_and_filter(scaled: np.ndarray, probabilities: np.ndarray, params: Sampl
     result = np.zeros(len(scaled), bool)
     result[order] = keeps
     return result & likely
-
-
-def random_row(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    """Logits of every kind: ties, -inf, one token, all equal, coarse grids, enormous and tiny spreads."""
-    kind = rng.integers(8)
-    row = rng.normal(size=vocab) * 10 ** rng.uniform(-3, 2)
-    if kind == 1:
-        row = np.zeros(vocab)
-    if kind == 2:
-        row = np.round(row)  # many ties
-    if kind == 3:
-        row = row.astype(np.float16)
-    if kind == 4:
-        row[rng.random(vocab) < 0.9] = -np.inf
-        row[rng.integers(vocab)] = 1.0
-    if kind == 5:
-        row[:] = -np.inf
-        row[rng.integers(vocab)] = 3.0
-    if kind == 6:
-        row = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
-        row[rng.integers(vocab)] = rng.choice([0.0, 1e-30, 5.0])
-    if kind == 7:
-        row = np.log(rng.dirichlet(np.full(vocab, 0.05)) + 1e-38)
-    return row.astype(np.float32)
 
 
 def random_filters(rng: np.random.Generator) -> SamplingParams:
@@ -121,14 +98,3 @@ def test_rough_filters_keep_a_little_more():
     assert (np.isfinite(rough) >= np.isfinite(exact)).all() and 0 < more.sum() < 0.01 * more.size
     last = np.min(exact, -1, where=np.isfinite(exact), initial=np.inf, keepdims=True)
     assert (np.asarray(logits) >= last - 1.001 / STEPS_PER_NAT)[more].all()
-
-
-def test_one_pass_finds_the_largest_logit_and_the_sum_of_two():
-    """The GPU's way, also of rows of which a part or all is -inf."""
-    logits = 5 * np.random.default_rng(0).normal(size=(4, 3, 1000)).astype(np.float32)
-    logits[1, 0, 3:], logits[2, :, ::2] = -np.inf, -np.inf
-    inverse = np.float32([1, 0.5, 2, 100])[:, None, None]
-    (most, total), (expected, sums) = most_with_total(logits, inverse), most_then_total(logits, inverse)
-    np.testing.assert_array_equal(most, expected)
-    np.testing.assert_allclose(total, sums, rtol=1e-5)
-    assert most_with_total(np.full((1, 1, 9), -np.inf, np.float32), np.float32(1))[1] == 0

@@ -38,7 +38,9 @@ KERNELS = {
     "tree_attention_split",
     "tree_attention_merge",
     "cache_write",
-    "cutoff",
+    "cutoff_pieces",
+    "cutoff_count",
+    "cutoff_search",
     "topk",
 }
 """All of them ours but the last, which is XLA's."""
