@@ -55,6 +55,9 @@ def uncalibrated() -> Calibration:
     return Calibration(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32))
 
 
+type Step = Callable[[Float[Array, "b w v"]], Float[Array, "b w v"]]
+
+
 class Prediction(NamedTuple):
     """All that turns a head's logits into a prediction of the target's choice."""
 
@@ -75,15 +78,26 @@ class Prediction(NamedTuple):
         self, likeliest: Callable[[Float[Array, "b w v"]], Result], logits: Float[Array, "b w v"], depth: int
     ) -> Result:
         """`likeliest` of the logits after nodes at this depth or, unless all requests are greedy, of their scores."""
-        is_sampled = self.needed > SamplingKind.GREEDY
-        return jax.lax.cond(is_sampled, lambda logits: likeliest(self.scores(logits, depth)), likeliest, logits)
 
-    def scores(self, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
+        def sampled(kind: SamplingKind | None) -> Callable[[Float[Array, "b w v"]], Result]:
+            return lambda logits: likeliest(self.scores(logits, depth, kind))
+
+        def by_kind(logits: Float[Array, "b w v"]) -> Result:
+            others = [sampled(kind) for kind in SamplingKind if kind > SamplingKind.GREEDY]
+            return jax.lax.switch(self.needed, [likeliest, *others], logits)
+
+        def nested(logits: Float[Array, "b w v"]) -> Result:
+            return jax.lax.cond(self.needed > SamplingKind.GREEDY, sampled(None), likeliest, logits)
+
+        # A branch for each kind halves a GPU's launches, and makes compiling for a CPU a third dearer.
+        return jax.lax.platform_dependent(logits, cuda=by_kind, default=nested)
+
+    def scores(self, logits: Float[Array, "b w v"], depth: int, kind: SamplingKind | None = None) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
         and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
         Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
-        exact.
+        exact. `kind`: the batch's highest, where it is known; None: `needed` tells.
         """
         batch, settings, ids = self.batch, self.batch.settings, self.vocabulary
         is_sampled, weights = settings.temperature[:, None, None] > 0, self.calibration.weights
@@ -101,8 +115,13 @@ class Prediction(NamedTuple):
         def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
             return logits / divisor(settings)  # 1 for greedy requests
 
-        logits = jax.lax.cond(self.needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
-        scaled = jax.lax.cond(self.needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
+        def from_kind(first: SamplingKind, then: Step, otherwise: Step, logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+            if kind is None:
+                return jax.lax.cond(self.needed >= first, then, otherwise, logits)
+            return then(logits) if kind >= first else otherwise(logits)
+
+        logits = from_kind(SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
+        scaled = from_kind(SamplingKind.FILTERED, filtered, unfiltered, logits)
         predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
         return jnp.maximum(jnp.where(is_sampled, predicted, scaled), LOWEST)
 

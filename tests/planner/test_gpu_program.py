@@ -24,7 +24,7 @@ CONTEXT, LAYERS, HIDDEN, INTERMEDIATE = 4096, 8, 4096, 14336
 TREES = (TreeShape(5, 4, 8), TreeShape(5, 8, 32), PLAIN)
 CHAINS = (TreeShape(3, 1, 4), TreeShape(7, 1, 8))
 MOST_LAUNCHES = {
-    "plain": (108, 114),
+    str(PLAIN): (108, 114),
     "3/1/4": (179, 225),
     "5/4/8": (255, 330),
     "7/1/8": (257, 350),
