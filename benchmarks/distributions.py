@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.coupling import calibrated
+from jaxspec.decoding.coupling import boundary, calibrated
 from jaxspec.load import LoadedModels
 from jaxspec.models.layers import causal_metadata
 from jaxspec.train.ttt import metadata, whole_rows
@@ -62,7 +62,8 @@ def compare(
             continue
         target, head = logits_of(params, jnp.array([[*text, *[0] * (width - len(text))]]))
         log_p = jax.nn.log_softmax(target[:, first:last] / temperature)
-        log_q = jax.nn.log_softmax(calibrated(head[:, first:last], jnp.array(weights)) / temperature)
+        head = head[:, first:last]
+        log_q = jax.nn.log_softmax(calibrated(head, boundary(head), jnp.array(weights)) / temperature)
         for k in CHILDREN:
             found[k].append(measure[k](log_p, log_q, jax.random.key(number)))
     rows = {k: Rules(*(jnp.concatenate(parts, 1) for parts in zip(*found[k], strict=True))) for k in CHILDREN}

@@ -36,7 +36,7 @@ class Batch:
     def put_back(self) -> None:
         """Resets every sequence to `context` tokens, running; its budget ends before its pages do."""
         batch = self.rows.shape[0]
-        sequences = self.state.sequences._replace(
+        sequences = self.state.sequences.but(
             length=jnp.full(batch, self.context, jnp.int32),
             remaining=jnp.full(batch, self._room, jnp.int32),
             done=jnp.zeros(batch, bool),
@@ -121,7 +121,7 @@ def fill(lab: Lab, state: State) -> State:
         random_array(seed, field.shape, field.dtype, 1.0) for seed, field in ((1, state.draft.hidden), (2, state.features.last))
     )
     return state._replace(
-        sequences=sequences._replace(root=roots),
+        sequences=sequences.but(root=roots),
         draft=state.draft._replace(hidden=hidden),
         features=state.features._replace(last=last),
     )

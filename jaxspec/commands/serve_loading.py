@@ -18,7 +18,7 @@ from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
 from jaxspec.defaults import model_directory, own_head
-from jaxspec.engine.device_state import nbytes
+from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs, nbytes
 from jaxspec.engine.memory import readable
 from jaxspec.engine.programs import Compilation
 from jaxspec.load import LoadedModels, load_models
@@ -65,6 +65,11 @@ def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
         logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)
     if jax.default_backend() == "cpu" and arguments.dtype in ("bfloat16", "float16"):
         logger.warning("--dtype %s works on a CPU, but auto is faster there, and more exact", arguments.dtype)
+    if jax.default_backend() == "gpu" and (driver := driver_version()) and not makes_graphs(driver):
+        needed = ".".join(map(str, GRAPHS_SINCE))
+        logger.warning(
+            "driver of CUDA %s: the host launches every kernel; a cycle is a CUDA graph with %s or newer", driver, needed
+        )
 
 
 def find_head(arguments: ServerArguments) -> Path | None:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.state import Batch, State, last, put
+from jaxspec.decoding.state import Batch, Sequences, State, last, put_sequences
 from jaxspec.decoding.verify import RUNNING, Accepted, Verified
 from jaxspec.typing import Array, Bool, Int, KeysValues
 from pallas_kernels.cache_write import cache_write
@@ -26,9 +26,7 @@ def commit(state: State, batch: Batch, verified: Verified, accepted: Accepted) -
 def advance(state: State, batch: Batch, accepted: Accepted) -> State:
     """Moves the sequences on by their emitted tokens: history, length, root, remaining and done."""
     before, emitted = batch.sequences, accepted.emitted
-    sequences = put(
-        state.sequences,
-        batch.rows,
+    after = Sequences.of(
         length=before.length + emitted,
         root=jnp.where(emitted > 0, last(accepted.tokens, emitted), before.root),
         remaining=before.remaining - emitted,
@@ -37,7 +35,7 @@ def advance(state: State, batch: Batch, accepted: Accepted) -> State:
     columns = jnp.arange(accepted.tokens.shape[1])
     places = jnp.where(columns < emitted[:, None], before.length[:, None] + 1 + columns, state.history.shape[1])
     history = state.history.at[batch.rows[:, None], places].set(accepted.tokens, mode="drop")
-    return state._replace(sequences=sequences, history=history)
+    return put_sequences(state._replace(history=history), batch.rows, after)
 
 
 def write_slots(

@@ -13,10 +13,12 @@ the token that the target chose after each root; deeper levels use the same weig
 path scores estimate the log probability of acceptance.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.decoding.noise import noise_at
 from jaxspec.decoding.penalties import Context, adjust_logits
@@ -24,6 +26,7 @@ from jaxspec.decoding.sampling import apply_filters
 from jaxspec.decoding.settings import SamplingKind, divisor
 from jaxspec.decoding.state import Batch, State
 from jaxspec.typing import Array, Float, Int
+from pallas_kernels.dispatch import by_platform
 
 LEAST, MOST = 1 / 8, 8.0
 """Bounds of the sharpness, of likely tokens and of others, and of 1 / s."""
@@ -52,6 +55,9 @@ def uncalibrated() -> Calibration:
     return Calibration(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32))
 
 
+type Step = Callable[[Float[Array, "b w v"]], Float[Array, "b w v"]]
+
+
 class Prediction(NamedTuple):
     """All that turns a head's logits into a prediction of the target's choice."""
 
@@ -68,15 +74,34 @@ class Prediction(NamedTuple):
         ids = jnp.arange(count) if self.vocabulary is None else self.vocabulary
         return noise_at(self.batch.sequences.length + depth + 1, self.batch.settings.seed, ids)
 
-    def scores(self, logits: Float[Array, "b w v"], depth: int) -> Float[Array, "b w v"]:
+    def of_kinds[Result](
+        self, likeliest: Callable[[Float[Array, "b w v"]], Result], logits: Float[Array, "b w v"], depth: int
+    ) -> Result:
+        """`likeliest` of the logits after nodes at this depth or, unless all requests are greedy, of their scores."""
+
+        def sampled(kind: SamplingKind | None) -> Callable[[Float[Array, "b w v"]], Result]:
+            return lambda logits: likeliest(self.scores(logits, depth, kind))
+
+        def by_kind(logits: Float[Array, "b w v"]) -> Result:
+            others = [sampled(kind) for kind in SamplingKind if kind > SamplingKind.GREEDY]
+            return jax.lax.switch(self.needed, [likeliest, *others], logits)
+
+        def nested(logits: Float[Array, "b w v"]) -> Result:
+            return jax.lax.cond(self.needed > SamplingKind.GREEDY, sampled(None), likeliest, logits)
+
+        # A branch for each kind halves a GPU's launches, and makes compiling for a CPU a third dearer.
+        return jax.lax.platform_dependent(logits, cuda=by_kind, default=nested)
+
+    def scores(self, logits: Float[Array, "b w v"], depth: int, kind: SamplingKind | None = None) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
         and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
         Penalties count the text up to the root, not the drafts after it, and the filters' cut-offs are rough: drafts need not be
-        exact.
+        exact. `kind`: the batch's highest, where it is known; None: `needed` tells.
         """
-        needed, batch, settings, ids = self.needed, self.batch, self.batch.settings, self.vocabulary
-        is_sampled = settings.temperature[:, None, None] > 0
+        batch, settings, ids = self.batch, self.batch.settings, self.vocabulary
+        is_sampled, weights = settings.temperature[:, None, None] > 0, self.calibration.weights
+        logits = jnp.where(is_sampled, calibrated(logits, boundary(logits), weights), logits)
 
         def adjust(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
             length, nothing = batch.sequences.length, jnp.zeros((len(logits), 0), jnp.int32)
@@ -85,34 +110,56 @@ class Prediction(NamedTuple):
             return adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
 
         def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-            return apply_filters(logits, settings, rough=True)
+            return jnp.where(is_sampled, apply_filters(logits, settings, rough=True), logits)
 
         def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-            return logits / divisor(settings)
+            return logits / divisor(settings)  # 1 for greedy requests
 
-        weights = self.calibration.weights
-        logits = jnp.where(is_sampled, calibrated(logits, weights), logits)
-        logits = jax.lax.cond(needed == SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
-        scaled = jax.lax.cond(needed >= SamplingKind.FILTERED, filtered, unfiltered, logits)
+        def from_kind(first: SamplingKind, then: Step, otherwise: Step, logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
+            if kind is None:
+                return jax.lax.cond(self.needed >= first, then, otherwise, logits)
+            return then(logits) if kind >= first else otherwise(logits)
+
+        logits = from_kind(SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
+        scaled = from_kind(SamplingKind.FILTERED, filtered, unfiltered, logits)
         predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
-        return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
+        return jnp.maximum(jnp.where(is_sampled, predicted, scaled), LOWEST)
 
 
-def calibrated(logits: Float[Array, "*rows v"], weights: Float[Array, " 3"]) -> Float[Array, "*rows v"]:
+def calibrated(
+    logits: Float[Array, "*rows v"], least: Float[Array, "*rows 1"], weights: Float[Array, " 3"]
+) -> Float[Array, "*rows v"]:
     """The target's logits as the head's predict them."""
     of_unlikely, of_likely, of_noise = weights
-    unlikely, likely = parts(logits)
-    return (of_unlikely * unlikely + of_likely * likely) / of_noise
+    return (of_unlikely * jnp.minimum(logits, least) + of_likely * jnp.maximum(logits - least, 0)) / of_noise
 
 
-def parts(logits: Float[Array, "*rows v"]) -> tuple[Float[Array, "*rows v"], Float[Array, "*rows v"]]:
-    """Splits each logit at the value where the token's probability is exp(LIKELY).
+def boundary(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
+    """The boundary of likely tokens' logits, where the probability is exp(LIKELY).
 
     In:  -0.1 and -5, which are logarithms of chances, LIKELY -4
-    Out: -4 and -5; 3.9 and 0
+    Out: -4
     """
-    least = LIKELY + jax.nn.logsumexp(logits, -1, keepdims=True)
-    return jnp.minimum(logits, least), jnp.maximum(logits - least, 0)
+    return LIKELY + by_platform(log_total_in_one_pass, log_total, log_total)(logits)
+
+
+def log_total(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
+    """The logarithm of the sum of exponentials."""
+    return jax.nn.logsumexp(logits, -1, keepdims=True)
+
+
+def log_total_in_one_pass(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows 1"]:
+    """`log_total` with half of the launches: of two parts of a row, that with smaller logits shrinks its sum to the other's
+    measure."""
+
+    def join(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+        most = jnp.maximum(one[0], other[0])
+        measure = jnp.where(jnp.isneginf(most), 0, most)
+        return most, one[1] * jnp.exp(one[0] - measure) + other[1] * jnp.exp(other[0] - measure)
+
+    nothing = np.float32(-np.inf), np.float32(0)
+    most, total = jax.lax.reduce((logits, jnp.ones_like(logits)), nothing, join, [logits.ndim - 1])
+    return (most + jnp.log(total))[..., None]
 
 
 @jax.named_scope("learn")
@@ -127,18 +174,23 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
     ids = jnp.arange(logits.shape[-1]) if known is None else known
 
     def observe(before: Calibration) -> Calibration:
-        settings = batch.settings
+        settings, from_boundary = batch.settings, logits - boundary(logits)
         noise = divisor(settings)[:, 0] * prediction.noise(0, logits.shape[-1])
-        inputs = jnp.stack([*parts(logits), noise], 1)  # [b, 3, v]
-        chances = jax.nn.softmax(jnp.einsum("i,biv->bv", before.weights, inputs))
-        mean = jnp.einsum("bv,biv->bi", chances, inputs)
-        centred = inputs - mean[:, :, None]
+        inputs = jnp.stack([jnp.minimum(from_boundary, 0), jnp.maximum(from_boundary, 0), noise], 1)  # [b, 3, v]
+        scores = jnp.einsum("i,biv->bv", before.weights, inputs)
+        chances = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))  # times a constant
         is_chosen = jnp.equal(ids, chosen[:, None])
+        # All sums over the vocabulary at once: of chances, and of the chosen token, times 1, inputs, and products of two inputs.
+        factors = jnp.concatenate([jnp.ones_like(noise)[:, None], inputs], 1)
+        counted = jnp.concatenate([chances[:, None] * factors, is_chosen[:, None].astype(jnp.float32)], 1)
+        sums = jnp.einsum("biv,bjv->bij", counted, factors, precision=jax.lax.Precision.HIGHEST)
+        moments, of_chosen = sums[:, :4] / sums[:, :1, :1], sums[:, 4]
+        mean = moments[:, 0, 1:]
         teaches = (settings.temperature > 0) & (settings.kind < SamplingKind.ADJUSTED) & ~batch.sequences.done
-        counts = jnp.any(is_chosen, -1) & teaches & jnp.all(jnp.isfinite(mean), -1)  # a model's NaN must not spoil other drafts
-        centred = jnp.where(counts[:, None, None], centred, 0)
-        surprise = jnp.sum(jnp.where(is_chosen[:, None], centred, 0), (0, 2))
-        seen = jnp.einsum("bv,biv,bjv->ij", jnp.where(counts[:, None], chances, 0), centred, centred)
+        counts = (of_chosen[:, 0] > 0) & teaches & jnp.all(jnp.isfinite(mean), -1)  # a model's NaN must not spoil other drafts
+        surprise = jnp.sum(jnp.where(counts[:, None], of_chosen[:, 1:] - mean, 0), 0)
+        spread = moments[:, 1:, 1:] - mean[:, :, None] * mean[:, None]
+        seen = jnp.sum(jnp.where(counts[:, None, None], spread, 0), 0)
         information = jnp.where(jnp.any(counts), MEMORY, 1) * before.information + seen
         a, b, c = information + PRIOR * jnp.eye(3)
         adjugate = jnp.stack([jnp.cross(b, c), jnp.cross(c, a), jnp.cross(a, b)])  # solvers are library calls on a GPU

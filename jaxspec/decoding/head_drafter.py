@@ -12,9 +12,9 @@ from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Prediction, calibrate, uncalibrated
 from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
-from jaxspec.decoding.noise import top
-from jaxspec.decoding.settings import SamplingKind, highest_kind
+from jaxspec.decoding.settings import highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
+from jaxspec.decoding.top import top, top_of_few
 from jaxspec.decoding.tree import Candidates, Chain
 from jaxspec.models.head import DraftHead, HeadConfig
 from jaxspec.models.layers import AttentionMetadata
@@ -275,14 +275,7 @@ def for_sampling[Result](
     prediction: Prediction | None,
 ) -> Result:
     """`likeliest` of the head's logits or, unless all requests are greedy, of its coupled scores."""
-    if prediction is None:
-        return likeliest(logits)
-    return jax.lax.cond(
-        prediction.needed > SamplingKind.GREEDY,
-        lambda logits: likeliest(prediction.scores(logits, depth)),
-        likeliest,
-        logits,
-    )
+    return likeliest(logits) if prediction is None else prediction.of_kinds(likeliest, logits, depth)
 
 
 def grow(
@@ -300,7 +293,7 @@ def grow(
     batch, k = beam.tokens.shape
     tokens, scores = tokens.reshape(batch, k * k), (log_probs + beam.scores[:, :, None]).reshape(batch, k * k)
     children = Candidates(tokens, scores, jnp.repeat(beam.flat, k, 1, total_repeat_length=k * k))
-    best, chosen = jax.lax.top_k(scores, k)
+    best, chosen = top_of_few(scores, k)
     parent = chosen // k
     return children, Beam(
         jnp.take_along_axis(tokens, chosen, 1),

@@ -10,6 +10,7 @@ compute while they wait for the logits.
 import jax
 import jax.numpy as jnp
 
+from jaxspec.decoding.top import top_at_once
 from jaxspec.typing import Array, Bool, Float, Int, UInt
 from pallas_kernels.dispatch import by_platform
 
@@ -139,14 +140,8 @@ def best_candidate(
     scores = jnp.pad(scores, (0, blocks * BLOCK - len(scores)), constant_values=-jnp.inf)
     bounds = scores / temperature + bound(random_bits(key, jnp.arange(blocks * BLOCK)))
     bounds = jax.lax.optimization_barrier(bounds)  # a loop over tokens has vector instructions, one over blocks has none
-    best, chosen = top(jnp.max(bounds.reshape(BLOCK, blocks), 0), CANDIDATES + 1)
+    best, chosen = top_at_once(jnp.max(bounds.reshape(BLOCK, blocks), 0), count=CANDIDATES + 1)
     tokens = (chosen[:CANDIDATES] + blocks * jnp.arange(BLOCK)[:, None]).ravel()
-    sums, order = top(scores[tokens] / temperature + gumbel(random_bits(key, tokens)), 2)
+    sums, order = top_at_once(scores[tokens] / temperature + gumbel(random_bits(key, tokens)), count=2)
     lead = sums[0] - jnp.maximum(sums[1], best[CANDIDATES])
     return tokens[order[0]], (lead > ROUNDING * (32 + jnp.abs(sums[0]))) & (temperature > 0)
-
-
-def top(values: Float[Array, "*rows v"], count: int) -> tuple[Float[Array, "*rows k"], Int[Array, "*rows k"]]:
-    """The largest values, and where they are. XLA sorts them all if it sees that only a part of the result is read."""
-    best, ids = jax.lax.optimization_barrier(jax.lax.top_k(values, count))
-    return best, ids

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.noise import draw, greedy, position_key
 from jaxspec.decoding.settings import SamplingKind, Settings, divisor
+from jaxspec.decoding.top import top
 from jaxspec.decoding.tree import Tree
 from jaxspec.sampling_params import MAX_LOGPROBS
 from jaxspec.typing import Array, Bool, Float, Int
@@ -84,11 +85,11 @@ def apply_filters(logits: Logits, settings: Settings, *, rough: bool = False) ->
     In:  logarithms of 0.5, 0.3, 0.15, 0.05; temperature 1, top_k 3, top_p 0.9, min_p 0.4
     Out: the first two are kept (top_k keeps three, top_p three, min_p two)
     """
-    inverse_temperature, most = 1 / divisor(settings), jnp.max(logits, -1, keepdims=True)
-    total = jnp.sum(jnp.exp((logits - most) * inverse_temperature), -1, keepdims=True)
-    limits = (each[:, None, None] for each in (settings.top_k, settings.top_p, settings.min_p))
-    of_rows = (jnp.broadcast_to(each, total.shape)[..., 0] for each in (most, total, inverse_temperature, *limits))
-    kept = cutoff(logits, *of_rows, rough=rough).keeps(logits)
+    is_sampled, none = settings.temperature > 0, Settings()
+    pairs = ((settings.top_k, none.top_k), (settings.top_p, none.top_p), (settings.min_p, none.min_p))
+    limits = (jnp.where(is_sampled, given, neutral)[:, None] for given, neutral in pairs)  # of greedy requests: none
+    of_rows = (jnp.broadcast_to(each, logits.shape[:-1]) for each in (1 / divisor(settings)[..., 0], *limits))
+    kept = cutoff(logits, None, None, *of_rows, rough=rough).keeps(logits)
     return jnp.where(kept, logits / divisor(settings), -jnp.inf)
 
 
@@ -96,9 +97,9 @@ def logprobs_of(logits: Float[Array, "b j v"], tokens: Int[Array, "b j"], count:
     """Log probabilities of the tokens, and of the `count` likeliest tokens (or of the whole vocabulary if it is smaller)."""
     count = min(count, logits.shape[-1])
     total = jax.nn.logsumexp(logits, -1)
-    top, ids = jax.lax.top_k(logits, count)
+    best, ids = top(logits, count)
     chosen = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
-    return Logprobs(chosen - total, ids, top - total[..., None])
+    return Logprobs(chosen - total, ids, best - total[..., None])
 
 
 def logprobs_if(asked: Bool[Array, " b"], compute: Callable[[], Logprobs]) -> Logprobs:

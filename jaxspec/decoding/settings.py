@@ -68,6 +68,25 @@ class Settings(NamedTuple):
     wants_logprobs: Bool[Array, " r"] = neutral(False, np.bool_)
 
 
+def packed(settings: Settings) -> Int[Array, "r words"]:
+    """All fields of each row side by side, as 32-bit words: a GPU gathers them in one launch, not in one for each field."""
+    of_rows = [field.reshape(len(field), -1) for field in settings]
+    words = [
+        field.astype(jnp.int32) if field.dtype == bool else jax.lax.bitcast_convert_type(field, jnp.int32) for field in of_rows
+    ]
+    return jnp.concatenate(words, 1)
+
+
+def unpacked(words: Int[Array, "r words"]) -> Settings:
+    """The inverse of `packed`."""
+    fields, first = [], 0
+    for default in Settings():
+        part = words[:, first : first + default.size].reshape(len(words), *default.shape)
+        fields.append(part > 0 if default.dtype == bool else jax.lax.bitcast_convert_type(part, default.dtype))
+        first += default.size
+    return Settings(*fields)
+
+
 def highest_kind(settings: Settings, active: Bool[Array, " r"]) -> Int[Array, ""]:
     """The highest SamplingKind among the active rows."""
     return jnp.max(jnp.where(active, settings.kind, SamplingKind.GREEDY))

@@ -10,21 +10,45 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import FP8, ModelConfig
 from jaxspec.decoding.sampling import Logprobs
-from jaxspec.decoding.settings import Settings, neutral_settings
+from jaxspec.decoding.settings import Settings, neutral_settings, packed, unpacked
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
 class Sequences(NamedTuple):
     """The part of r rows that every cycle changes. It does not depend on the tree, so the next cycle may use another."""
 
-    length: Int[Array, " r"]
-    """Committed slots: tokens 0 .. length - 1 are in the target's pages."""
-    root: Int[Array, " r"]
-    """The newest token, at position `length`; not yet in the target's pages."""
-    remaining: Int[Array, " r"]
-    """Tokens that may still be emitted."""
-    done: Bool[Array, " r"]
-    """The sequence has ended (or the row is free, or prefilling): cycles emit and write nothing for it."""
+    numbers: Int[Array, "r 4"]
+    """Side by side, so that a GPU reads and writes all of them in one launch each."""
+
+    @classmethod
+    def of(
+        cls, length: Int[Array, " r"], root: Int[Array, " r"], remaining: Int[Array, " r"], done: Bool[Array, " r"]
+    ) -> "Sequences":  # fmt: skip
+        return cls(jnp.stack([length, root, remaining, done.astype(jnp.int32)], 1))
+
+    @property
+    def length(self) -> Int[Array, " r"]:
+        """Committed slots: tokens 0 .. length - 1 are in the target's pages."""
+        return self.numbers[:, 0]
+
+    @property
+    def root(self) -> Int[Array, " r"]:
+        """The newest token, at position `length`; not yet in the target's pages."""
+        return self.numbers[:, 1]
+
+    @property
+    def remaining(self) -> Int[Array, " r"]:
+        """Tokens that may still be emitted."""
+        return self.numbers[:, 2]
+
+    @property
+    def done(self) -> Bool[Array, " r"]:
+        """The sequence has ended (or the row is free, or prefilling): cycles emit and write nothing for it."""
+        return self.numbers[:, 3] > 0
+
+    def but(self, **fields: Array) -> "Sequences":
+        """With these fields replaced."""
+        return Sequences.of(**{name: getattr(self, name) for name in ("length", "root", "remaining", "done")} | fields)
 
 
 class Features(NamedTuple):
@@ -61,8 +85,8 @@ class State(NamedTuple):
     cache: tuple[KeysValues, ...]
     """The target's committed keys and values, per layer, in pages; slot i holds token i."""
     sequences: Sequences
-    settings: Settings
-    """The sampling parameters by row, set when a request is admitted."""
+    settings: Int[Array, "r words"]
+    """The sampling parameters by row (settings.packed), set when a request is admitted."""
     history: Int[Array, "r t"]
     """Tokens by position: prompt and output, including the root."""
     bias: Float[Array, "r v"]
@@ -81,13 +105,12 @@ class Batch(NamedTuple):
     """The pages of each sequence, in order."""
     sequences: Sequences
     """As they were when the program began; in prefill, length and done as of the chunk's end."""
-    all_settings: Settings
-    """Of all rows of the state."""
+    packed_settings: Int[Array, "b words"]
 
     @property
     def settings(self) -> Settings:
-        """Of the batch; gathered where they are read, so that a branch that does not run gathers nothing."""
-        return jax.tree.map(lambda field: field[self.rows], self.all_settings)
+        """The sampling parameters of each sequence."""
+        return unpacked(self.packed_settings)
 
 
 class Drafted(NamedTuple):
@@ -154,11 +177,11 @@ def unwritten(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any) -> State:
     """Free rows and empty caches; `draft` is the drafter's part."""
     rows = sizes.rows
-    numbers = {name: jnp.zeros(rows, jnp.int32) for name in ("length", "root", "remaining")}
+    zeros = jnp.zeros(rows, jnp.int32)
     return State(
         cache=empty_cache(target, sizes, sizes.kv_cache_dtype),
-        sequences=Sequences(**numbers, done=jnp.ones(rows, bool)),
-        settings=neutral_settings(rows),
+        sequences=Sequences.of(zeros, zeros, zeros, jnp.ones(rows, bool)),
+        settings=packed(neutral_settings(rows)),
         history=jnp.zeros((rows, sizes.max_length), jnp.int32),
         bias=jnp.zeros((rows, target.vocab_size), jnp.float32),
         features=Features(
@@ -172,23 +195,28 @@ def empty_state(target: ModelConfig, sizes: Sizes, feature_size: int, draft: Any
 
 def gather(state: State, rows: Int[Array, " b"], page_table: Int[Array, "b p"]) -> Batch:
     """The batch of the sequences in these state rows."""
-    return Batch(rows, page_table, jax.tree.map(lambda field: field[rows], state.sequences), state.settings)
+    return Batch(rows, page_table, Sequences(state.sequences.numbers[rows]), state.settings[rows])
 
 
-def put[Table: (Sequences, Settings, Features)](table: Table, rows: Int[Array, " b"], **fields: Array) -> Table:
-    """The table with these fields of the batch's rows replaced."""
-    before = table._asdict()
-    return table._replace(**{name: before[name].at[rows].set(values) for name, values in fields.items()})
+def put(features: Features, rows: Int[Array, " b"], **fields: Array) -> Features:
+    """With these fields of the batch's rows replaced."""
+    before = features._asdict()
+    return features._replace(**{name: before[name].at[rows].set(values) for name, values in fields.items()})
+
+
+def put_sequences(state: State, rows: Int[Array, " b"], sequences: Sequences) -> State:
+    """With the batch's sequences replaced."""
+    return state._replace(sequences=Sequences(state.sequences.numbers.at[rows].set(sequences.numbers)))
 
 
 def admit(state: State, admission: Admission) -> State:
     """Gives the rows to new requests. They take part in cycles after their last prefill chunk."""
     rows, zeros = admission.row, jnp.zeros_like(admission.row)
-    fresh = {"length": zeros, "remaining": admission.remaining, "done": jnp.ones_like(rows, bool)}
+    root = state.sequences.root[rows]
+    state = put_sequences(state, rows, Sequences.of(zeros, root, admission.remaining, jnp.ones_like(rows, bool)))
     return state._replace(
-        sequences=put(state.sequences, rows, **fresh),
         features=put(state.features, rows, lag=zeros),
-        settings=put(state.settings, rows, **admission.settings._asdict()),
+        settings=state.settings.at[rows].set(packed(admission.settings)),
         history=state.history.at[rows].set(admission.tokens),
         bias=state.bias.at[rows].set(admission.bias),
     )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
+from jaxspec.decoding.top import places_of_best
 from jaxspec.typing import Array, Bool, Float, Int
 
 
@@ -75,11 +76,10 @@ def rank(root: Int[Array, " b"], candidates: Candidates | Chain, shape: TreeShap
 def build_tree(root: Int[Array, " b"], candidates: Candidates, num_draft_tokens: int, max_depth: int) -> Tree:
     """The root and the best num_draft_tokens - 1 candidates, in flat order.
 
-    A parent scores no less than its child and comes earlier in flat order, and `lax.top_k` prefers lower indices on
-    ties: so the chosen set always holds the parents of its members.
+    A parent scores no less than its child and comes earlier in flat order, and of equals the earlier ones are chosen: so the chosen
+    set always holds the parents of its members.
     """
-    _, picked = jax.lax.top_k(candidates.scores, num_draft_tokens - 1)
-    picked = jnp.sort(picked, -1)
+    picked = places_of_best(candidates.scores, num_draft_tokens - 1)
     parents = jnp.take_along_axis(candidates.parents, picked, 1)
     # A candidate's node number is 1 + its rank among the picked; the root (-1) becomes node 0.
     parents = jnp.sum(picked[:, None, :] <= parents[:, :, None], -1)

@@ -1,5 +1,6 @@
 """Everything on the device: the modules that programs use, the caches, and one row of state per request."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,9 @@ from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel
 from jaxspec.placement import ONE_DEVICE, Placement
 from jaxspec.sampling_params import SamplingParams
+
+GRAPHS_SINCE = (12, 3)
+"""The CUDA version of the first driver (545) whose graphs have conditionals. With an older one XLA makes no graph of a cycle."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,21 @@ def check_kernel(name: str | None, device: jax.Device) -> None:
         raise ValueError(
             f"attention_kernel='mosaic' is for Hopper, compute capability 9.0, and this is {device.compute_capability}"
         )
+
+
+def driver_version() -> str | None:
+    """The CUDA version of this machine's NVIDIA driver; None: there is no driver."""
+    number = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def makes_graphs(driver: str) -> bool:
+    """Whether cycles are CUDA graphs with a driver of this CUDA version, such as 12.8.0."""
+    return tuple(map(int, driver.split(".")[:2])) >= GRAPHS_SINCE
 
 
 def memory_limit(device: jax.Device) -> int | None:

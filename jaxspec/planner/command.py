@@ -6,8 +6,10 @@ compiler makes (compile.py).
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from jaxspec.commands.options import OPTIONS, Parser, whole
 from jaxspec.config import PLAIN, UNQUANTIZED, EngineConfig, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Quantizations, compile_cycles, why_not
-from jaxspec.planner.gpus import GPUS, Gpu
+from jaxspec.planner.gpus import DRIVER, GPUS, Gpu
 
 if TYPE_CHECKING:
     from jaxspec.planner.report import Plan
@@ -43,6 +45,8 @@ def make_parser() -> Parser:
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
     add("--tp", type=whole(1), default=1, metavar="N", help="GPUs that share the model evenly (default: %(default)s)")
     add("--gpu-memory", type=float, metavar="GB", help="instead of the data sheet's")
+    driver_help = "CUDA version of the driver, which nvidia-smi shows (default: %(default)s)"
+    add("--cuda-driver", type=cuda_version, default=DRIVER, metavar="VERSION", help=driver_help)
     add("--gpu-bandwidth", type=float, metavar="GB/S", help="instead of the data sheet's, such as a measured one")
     OPTIONS["mem_fraction_static"].add_to(group, default=EngineConfig.mem_fraction)
     share_help = "XLA_PYTHON_CLIENT_MEM_FRACTION (default: %(default)s)"
@@ -55,6 +59,8 @@ def make_parser() -> Parser:
     OPTIONS["page_size"].add_to(group, type=whole(1), default=EngineConfig.page_size)
     OPTIONS["kv_cache_dtype"].add_to(group, default=EngineConfig.kv_cache_dtype)
     OPTIONS["speculative_draft_kv_cache_dtype"].add_to(group)
+    OPTIONS["attention_kernel"].add_to(group)
+    OPTIONS["matmul"].add_to(group, default=EngineConfig.matmul)
     length_help = "tokens per cycle: `jaxspec check-draft` measures it"
     add("--accept-length", type=float, nargs="+", default=[], metavar="X", help=length_help)
     parser.add_argument(
@@ -111,7 +117,9 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     gpu = chosen_gpu(options)
     fraction = SHARE.clean("--mem-fraction-static", options.mem_fraction_static)
     shares = SHARE.clean("--jax-memory-share", options.jax_memory_share), fraction
-    shape = CycleShape(tree, options.batch, options.context, options.page_size, **caches)
+    kernels = {"attention_kernel": options.attention_kernel, "matmul": options.matmul}
+    EngineConfig(**caches, **kernels)  # refuses what does not go together
+    shape = CycleShape(tree, options.batch, options.context, options.page_size, **caches, **kernels)
     return Plan(
         model=BUILT_IN_NAME if options.model_path is None else name_of(options.model_path),
         models=models,
@@ -126,6 +134,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         accept_lengths=tuple(accept_lengths(options.accept_length, tree)),
         compiled=compiled_cycle(options, shape, path, where, dtype),
         copy_speed=None if options.gpu_bandwidth is None else gpu.bandwidth,
+        driver=options.cuda_driver,
     )
 
 
@@ -139,21 +148,30 @@ def compiled_cycle(
         return "this version of jaxspec has no program for several GPUs"
     if reason := why_not(options.gpu):
         return reason
+    how = {"gpu": options.gpu, "dtype": dtype, "token_map": options.speculative_token_map, "driver": options.cuda_driver}
+    how |= {"quantization": quantizations(options)}
     print(f"compiling the cycle for {GPUS[options.gpu].name} (--no-compile skips this) ...", file=sys.stderr, flush=True)
     try:
-        (compiled,) = compile_cycles(
-            model, draft, [shape], gpu=options.gpu, dtype=dtype, token_map=options.speculative_token_map,
-            quantization=quantizations(options),
-        )  # fmt: skip
-    except CompilerError as error:
-        return f"the compiler failed: {error}"
-    return compiled
+        return compile_cycles(model, draft, [shape], **how, refuse_spills=True)[0]
+    except CompilerError as refused:
+        try:
+            (compiled,) = compile_cycles(model, draft, [shape], **how)
+        except CompilerError as error:
+            return f"the compiler failed: {error}"
+        return replace(compiled, spills=str(refused))
 
 
 def quantizations(options: argparse.Namespace) -> Quantizations:
     """Those of the options, as when a model is loaded."""
     target, head = options.quantization, options.speculative_draft_model_quantization or options.quantization
     return Quantizations(*(None if each in UNQUANTIZED else each for each in (target, head)))
+
+
+def cuda_version(text: str) -> str:
+    """A type of option."""
+    if re.fullmatch(r"\d+\.\d+(\.\d+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"must be a version such as 12.8, got {text!r}")
+    return text if text.count(".") == 2 else f"{text}.0"
 
 
 def chosen_gpu(options: argparse.Namespace) -> Gpu:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxspec.config import TreeShape
-from jaxspec.planner.gpus import GPUS
+from jaxspec.planner.gpus import DRIVER, GPUS
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 GRAPH_KINDS = {
@@ -75,7 +75,9 @@ class CycleShape:
     page_size: int = 16
     kv_cache_dtype: str = "auto"
     draft_kv_cache_dtype: str | None = None
-    """Both as in EngineConfig."""
+    attention_kernel: str | None = None
+    matmul: str = "auto"
+    """All four as in EngineConfig."""
     prefill_chunk: int = 0
     """Not a cycle, but a prefill of chunks of this many tokens."""
 
@@ -94,6 +96,8 @@ _SORT = re.compile(r"= \(?\w+\[([\d,]+)\].* sort\(.*")
 _METADATA = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _DEFAULT_BRANCHES = (None, "branch_0", "true_branch")
 """XLA compiles a two-way switch to a test for its first branch, which is then the true branch."""
+KINDS = tuple(range(4))
+"""The kinds of cycles: the highest decoding.settings.SamplingKind of the batch."""
 
 
 class Launch(NamedTuple):
@@ -110,11 +114,13 @@ class Launch(NamedTuple):
     """It is part of a CUDA graph (XLA's command buffer)."""
     branch: str | None
     """The branch of a conditional that it belongs to; None: it always runs."""
+    kinds: Sequence[int] = KINDS
+    """The kinds of cycles, without log probabilities, in which it runs."""
 
     @property
     def by_default(self) -> bool:
-        """It runs in a greedy cycle without extras: each of our conditionals has that as its first branch."""
-        return self.branch in _DEFAULT_BRANCHES
+        """It runs in a greedy cycle without extras."""
+        return 0 in self.kinds
 
     @property
     def stage(self) -> str:
@@ -158,11 +164,17 @@ class CompiledCycle:
     """In all branches."""
     library_calls: dict[str, int]
     """The other custom calls, by XLA's name, such as sorts of CUB's. What they launch isn't known, nor whether they wait."""
+    spills: str = ""
+    """Why it can't be compiled without spilling registers to memory; empty: it was, or that was not tried."""
 
     @property
     def greedy_launches(self) -> list[Launch]:
         """The launches of a greedy cycle without log probabilities."""
-        return [launch for launch in self.launches if launch.by_default]
+        return self.launches_of(0)
+
+    def launches_of(self, kind: int) -> list[Launch]:
+        """The launches of a cycle of this kind, 0 to 3, without log probabilities."""
+        return [launch for launch in self.launches if kind in launch.kinds]
 
     @property
     def stages(self) -> dict[str, int]:
@@ -201,9 +213,10 @@ def compile_cycles(
     dtype: str,
     token_map: Path | None = None,
     quantization: Quantizations = AS_PUBLISHED,
+    driver: str = DRIVER,
     refuse_spills: bool = False,
 ) -> list[CompiledCycle]:
-    """Compiles the cycles. `model` and `draft` are directories or config.json files.
+    """Compiles the cycles. `model` and `draft` are directories or config.json files; `driver` is the CUDA version of the driver.
 
     Raises:
         ValueError: cycles can't be compiled here (`why_not`).
@@ -212,7 +225,7 @@ def compile_cycles(
     if reason := why_not(gpu):
         raise ValueError(reason)
     request: dict[str, Any] = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype}
-    request |= {"quantization": quantization, "refuse_spills": refuse_spills}
+    request |= {"quantization": quantization, "driver": driver, "refuse_spills": refuse_spills}
     shapes = [asdict(each) for each in cycles]
     command, limit = [sys.executable, "-m", "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
     with tempfile.TemporaryDirectory() as scratch:
@@ -249,13 +262,18 @@ def read_launches(dump: Path) -> list[Launch]:
     found: list[Launch] = []
     graph: int | None = None  # the indentation of the command buffer that we are in
     branches: list[tuple[int, str]] = []  # and of the branches
+    kinds: list[Sequence[int]] = []  # in which these run
+    conditionals: dict[int, str] = {}  # the scope of the last one, by indentation
     scope = ""
     for line in sequence.read_text().splitlines():
         indentation = len(line) - len(line.lstrip())
         while branches and indentation <= branches[-1][0]:
             branches.pop()
+            kinds.pop()
         if (branch := _BRANCH.match(line)) is not None:
+            of = conditionals[max(place for place in conditionals if place < indentation)]
             branches.append((indentation, branch[1]))
+            kinds.append([kind for kind in (kinds[-1] if kinds else KINDS) if kind in _kinds_of(branch[1], of)])
             continue
         if (row := _ROW.match(line)) is None:
             continue
@@ -268,8 +286,21 @@ def read_launches(dump: Path) -> list[Launch]:
             kernel = rest.split(" ")[0] if kind == "kCustomKernel" else ""
             taken = next((name for _, name in branches if name not in _DEFAULT_BRANCHES), branches[-1][1] if branches else None)
             scope = scopes.get(number) or scope
-            found.append(Launch(kind, kernel, scope, graph is not None, taken))
+            found.append(Launch(kind, kernel, scope, graph is not None, taken, kinds[-1] if kinds else KINDS))
+            if kind == "kConditional":
+                conditionals[indentation] = scope
     return found
+
+
+def _kinds_of(branch: str, conditional: str) -> Sequence[int]:
+    """The kinds of cycles that take a branch. A switch of four is by kind. One of two asks whether a request is sampled where a
+    drafter learns, and elsewhere for something that no request is taken to want."""
+    if branch.startswith("branch_"):
+        return [int(branch.removeprefix("branch_"))]
+    is_first = branch in _DEFAULT_BRANCHES
+    if "/learn/" in conditional:
+        return KINDS[:1] if is_first else KINDS[1:]
+    return KINDS if is_first else ()
 
 
 def touches_host(dump: Path) -> bool:

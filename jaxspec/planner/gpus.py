@@ -32,8 +32,8 @@ class CompilerTarget(NamedTuple):
     block_shared_memory: int
     """The most that one block may use of it."""
 
-    def text(self) -> str:
-        """A GpuTargetConfigProto in text form."""
+    def text(self, driver: str = DRIVER) -> str:
+        """A GpuTargetConfigProto in text form; `driver` is the CUDA version of the driver."""
         major, minor = self.capability
         return f"""gpu_device_info {{
             threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: {self.threads}
@@ -44,7 +44,7 @@ class CompilerTarget(NamedTuple):
             core_count: {self.cores} fpus_per_core: {self.lanes} clock_rate_ghz: {self.clock_ghz}
             l2_cache_size: {self.l2_cache} device_memory_size: {self.memory} memory_bandwidth: {self.bandwidth}
             cuda_compute_capability {{ major: {major} minor: {minor} }}
-            driver_version: "{DRIVER}" cub_version: "{CUB}" }}
+            driver_version: "{driver}" cub_version: "{CUB}" }}
             platform_name: "CUDA" device_description_str: "{self.name}"
             dnn_version_info {{ major: 9 minor: 8 }} runtime_version {{ major: 12 minor: 8 }}"""
 

@@ -5,13 +5,16 @@ from typing import Any
 
 from jaxspec.commands.common import listing, table
 from jaxspec.config import PLAIN, TreeShape
-from jaxspec.planner.compile import CompiledCycle
+from jaxspec.engine.device_state import GRAPHS_SINCE, makes_graphs
+from jaxspec.planner.compile import KINDS, CompiledCycle
 from jaxspec.planner.estimate import CycleCost, Memory, Pair
-from jaxspec.planner.gpus import Gpu
+from jaxspec.planner.gpus import DRIVER, Gpu
 from jaxspec.planner.time_model import constants, counts_of, time_model
 
 NOTES = """Memory, bandwidth and arithmetic are the vendor's data-sheet numbers (GB = 10^9), which no program reaches:
 "at least" and "at most" are limits, not forecasts. They leave out what launches cost{and_traffic}."""
+SAMPLING = ("greedy", "temperature", "top_p, top_k or min_p", "penalties, bias or bans")
+"""Names of the kinds of cycles."""
 MOST_FOR_JAX = 0.95
 """The share of memory that JAX may use if nothing else runs on the GPU."""
 
@@ -48,6 +51,8 @@ class Plan:
     """The compiled cycle, or the reason why it was not compiled."""
     copy_speed: float | None = None
     """Bytes per second that were given in place of the data sheet's."""
+    driver: str = DRIVER
+    """The CUDA version of its driver."""
 
     @property
     def temporaries(self) -> int:
@@ -66,15 +71,25 @@ class Plan:
 
     @property
     def modelled(self) -> dict[str, dict[str, float]]:
-        """The time model's parts in milliseconds, of the cycle and of a plain step; empty for several GPUs."""
+        """The time model's parts in milliseconds, of a greedy cycle and a plain step; empty for several GPUs."""
+        return self.modelled_for(0)
+
+    def modelled_for(self, kind: int) -> dict[str, dict[str, float]]:
+        """`modelled` of cycles of another kind (decoding.settings.SamplingKind)."""
         if self.models.tp > 1:
             return {}
         counts = None if isinstance(self.compiled, str) else counts_of(self.compiled, self.tree)
-        kinds = {f"cycle {self.tree}": self.tree} if self.tree.num_steps else {}
+        trees = {f"cycle {self.tree}": self.tree} if self.tree.num_steps else {}
+        load = self.batch, self.context, self.gpu, counts, self.copy_speed
         return {
-            name: time_model(self.models, tree, self.batch, self.context, self.gpu, counts, self.copy_speed)
-            for name, tree in (kinds | {"plain step": PLAIN}).items()
+            name: time_model(self.models, tree, *load, kind=kind, in_graph=self.in_graph)
+            for name, tree in (trees | {"plain step": PLAIN}).items()
         }
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether cycles are CUDA graphs."""
+        return makes_graphs(self.driver)
 
     def speed(self, accept_length: float) -> float:
         """Tokens per second of all requests together, at most."""
@@ -95,8 +110,8 @@ def show(plan: Plan) -> str:
             table([f"one cycle of {requests} moves at least", "GB"], moved_rows(plan)),
             time_table(plan),
             speed_table(plan),
-            *([model_table(plan)] if plan.modelled else []),
-            launches_of(plan.compiled, plan.models.target.config.num_layers),
+            *([model_table(plan), kinds_table(plan)] if plan.modelled else []),
+            launches_of(plan),
             NOTES.format(and_traffic=" and the traffic between GPUs" if models.tp > 1 else ""),
         ]
     )
@@ -188,7 +203,7 @@ def model_table(plan: Plan) -> str:
     rows.append(["together", *(f"{sum(column.values()):.2f}" for column in columns)])
     return "\n".join(
         [
-            table(["a MODEL of the time, not a measurement", *(f"{name}, ms" for name in modelled)], rows),
+            table(["a MODEL of the time of greedy requests, not a measurement", *(f"{name}, ms" for name in modelled)], rows),
             f"(assumed: copies at {assumed['copy_bytes_per_second'] / 1e12:.2f} TB/s, products of a few rows at "
             f"{assumed['products_share_of_copy_speed']:.0%} of that, {1e6 * assumed['seconds_per_launch']:g} µs per launch in a "
             f"CUDA graph, {1e6 * assumed['seconds_of_attention_without_its_cache']:g} µs per attention and layer beside its cache; "
@@ -197,8 +212,18 @@ def model_table(plan: Plan) -> str:
     )
 
 
-def launches_of(compiled: CompiledCycle | str, num_layers: int) -> str:
+def kinds_table(plan: Plan) -> str:
+    """The model by kind of sampling: a batch takes the time of its most demanding request."""
+    columns = [plan.modelled_for(kind) for kind in KINDS]
+    rows = [
+        [name, *(f"{sum(parts.values()):.2f}" for parts in column.values())] for name, column in zip(SAMPLING, columns, strict=True)
+    ]
+    return table(["the MODEL by what one request of the batch asks for", *(f"{name}, ms" for name in columns[0])], rows)
+
+
+def launches_of(plan: Plan) -> str:
     """A table of launches per stage, or why there is none."""
+    compiled, num_layers = plan.compiled, plan.models.target.config.num_layers
     if isinstance(compiled, str):
         return f"Launches and temporaries are not counted: {compiled}."
     stages = compiled.stages
@@ -208,12 +233,16 @@ def launches_of(compiled: CompiledCycle | str, num_layers: int) -> str:
         ["together", f"{len(compiled.greedy_launches)}"],
         ["per layer of the target, commit included", f"{compiled.per_layer(num_layers):.1f}"],
     ]
+    rows += [[f"together with {name}", f"{len(compiled.launches_of(kind))}"] for kind, name in enumerate(SAMPLING) if kind]
     where = "all in one CUDA graph" if compiled.is_one_graph else "NOT all in CUDA graphs: the host has to wait for some"
+    if not plan.in_graph:
+        where = f"NOT in a CUDA graph, which needs a driver of CUDA {'.'.join(map(str, GRAPHS_SINCE))} or newer"
+    spills = f"\nSome kernel spills registers to memory: {compiled.spills}" if compiled.spills else ""
     return "\n".join(
         [
             table(["launches of a greedy cycle", "number"], rows),
-            f"({where}; compiled in {compiled.compile_seconds:.0f} s, without a GPU, so without autotuning: on one, XLA may choose"
-            " other matrix products)",
+            f"({where}; driver of CUDA {plan.driver} assumed; compiled in {compiled.compile_seconds:.0f} s, without a GPU, so "
+            f"without autotuning: on one, XLA may choose other matrix products){spills}",
         ]
     )
 
@@ -240,6 +269,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "parameters": {name: part.weights.parameters for name, part in parts.items()},
         "weight_bytes": {name: part.weights.total / models.tp for name, part in parts.items()},
         "cache_bytes_per_token": {name: part.cache / models.tp for name, part in parts.items()},
+        "cuda_driver": plan.driver,
         **compiled_as_json(plan.compiled, memory.left_free, models.target.config.num_layers),
         "cache_tokens": memory.tokens,
         "concurrent_requests": memory.requests(plan.context),
@@ -249,12 +279,18 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "time_model": {
             "is_a_measurement": False,
             "milliseconds": plan.modelled,
-            "together": {name: sum(parts.values()) for name, parts in plan.modelled.items()},
+            "together": totals(plan.modelled),
+            "by_sampling": {name: totals(plan.modelled_for(kind)) for kind, name in enumerate(SAMPLING)},
             "assumed": constants(gpu, plan.copy_speed),
         },
         "break_even_accept_length": plan.break_even,
         "tokens_per_second": {f"{length:g}": plan.speed(length) for length in plan.accept_lengths},
     }
+
+
+def totals(modelled: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Milliseconds of whole cycles."""
+    return {name: sum(parts.values()) for name, parts in modelled.items()}
 
 
 def limits(step: CycleCost, gpu: Gpu) -> dict[str, Any]:
@@ -278,7 +314,9 @@ def compiled_as_json(compiled: CompiledCycle | str, left_free: float, num_layers
         "stages": compiled.stages,
         "total": len(compiled.greedy_launches),
         "per_target_layer": compiled.per_layer(num_layers),
+        "total_by_sampling": {name: len(compiled.launches_of(kind)) for kind, name in enumerate(SAMPLING)},
         "in_one_graph": compiled.is_one_graph,
+        "spills_registers": bool(compiled.spills),
         "compile_seconds": compiled.compile_seconds,
     }
     temporaries = {"counted": True, "bytes": compiled.temporary_bytes, "left_free_bytes": left_free}

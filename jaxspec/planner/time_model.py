@@ -1,14 +1,17 @@
-"""A model of a cycle's time on a GPU: what is copied, and what each launch costs. It forecasts; nothing in it was measured by us.
+"""A model of a cycle's time on a GPU: what is copied, what each launch costs, and what sampling computes. It forecasts; nothing in
+it was measured by us.
 
 It is here so that a measurement can be held against it, part by part. The constants are assumptions of a review of the GPU program
 (November 2026). None of them is fitted to jaxspec, which had not run on a GPU yet.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jaxspec.config import TreeShape
-from jaxspec.planner.compile import CompiledCycle, Launch
+from jaxspec.planner.compile import KINDS, CompiledCycle, Launch
 from jaxspec.planner.estimate import CycleCost, Pair, cycle_cost
 from jaxspec.planner.gpus import Gpu
 
@@ -20,12 +23,35 @@ LAUNCH = 2.0e-6
 """Seconds that a small kernel takes if it waits for the one before it, in a CUDA graph; also the ramp and tail of a large one."""
 ATTENTION = 6.0e-6
 """Seconds that attention's first kernel takes beside reading the cache: each block walks its keys one after the other."""
+HOST_LAUNCH = 5.0e-6
+"""Seconds per launch if the host makes each, because the driver forms no CUDA graph."""
+INSTRUCTIONS_SHARE = 1 / 30
+"""Instructions per second on numbers of 32 bits, as a share of the tensor cores' operations: 33 of 989 T/s on an H100, 10 of 312 on
+an A100."""
+NOISE_INSTRUCTIONS = 150
+"""For the noise of one token: 20 rounds of Threefry and two logarithms."""
+CLOCK, CORES = 1.98e9, 132
+"""Hertz and multiprocessors of an H100 and an H200. Others are slower: an A100 has 1.41e9 and 108."""
+CUTOFF_CYCLES, CUTOFF_SEARCH, ROUGH_SEARCH = 0.5, 30_000, 6_000
+"""Cycles of the cut-off's last launch, which has a thread block per row, by counting instructions and waits for memory: per token
+that it reads, and for its search, exact or rough."""
+
+
+class Kind(NamedTuple):
+    """Launches that a kind of cycle (decoding.settings.SamplingKind) adds to a greedy one."""
+
+    choice: float
+    """The choice of the target's tokens."""
+    level: float
+    """Per level of the tree, the first included."""
+    learning: float
+    """The drafter learns from what was chosen."""
 
 
 @dataclass(frozen=True)
 class LaunchCounts:
-    """Launches of a greedy cycle. The defaults are those of Llama-3.1-8B with an EAGLE-3 head, 7/1/8, batch 1 (24 November
-    2026). With 5/4/8 a level takes 26 and the tree 19.
+    """Launches of a cycle. The defaults are those of Llama-3.1-8B with an EAGLE-3 head, 7/1/8, batch 1 (25 November
+    2026). With 5/4/8 a level takes 25 and the tree 15.
     """
 
     products: float = 4
@@ -36,14 +62,16 @@ class LaunchCounts:
     rotations: float = 1
     sums: float = 1
     """Everything else: SwiGLU, and what XLA adds."""
-    level: float = 20
+    level: float = 19.5
     """Per level of the tree after the first: the head on one beam, and the next beam."""
-    extension: float = 20
+    extension: float = 19
     """The head over the emitted tokens."""
     tree: float = 3
     """Choosing the best candidates and walking down the tree; plain cycles have none of these three."""
-    other: float = 31
+    other: float = 23
     """Rows of the state, sampling, the budget, writing the keys."""
+    kinds: tuple[Kind, ...] = (Kind(0, 0, 0), Kind(1, 4, 11), Kind(4, 8, 11), Kind(13, 15, 11))
+    """By kind: greedy, with a temperature only, filtered, adjusted."""
 
     @property
     def layer(self) -> float:
@@ -56,9 +84,11 @@ def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
     launches = compiled.greedy_launches
     in_layers = [launch for launch in launches if launch.stage == "verify" and launch.layer is not None]
     kinds = [kind_of(launch) for launch in in_layers if launch.layer == 1]  # the first layer has some that run once
-    found = LaunchCounts(**{kind: kinds.count(kind) for kind in ("products", "attention", "norms", "rotations", "sums")})
+    number = Counter(kinds)
+    found = LaunchCounts(number["products"], number["attention"], number["norms"], number["rotations"], number["sums"])
     num_layers = len({launch.layer for launch in in_layers})
     rest = len(launches) - num_layers * len(kinds) - 2  # the last norm and the output projection are counted by the model
+    found = replace(found, kinds=tuple(added(compiled, kind, tree) for kind in KINDS))
     if tree.num_steps == 0:
         return replace(found, other=rest)
     stages = compiled.stages
@@ -68,6 +98,13 @@ def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
         return replace(found, other=rest)
     drafting = stages.get("draft", 0)
     return replace(found, level=drafting / (tree.num_steps - 1), other=rest - drafting)
+
+
+def added(compiled: CompiledCycle, kind: int, tree: TreeShape) -> Kind:
+    """The launches that a kind of cycle adds to a greedy one."""
+    greedy, of_kind = (Counter(launch.stage for launch in compiled.launches_of(each)) for each in (0, kind))
+    of_kind.subtract(greedy)
+    return Kind(of_kind["verify"], of_kind["draft"] / max(tree.num_steps, 1), of_kind["learn"])
 
 
 def kind_of(launch: Launch) -> str:
@@ -92,8 +129,11 @@ def time_model(
     gpu: Gpu,
     counts: LaunchCounts | None = None,
     copy_speed: float | None = None,
+    *,
+    kind: int = 0,
+    in_graph: bool = True,
 ) -> dict[str, float]:
-    """The parts of a greedy cycle's time in milliseconds, in the order of their names below; their sum is the cycle's.
+    """The parts of a cycle's time in milliseconds, in the order of their names below; their sum is the cycle's.
 
     Args:
         models: Target and head. Several GPUs are not modelled: their traffic is left out.
@@ -103,6 +143,8 @@ def time_model(
         gpu: Its bandwidth is the data sheet's.
         counts: Launches; None: the defaults of LaunchCounts.
         copy_speed: Bytes per second of a copy measured on the device; None: COPY_SHARE of the bandwidth.
+        kind: A decoding.settings.SamplingKind, 0: greedy.
+        in_graph: The cycle is a CUDA graph; else the host launches each kernel, and what it takes longer than the GPU is a part.
 
     Raises ValueError if the tree needs a head and there is none.
     """
@@ -129,8 +171,42 @@ def time_model(
             "tree": LAUNCH * counts.tree,
         }
     parts["logits, written and read"] = moved["logits"] / copy
-    parts["sampling, state, conditionals"] = LAUNCH * counts.other
+    parts["state, greedy choice, conditionals"] = LAUNCH * counts.other
+    if kind:
+        parts |= sampling(models, tree, batch, gpu, counts.kinds[kind], copy, is_filtered=kind > 1)
+    if not in_graph:
+        number = launches_of(counts, layers, tree.num_steps, kind)
+        parts["launches by the host: no CUDA graph"] = max(0.0, HOST_LAUNCH * number - sum(parts.values()))
     return {name: 1e3 * seconds for name, seconds in parts.items()}
+
+
+def sampling(
+    models: Pair, tree: TreeShape, batch: int, gpu: Gpu, kind: Kind, copy: float, *, is_filtered: bool
+) -> dict[str, float]:
+    """What a cycle that is not greedy takes more, in seconds. Noise, filters and the choice read logits from memory again."""
+    nodes, steps, width = batch * tree.num_draft_tokens, tree.num_steps, models.target.config.vocab_size
+    own = models.head_config.draft_vocab_size if models.head_config else None
+    drafted, drafts = own or width, batch * (1 + (steps - 1) * tree.topk) if steps else 0
+    numbers = nodes * width + drafts * drafted
+    noise = batch * (tree.num_draft_tokens * width + (steps + bool(steps)) * drafted)  # of levels, and to learn from
+    passes = 5 if is_filtered else 3
+    parts = {
+        "sampled: launches": LAUNCH * (kind.choice + steps * kind.level + kind.learning * bool(steps)),
+        "sampled: noise": noise * NOISE_INSTRUCTIONS / (INSTRUCTIONS_SHARE * gpu.arithmetic),
+        "sampled: logits, read again": passes * 4 * numbers / copy,
+    }
+    if is_filtered:
+        waves, of_level = -(-nodes // CORES), -(-batch * tree.topk // CORES)
+        cycles = waves * (CUTOFF_CYCLES * width + CUTOFF_SEARCH) + steps * of_level * (CUTOFF_CYCLES * drafted + ROUGH_SEARCH)
+        parts["sampled: cut-off"] = cycles / CLOCK
+    return parts
+
+
+def launches_of(counts: LaunchCounts, layers: int, steps: int, kind: int) -> float:
+    """All launches of a cycle of this kind."""
+    choice, level, learning = counts.kinds[kind]
+    target = layers * counts.layer + 2 + counts.other + choice
+    return target + (steps and counts.level * (steps - 1) + counts.extension + counts.tree + steps * level + learning)
 
 
 def attention_seconds(launches: float) -> float:
@@ -151,4 +227,5 @@ def constants(gpu: Gpu, copy_speed: float | None = None) -> Mapping[str, float]:
         "products_share_of_copy_speed": PRODUCT_SHARE,
         "seconds_per_launch": LAUNCH,
         "seconds_of_attention_without_its_cache": attention_seconds(LaunchCounts.attention),
+        "seconds_per_launch_without_a_graph": HOST_LAUNCH,
     }

@@ -28,7 +28,7 @@ from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
 from jaxspec.placement import GPU_COMPILER_OPTIONS
 from jaxspec.planner.compile import ANSWERS, CycleShape, read_custom_calls, read_launches, read_sorts, touches_host
-from jaxspec.planner.gpus import GPUS
+from jaxspec.planner.gpus import DRIVER, GPUS
 from jaxspec.planner.models import read_head, read_target
 
 
@@ -45,18 +45,20 @@ def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     target = read_target(Path(request["model"]), of_target)
     token_map = None if request["token_map"] is None else Path(request["token_map"])
     head = None if request["draft"] is None else read_head(Path(request["draft"]), target, token_map, of_head)
-    mesh = gpu_mesh(request["gpu"])
+    mesh = gpu_mesh(request["gpu"], request["driver"])
     common = {"refuse_spills": request["refuse_spills"], "scratch": request["scratch"]}
     for cycle in request["cycles"]:
         shape = CycleShape(**cycle | {"tree": TreeShape(**cycle["tree"])})
         yield compile_cycle(target, head, jnp.dtype(request["dtype"]), mesh, shape, **common)
 
 
-def gpu_mesh(gpu: str) -> Mesh:
-    """A mesh of one GPU that is only described."""
+def gpu_mesh(gpu: str, driver: str = DRIVER) -> Mesh:
+    """A mesh of one GPU that is only described, with a driver of this CUDA version."""
     compiler = GPUS[gpu].compiler
     assert compiler is not None
-    topology = topologies.get_topology_desc(platform="cuda", topology_name=gpu, topology="1x1x1", target_config=compiler.text())
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name=gpu, topology="1x1x1", target_config=compiler.text(driver)
+    )
     return Mesh(np.array(topology.devices), ("tensor",))
 
 
@@ -78,7 +80,12 @@ def compile_cycle(
 ) -> dict[str, Any]:
     """Compiles one cycle as the engine does; returns the fields of `CompiledCycle`."""
     models: list[Any] = [None if each is None else abstract_model(each, dtype) for each in (target, head)]
-    config = EngineConfig(kv_cache_dtype=shape.kv_cache_dtype, draft_kv_cache_dtype=shape.draft_kv_cache_dtype)
+    config = EngineConfig(
+        kv_cache_dtype=shape.kv_cache_dtype,
+        draft_kv_cache_dtype=shape.draft_kv_cache_dtype,
+        attention_kernel=shape.attention_kernel,
+        matmul=shape.matmul,
+    )
     drafter = drafter_of(models[1], config)
     params = {"target": models[0].params, "draft": drafter.weights}
     batch, pages = shape.batch, shape.pages

@@ -32,8 +32,8 @@ class Cutoff(NamedTuple):
 
 def cutoff(
     logits: Float[Array, "*rows v"],
-    most: Float[Array, "*rows"],
-    total: Float[Array, "*rows"],
+    most: Float[Array, "*rows"] | None,
+    total: Float[Array, "*rows"] | None,
     inverse_temperature: Float[Array, "*rows"],
     top_k: Int[Array, "*rows"],
     top_p: Float[Array, "*rows"],
@@ -46,8 +46,9 @@ def cutoff(
     probability of the likeliest token, which is always kept.
 
     A token's probability is exp((logit - most) * inverse_temperature) / total, rounded to a multiple of 2^-30: sums are exact and
-    do not depend on the order. `most` is the row's largest logit. `rough`: takes a fifth of the time, but also keeps tokens up to
-    an eighth of a nat below the cut-off.
+    do not depend on the order. `most` is the row's largest logit, and `total` makes the sum 1; what is None is computed here, on a
+    GPU in the same launches, where the order of the sum is another: its last bits may differ. `rough`: searches with 8 passes
+    instead of 34 or more, but also keeps tokens up to an eighth of a nat below the cut-off.
     `implementation`: a name from IMPLEMENTATIONS; None picks the kernel on a GPU and the reference elsewhere.
 
     In:  logits: logarithms of 0.5, 0.3, 0.15, 0.05; most log 0.5, total 2, inverse_temperature 1, top_k 4, top_p 0.9, min_p 0

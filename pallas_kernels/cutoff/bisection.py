@@ -14,7 +14,7 @@ WHOLE = 2.0**30
 """The unit of probability: sums of whole numbers are exact."""
 ROUGH_BITS, STEPS_PER_NAT = 8, 8
 """A rough search goes this many bits deep, in steps below the likeliest token."""
-LOWEST = -(2**31)
+LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
 
 class Row(NamedTuple):
@@ -71,7 +71,8 @@ def search(row: Row, before: Callable[[Chosen], Before], vocab_size: int, rough:
     """The bits and the id of the last token to keep. `before` counts and sums the tokens that its argument selects.
 
     First the largest bits at which a token would be dropped are found, bit by bit. All tokens above are kept, so the next larger
-    number is the bits of the last kept tokens.
+    number is the bits of the last kept tokens. How many of these are kept follows from their number, because their shares are
+    equal; only if not all are, which one is the last is searched for.
     """
 
     def drops(bits: Array) -> Array:
@@ -83,16 +84,28 @@ def search(row: Row, before: Callable[[Chosen], Before], vocab_size: int, rough:
             return ordered_bits(row.most - steps.astype(jnp.float32) / (STEPS_PER_NAT * row.inverse_temperature))
 
         kept_steps = largest(lambda steps: ~drops(lower(steps)), row.most, ROUGH_BITS)
-        return lower(kept_steps + 1), jnp.full_like(kept_steps, vocab_size)
+        return lower(kept_steps + 1), jnp.maximum(kept_steps, vocab_size)  # Triton takes no constant here
     last = largest(lambda number: drops(number ^ LOWEST), row.most, 32) ^ LOWEST
     last = last + 1
-    above = before(lambda bits, _: bits > last)
+    above, reached = before(lambda bits, _: bits > last), before(lambda bits, _: bits >= last)
+    ties = reached.number - above.number
+    of_each = (reached.share - above.share) // jnp.maximum(ties, 1)
 
-    def keeps_tie(token: Array) -> Array:
-        ties = before(lambda bits, ids: (bits == last) & (ids < token))
-        return ~row.drops(float_of(last), Before(above.number + ties.number, above.share + ties.share))
+    def keeps_ties(number: Array) -> Array:
+        others = number - 1
+        dropped = row.drops(float_of(last), Before(above.number + others, above.share + others * of_each))
+        return (number <= ties) & ~dropped
 
-    return last, largest(keeps_tie, row.most, (vocab_size - 1).bit_length())
+    kept = largest(keeps_ties, row.most, vocab_size.bit_length())
+
+    def last_tie() -> Array:
+        def is_kept(token: Array) -> Array:
+            return before(lambda bits, ids: (bits > last) | ((bits == last) & (ids < token))).number < above.number + kept
+
+        return largest(is_kept, row.most, (vocab_size - 1).bit_length())
+
+    is_cut = jnp.any(kept < ties) if ties.ndim else kept < ties  # inside a kernel they are scalars
+    return last, jax.lax.cond(is_cut, last_tie, lambda: jnp.maximum(kept, vocab_size))  # nor here
 
 
 def largest(holds: Callable[[Array], Array], like: Array, bits: int) -> Int[Array, "..."]:

@@ -8,8 +8,8 @@ from pallas_kernels.cutoff.bisection import Before, Chosen, Row, ordered_bits, s
 
 def reference_cutoff(
     logits: Float[Array, "*rows v"],
-    most: Float[Array, "*rows"],
-    total: Float[Array, "*rows"],
+    most: Float[Array, "*rows"] | None,
+    total: Float[Array, "*rows"] | None,
     inverse_temperature: Float[Array, "*rows"],
     top_k: Int[Array, "*rows"],
     top_p: Float[Array, "*rows"],
@@ -17,6 +17,10 @@ def reference_cutoff(
     *,
     rough: bool = False,
 ) -> tuple[Int[Array, "*rows"], Int[Array, "*rows"]]:
+    if most is None:
+        most = jnp.max(logits, -1)
+    if total is None:
+        total = jnp.sum(jnp.exp((logits - most[..., None]) * inverse_temperature[..., None]), -1)
     row = Row(*(each[..., None] for each in (most, total, inverse_temperature, top_k, top_p, min_p)))
     bits, shares, ids = ordered_bits(logits), row.shares(logits), jnp.arange(logits.shape[-1])
 

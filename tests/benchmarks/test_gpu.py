@@ -275,7 +275,7 @@ def test_contexts_are_put_back_and_pages_are_scattered():
     lab = Lab(SMALL, bandwidth=1.0, arithmetic=1.0)
     made = make_batch(lab, 2, 32)
     assert sorted(made.page_table.ravel().tolist()) == list(range(made.page_table.size))
-    made.state = made.state._replace(sequences=made.state.sequences._replace(length=made.state.sequences.length + 3))
+    made.state = made.state._replace(sequences=made.state.sequences.but(length=made.state.sequences.length + 3))
     made.put_back()
     assert made.state.sequences.length.tolist() == [32, 32]
     assert not made.state.sequences.done.any()

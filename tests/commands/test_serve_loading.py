@@ -190,6 +190,16 @@ def test_target_and_head_are_quantised_as_the_command_says(places):
         load_models(quantization="int5")
 
 
+@pytest.mark.parametrize(("driver", "told"), [("12.2", True), ("12.8", False), (None, False)])
+def test_a_driver_without_graphs_is_told(places, caplog, monkeypatch, driver, told):
+    models = load(arguments(places, "target", "eagle"))
+    monkeypatch.setattr(loading, "driver_version", lambda: driver)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    caplog.clear()
+    loading.log_model(models, arguments(places, "target", "eagle"))
+    assert [("CUDA 12.2" in said and "12.3 or newer" in said) for said in warnings_in(caplog)] == [True] * told
+
+
 def test_16_bits_are_told_on_a_cpu(places, caplog):
     with caplog.at_level(logging.INFO, "jaxspec"):
         llm = load(arguments(places, "target", "eagle", "--dtype float16"))

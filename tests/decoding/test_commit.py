@@ -5,7 +5,7 @@ import numpy as np
 
 from jaxspec.decoding.commit import advance, commit
 from jaxspec.decoding.settings import neutral_settings
-from jaxspec.decoding.state import Batch, Sizes, State, empty_state, gather, put
+from jaxspec.decoding.state import Batch, Sequences, Sizes, State, empty_state, gather, put_sequences
 from jaxspec.decoding.verify import RUNNING, STOPPED, Accepted, Verified
 from jaxspec.testing import tiny_config
 from jaxspec.typing import KeysValues
@@ -19,8 +19,8 @@ def state_of(lengths: list[int]) -> State:
     pages = KeysValues(jnp.zeros((6, PAGE, 1, 2)), jnp.zeros((6, PAGE, 1, 2)))
     sizes = Sizes(3, 0, PAGE, LENGTH, 1, jnp.float32)
     state = empty_state(tiny_config(vocab_size=8), sizes, 0, ())._replace(cache=(pages,))
-    fields = {"length": jnp.array(lengths), "root": jnp.array([7, 6]), "remaining": jnp.array([9, 9])}
-    return state._replace(sequences=put(state.sequences, jnp.array([1, 2]), **fields, done=jnp.array([False, True])))
+    running = Sequences.of(jnp.array(lengths), jnp.array([7, 6]), jnp.array([9, 9]), jnp.array([False, True]))
+    return put_sequences(state, jnp.array([1, 2]), running)
 
 
 def batch_of(state: State) -> Batch:
@@ -64,7 +64,9 @@ def test_a_sequence_that_stopped_is_done():
 
 def test_rows_of_other_requests_stay_as_they_are():
     state = state_of([7, 2])
-    before, after = state.sequences, put(state.sequences, jnp.array([1]), length=jnp.array([8]))
+    before, one = state.sequences.numbers, jnp.array([1])
+    changed = gather(state, one, jnp.zeros((1, 0), jnp.int32)).sequences.but(length=jnp.array([8]))
+    after = put_sequences(state, one, changed).sequences
     assert after.length.tolist() == [0, 8, 2]
-    assert all((found == old).all() for found, old in zip(after[1:], before[1:], strict=True))
+    assert (after.numbers[:, 1:] == before[:, 1:]).all()
     assert neutral_settings(2).kind.tolist() == [0, 0]

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.coupling import LEAST, LIKELY, MOST, Prediction, calibrated
+from jaxspec.decoding.coupling import (
+    LEAST,
+    LIKELY,
+    MOST,
+    Prediction,
+    boundary,
+    calibrated,
+    log_total,
+    log_total_in_one_pass,
+)
 from jaxspec.decoding.cycle import propose
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.noise import noise_at
-from jaxspec.decoding.settings import highest_kind
+from jaxspec.decoding.settings import SamplingKind, highest_kind, packed, unpacked
 from jaxspec.decoding.state import Batch, State, admit, gather
 from jaxspec.decoding.tree import root_only
 from jaxspec.decoding.verify import choose_tokens
@@ -61,7 +70,7 @@ def running(params: SamplingParams) -> State:
     state = admit(state, admission._replace(settings=admission.settings._replace(seed=seeds)))
     history = state.history.at[:, : len(TEXT)].set(jnp.array(TEXT))
     length = jnp.full(ROWS, len(TEXT) - 1)
-    return state._replace(history=history, sequences=state.sequences._replace(length=length, done=jnp.zeros(ROWS, bool)))
+    return state._replace(history=history, sequences=state.sequences.but(length=length, done=jnp.zeros(ROWS, bool)))
 
 
 def batch_of(state: State) -> Batch:
@@ -72,6 +81,11 @@ def predicted(head: DraftHead, state: State) -> Prediction:
     batch = batch_of(state)
     needed = highest_kind(batch.settings, ~batch.sequences.done)
     return Prediction(needed, state, batch, head.target_vocab(), state.draft.calibration)
+
+
+def scores_of(head: DraftHead, state: State, logits: jax.Array) -> jax.Array:
+    """The scores behind the roots."""
+    return predicted(head, state).of_kinds(lambda scores: scores, logits, 0)
 
 
 @cache
@@ -85,7 +99,7 @@ def drafted_and_chosen(vocabulary: str):
         batch = batch_of(state)
 
         def both(logits):
-            scores = predicted(head, state).scores(logits if ids is None else logits[..., ids], 0)
+            scores = scores_of(head, state, logits if ids is None else logits[..., ids])
             drafted = head.target_ids(jnp.argmax(scores, -1))
             return drafted, choose_tokens(state, batch, root_only(batch.sequences.root), logits)
 
@@ -110,7 +124,7 @@ def learning(vocabulary: str):
             noise = noise_at(batch.sequences.length + 1, seeds, jnp.arange(VOCAB))
             known = 1.5 * logits[:, ids]
             chosen = ids[jnp.argmax((known + 0.8 * errors[:, ids]) / temperature + noise[:, ids], -1)]
-            now = batch._replace(all_settings=batch.all_settings._replace(seed=seeds))
+            now = batch._replace(packed_settings=packed(batch.settings._replace(seed=seeds)))
             draft = models.drafter.learn(state, now, factor * known, chosen)
             return state._replace(draft=draft), draft.calibration.weights
 
@@ -144,7 +158,7 @@ def test_the_noise_of_a_node_is_that_of_its_position():
     logits = jax.random.normal(jax.random.key(2), (ROWS, 1, VOCAB))
     for depth in range(DEPTHS + 1):
         there = tree._replace(depth=jnp.full((ROWS, 1), depth))
-        later = batch._replace(sequences=batch.sequences._replace(length=batch.sequences.length + depth))
+        later = batch._replace(sequences=batch.sequences.but(length=batch.sequences.length + depth))
         assert (choose_tokens(state, batch, there, logits) == choose_tokens(state, later, tree, logits)).all()
 
 
@@ -152,17 +166,18 @@ def test_greedy_requests_are_drafted_alike_in_any_company():
     """Rows 0 to 2 are greedy, the others are not."""
     _, head = heads()["whole"]
     state = running(KINDS["hot"])
-    temperature = jnp.where(jnp.arange(ROWS) < 3, 0, state.settings.temperature)
-    state = state._replace(settings=state.settings._replace(temperature=temperature))
+    settings = unpacked(state.settings)
+    temperature = jnp.where(jnp.arange(ROWS) < 3, 0, settings.temperature)
+    state = state._replace(settings=packed(settings._replace(temperature=temperature)))
     logits = jax.random.normal(jax.random.key(3), (ROWS, 2, VOCAB))
     for needed in (1, 2, 3):
-        scores = predicted(head, state)._replace(needed=jnp.array(needed)).scores(logits, 1)
+        scores = predicted(head, state)._replace(needed=jnp.int32(needed)).scores(logits, 1)
         assert (scores[:3] == logits[:3]).all() and (scores[3:] != logits[3:]).any()
 
 
 def test_a_head_whose_whole_vocabulary_is_banned_still_has_finite_scores():
     _, head = heads()["own"]
-    scores = predicted(head, running(SamplingParams(allowed_token_ids=[VOCAB - 1]))).scores(jnp.zeros((ROWS, 1, 40)), 0)
+    scores = scores_of(head, running(SamplingParams(allowed_token_ids=[VOCAB - 1])), jnp.zeros((ROWS, 1, 40)))
     assert jnp.isfinite(scores).all()
 
 
@@ -185,10 +200,10 @@ def test_the_weights_undo_what_was_done_to_the_heads_logits(vocabulary, temperat
 def test_each_kind_of_token_has_its_sharpness():
     """Chances 0.9, 0.099 and 0.001: the last token is unlikely. The parts meet where a token's chance is exp(LIKELY)."""
     logits = jnp.log(jnp.array([0.9, 0.099, 0.001])) + 7
-    scaled = calibrated(logits, jnp.array([1.0, 3.0, 0.5]))
+    scaled = calibrated(logits, boundary(logits), jnp.array([1.0, 3.0, 0.5]))
     cut = 7 + LIKELY
     np.testing.assert_allclose(scaled, [2 * cut + 6 * (logits[0] - cut), 2 * cut + 6 * (logits[1] - cut), 2 * logits[2]], rtol=1e-5)
-    np.testing.assert_allclose(calibrated(logits, jnp.ones(3)), logits, rtol=1e-5)
+    np.testing.assert_allclose(calibrated(logits, boundary(logits), jnp.ones(3)), logits, rtol=1e-5)
 
 
 def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
@@ -197,7 +212,7 @@ def test_nothing_is_learnt_from_greedy_done_or_adjusted_requests():
     for name in ("greedy", "bias", "hot"):
         state = running(KINDS[name])
         batch = batch_of(state)
-        done = batch._replace(sequences=batch.sequences._replace(done=jnp.ones(ROWS, bool)))
+        done = batch._replace(sequences=batch.sequences.but(done=jnp.ones(ROWS, bool)))
         assert (models.drafter.learn(state, done, logits, chosen).calibration.weights == 1).all()
         assert (models.drafter.learn(state, batch, logits, chosen).calibration.weights == 1).all() == (name != "hot")
 
@@ -219,7 +234,7 @@ def test_logits_that_are_not_numbers_teach_nothing():
     logits, chosen = jax.random.normal(jax.random.key(7), (ROWS, VOCAB)), jnp.arange(ROWS)
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
         found = models.drafter.learn(state, batch, logits.at[2, 5].set(bad), chosen).calibration
-        others = batch._replace(sequences=batch.sequences._replace(done=jnp.arange(ROWS) == 2))
+        others = batch._replace(sequences=batch.sequences.but(done=jnp.arange(ROWS) == 2))
         expected = models.drafter.learn(state, others, logits, chosen).calibration
         np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-6)
         assert np.isfinite(found.information).all() and (found.weights != 1).any()
@@ -231,7 +246,8 @@ def test_drafts_draw_one_vector_of_noise_per_level_for_the_tokens_that_the_head_
     models, _ = heads()[vocabulary]
     state = running(KINDS["temperature"])
     program = jax.make_jaxpr(lambda state: propose(models, state, batch_of(state), TreeShape(DEPTHS, 4, 12)))(state)
-    assert sum(logarithms(program.jaxpr)) == ROWS * DEPTHS * known
+    branches = len(SamplingKind) - 1  # of which one runs
+    assert sum(logarithms(program.jaxpr)) == branches * ROWS * DEPTHS * known
 
 
 def logarithms(jaxpr) -> list[int]:
@@ -244,3 +260,9 @@ def logarithms(jaxpr) -> list[int]:
             inner = getattr(parameter, "jaxpr", parameter)
             found += logarithms(inner) if hasattr(inner, "eqns") else []
     return found
+
+
+def test_the_sum_of_exponentials_in_one_pass_is_that_in_two():
+    logits = 30 * jax.random.normal(jax.random.key(5), (3, 2, 1000))
+    logits = logits.at[0, :, 1:].set(-jnp.inf).at[1, 0, ::2].set(-jnp.inf)
+    np.testing.assert_allclose(log_total_in_one_pass(logits), log_total(logits), rtol=1e-6)

@@ -10,6 +10,7 @@ from jaxspec.sampling_params import SamplingParams
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE
 from tests.decoding.distribution_in_numpy import kept, softmax
 from tests.decoding.rows import settings_of
+from tests.pallas_kernels.test_cutoff import random_row
 
 VOCAB = 50
 filtered = jax.jit(apply_filters, static_argnames="rough")
@@ -28,30 +29,6 @@ def sort_and_filter(scaled: np.ndarray, probabilities: np.ndarray, params: Sampl
     result = np.zeros(len(scaled), bool)
     result[order] = keeps
     return result & likely
-
-
-def random_row(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    """Logits of every kind: ties, -inf, one token, all equal, coarse grids, enormous and tiny spreads."""
-    kind = rng.integers(8)
-    row = rng.normal(size=vocab) * 10 ** rng.uniform(-3, 2)
-    if kind == 1:
-        row = np.zeros(vocab)
-    if kind == 2:
-        row = np.round(row)  # many ties
-    if kind == 3:
-        row = row.astype(np.float16)
-    if kind == 4:
-        row[rng.random(vocab) < 0.9] = -np.inf
-        row[rng.integers(vocab)] = 1.0
-    if kind == 5:
-        row[:] = -np.inf
-        row[rng.integers(vocab)] = 3.0
-    if kind == 6:
-        row = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
-        row[rng.integers(vocab)] = rng.choice([0.0, 1e-30, 5.0])
-    if kind == 7:
-        row = np.log(rng.dirichlet(np.full(vocab, 0.05)) + 1e-38)
-    return row.astype(np.float32)
 
 
 def random_filters(rng: np.random.Generator) -> SamplingParams:

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.sampling import NODES_AT_ONCE, choose, logprobs_if, logprobs_of
-from jaxspec.decoding.settings import MAX_STOP_TOKENS, SamplingKind, Settings, highest_kind, neutral_settings, settings_row
+from jaxspec.decoding.settings import (
+    MAX_STOP_TOKENS,
+    SamplingKind,
+    Settings,
+    highest_kind,
+    neutral_settings,
+    packed,
+    settings_row,
+    unpacked,
+)
 from jaxspec.sampling_params import SamplingParams
 from tests.decoding.distribution_in_numpy import softmax
 from tests.decoding.rows import settings_of
@@ -171,6 +180,14 @@ def test_the_docstrings_example_of_a_row_of_settings():
     assert settings_row().stop_tokens.tolist() == [[-1] * MAX_STOP_TOKENS], "the declaration itself is unchanged"
     with pytest.raises(KeyError, match="temprature"):
         settings_row(temprature=0.5)
+
+
+def test_packed_settings_keep_every_bit():
+    """Large seeds and negative words too."""
+    params = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=3, logprobs=2, seed=2**63 + 5, stop_token_ids=[5, 2**31 - 1])
+    settings = settings_of([SamplingParams(), params], 10)
+    for before, after in zip(settings, unpacked(packed(settings)), strict=True):
+        assert before.dtype == after.dtype and (before == after).all()
 
 
 def test_a_request_without_any_parameter_has_neutral_settings():

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.settings import MAX_STOP_TOKENS, neutral_settings
+from jaxspec.decoding.settings import MAX_STOP_TOKENS, neutral_settings, packed
 from jaxspec.decoding.state import Batch, Sequences
 from jaxspec.decoding.tree import Tree, ancestor_mask
 from jaxspec.decoding.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, truncate
@@ -12,13 +12,13 @@ from jaxspec.decoding.verify import OUT_OF_BUDGET, RUNNING, STOPPED, accept, tru
 
 def sequence(*, remaining: int = 100, done: bool = False) -> Sequences:
     """One row that may emit `remaining` tokens."""
-    return Sequences(jnp.array([0]), jnp.array([0]), jnp.array([remaining]), jnp.array([done]))
+    return Sequences.of(jnp.array([0]), jnp.array([0]), jnp.array([remaining]), jnp.array([done]))
 
 
 def batch_of(now: Sequences, *stop_tokens: int) -> Batch:
     """One sequence with these stop tokens."""
     settings = neutral_settings(1)._replace(stop_tokens=stops(*stop_tokens))
-    return Batch(jnp.array([0]), jnp.zeros((1, 0), jnp.int32), now, settings)
+    return Batch(jnp.array([0]), jnp.zeros((1, 0), jnp.int32), now, packed(settings))
 
 
 def stops(*tokens: int) -> jnp.ndarray:

@@ -28,6 +28,7 @@ from pallas_kernels.rotate_qkv import QkvLayout, rotate_qkv
 from pallas_kernels.skinny_matmul import AddResidual, Best, SwiGlu, skinny_matmul
 from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.weight import Dense
+from tests.pallas_kernels.issue_cycles import read_programs
 
 BF16, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = jnp.bfloat16, 32, 8, 128, 4096, 14336
 
@@ -88,10 +89,12 @@ def triton_kernels() -> Iterator[Kernel]:
         for k in (HIDDEN, INTERMEDIATE):
             product = Product(shape(1, rows, k), Dense(shape(k, HIDDEN)))
             yield Kernel(f"add_norm, {rows} rows, {k} wide", add, (shape(1, rows, HIDDEN), product, shape(HIDDEN)))
-    for rows, rough in ((8, False), (256, False), (4, True)):
+    for rows, rough, given in ((8, False, False), (256, False, True), (4, True, False)):
         cut = partial(cutoff, rough=rough, implementation="pallas_triton")
-        numbers = [shape(rows, dtype=kind) for kind in (jnp.float32,) * 3 + (jnp.int32,) + (jnp.float32,) * 2]
-        yield Kernel(f"cutoff, {rows} rows{', rough' * rough}", cut, (shape(rows, 128256, dtype=jnp.float32), *numbers))
+        most_and_total = [shape(rows, dtype=jnp.float32) if given else None] * 2
+        limits = [shape(rows, dtype=kind) for kind in (jnp.float32, jnp.int32, jnp.float32, jnp.float32)]
+        shapes = (shape(rows, 128256, dtype=jnp.float32), *most_and_total, *limits)
+        yield Kernel(f"cutoff, {rows} rows{', rough' * rough}", cut, shapes)
     yield from skinny_kernels("pallas_triton")
     yield from packed_kernels()
     for eps in (None, 1e-6):
@@ -166,17 +169,21 @@ def main(gpu: str, only: str | None) -> None:
     every = skinny_kernels(only) if only else (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ()))
     for kernel in every:
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), kernel.shapes)
+        dumps_ptx = kernel.name.startswith("cutoff")
         with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:
             lowered = jax.jit(kernel.function).trace(*shapes).lower(lowering_platforms=("cuda",))
             try:
-                lowered.compile(compiler_options=options | {"xla_dump_to": dump})
+                dumped = {"xla_dump_to": dump} | ({"xla_dump_emitter_re": ".*"} if dumps_ptx else {})
+                lowered.compile(compiler_options=options | dumped)
             except jax.errors.JaxRuntimeError as error:
                 print(json.dumps({"name": kernel.name, "error": str(error)[-500:]}), flush=True)
                 continue
             found = read_launches(Path(dump))
+            programs = read_programs(Path(dump)) if dumps_ptx else {}
         launches = [launch.kernel or launch.kind for launch in found]
         in_graph = all(launch.in_graph for launch in found)
-        print(json.dumps({"name": kernel.name, "launches": launches, "in_graph": in_graph}), flush=True)
+        answer = {"name": kernel.name, "launches": launches, "in_graph": in_graph, "programs": programs}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

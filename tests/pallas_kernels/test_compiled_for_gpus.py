@@ -5,10 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from jaxspec.planner.compile import why_not
+from pallas_kernels.cutoff.pallas_triton import BLOCK, COUNTED, FEW, PIECES, TILE
+from tests.pallas_kernels.issue_cycles import Loop, Program
 
 pytestmark = pytest.mark.gpu_compiler
 
@@ -45,10 +48,64 @@ def test_attention_takes_one_or_two_launches_and_as_many_to_pack_the_mask(compil
             assert len(answer["launches"]) - len(mine) in ((1,) if rows <= 32 else (1, 2)), (name, answer)
 
 
+VOCAB, BEFORE = 128256, 1.63e6
+"""A row's tokens, and the cycles of the kernel with one thread block per row, which read it 50 times (25 November 2026, H100)."""
+MULTIPROCESSORS = 132
+"""Of an H100, whose cycles those before are."""
+BITS, ID_BITS = 32, 17
+"""Passes of a search among the copied tokens for a logit, and then for one of equal tokens."""
+
+
+def phase(program: Program, loop: Loop) -> str:
+    """What a loop of cutoff_search does: each phase uses something that no other does."""
+    if loop.has("st.global"):
+        return "copy ids" if loop.has("shfl") else "copy bits and shares"  # of which only the first sums before each token
+    if str(VOCAB) in loop.words:
+        return "search the row itself"  # the only loops that compare ids with the size of the vocabulary
+    if program.is_nested(loop):
+        return "passes for bits" if loop.has("ex2") else "passes for equal tokens"  # of which only the first need a probability
+    return "a pass over copies" if loop.has("ld.global") else "number of equal tokens"
+
+
+@pytest.mark.parametrize("copied", [8192, 16384])
+@pytest.mark.parametrize("rows", [1, 32])
+def test_a_cut_off_issues_a_tenth_of_what_fifty_passes_did(compiled, rows, copied):
+    """On the busiest multiprocessor, with the passes for equal tokens, if a sixteenth of the row is copied or an eighth."""
+    programs = {}
+    for name, (instructions, loops, warps) in compiled[0]["cutoff, 8 rows"]["programs"].items():
+        programs[name] = Program(instructions, [Loop(*each) for each in loops], warps)
+    pieces, count, search = (programs[f"cutoff_{part}"] for part in ("pieces", "count", "search"))
+    assert (len(pieces.loops), len(count.loops)) == (0, 1)
+    assert Counter(phase(search, loop) for loop in search.loops) == {
+        "copy ids": 1,
+        "copy bits and shares": 1,
+        "search the row itself": 6,
+        "passes for bits": 1,
+        "passes for equal tokens": 1,
+        "a pass over copies": 4,  # one in each of these, and two for the tokens above the found one and from it
+        "number of equal tokens": 2,
+    }
+    rounds = {"copy ids": -(-VOCAB // BLOCK), "search the row itself": 0, "passes for bits": BITS}
+    rounds |= dict.fromkeys(("copy bits and shares", "a pass over copies"), copied // FEW)
+    rounds |= dict.fromkeys(("number of equal tokens", "passes for equal tokens"), ID_BITS)
+    cycles = [
+        -(-rows * PIECES // MULTIPROCESSORS) * pieces.cycles(),
+        -(-rows * -(-VOCAB // COUNTED) // MULTIPROCESSORS) * count.cycles(lambda _: COUNTED // TILE),
+        search.cycles(lambda loop: rounds[phase(search, loop)]),
+    ]
+    assert sum(cycles) <= BEFORE / 10, cycles
+
+
 def test_the_others_take_one(compiled):
     kernels = {name: answer["launches"] for name, answer in compiled[0].items() if "attention" not in name}
     assert len(kernels) == 50
-    several = {"32 layers, 8 KV heads": 2, "80 layers, 8 KV heads": 5, "32 layers, 32 KV heads": 8, "40 layers, 40 KV heads": 20}
+    several = {
+        "32 layers, 8 KV heads": 2,
+        "80 layers, 8 KV heads": 5,
+        "32 layers, 32 KV heads": 8,
+        "40 layers, 40 KV heads": 20,
+        "cutoff": 3,
+    }
     for name, launches in kernels.items():
         mine = [kernel for kernel in launches if kernel.startswith(name.split(",")[0])]
         assert len(mine) == next((count for what, count in several.items() if what in name), 1), (name, launches)

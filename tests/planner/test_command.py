@@ -145,7 +145,8 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
     assert main(flags) == 0
     said = capsys.readouterr()
     shape = CycleShape(TreeShape(), 2, 1000, 16)
-    how = {"gpu": "h200", "dtype": "bfloat16", "token_map": None, "quantization": (None, None)}
+    how = {"gpu": "h200", "dtype": "bfloat16", "token_map": None, "quantization": (None, None), "driver": "13.0.0"}
+    how |= {"refuse_spills": True}
     assert asked == [("config.json", "head.json", [shape], how)]
     assert "of which the cycle uses" in said.out and "|  0.02 |" in said.out
     assert "13.0" in said.out and "all in one CUDA graph" in said.out

@@ -1,6 +1,6 @@
 """The GPU program, proven without a GPU: real models with their heads, compiled for an H100 by XLA's compiler.
 
-The targets are cut to seven layers, which EAGLE-3 needs. A layer's launches don't depend on how many there are (every layer is
+The targets are cut to eight layers. A layer's launches don't depend on how many there are (every layer is
 compared with the next), nor do graph, spills and temporaries, which are those of the logits. So only compile time is saved.
 """
 
@@ -12,14 +12,24 @@ import pytest
 
 from jaxspec.config import FP8, PLAIN, TreeShape
 from jaxspec.decoding.sampling import NODES_AT_ONCE
+from jaxspec.decoding.settings import SamplingKind
+from jaxspec.decoding.top import FEW
 from jaxspec.planner.compile import CompiledCycle, CycleShape, Quantizations, compile_cycles
 from jaxspec.planner.estimate import pair
 from jaxspec.planner.models import read_head, read_target
 from tests.planner.configs import EAGLE3_LLAMA_8B, EAGLE3_QWEN3_8B, EAGLE_LLAMA_2_7B, LLAMA_2_7B, LLAMA_8B, MIMO_7B, QWEN3_8B
 from tests.planner.files import config_file
 
-CONTEXT, LAYERS, HIDDEN, INTERMEDIATE = 4096, 7, 4096, 14336
+CONTEXT, LAYERS, HIDDEN, INTERMEDIATE = 4096, 8, 4096, 14336
 TREES = (TreeShape(5, 4, 8), TreeShape(5, 8, 32), PLAIN)
+CHAINS = (TreeShape(3, 1, 4), TreeShape(7, 1, 8))
+MOST_LAUNCHES = {
+    str(PLAIN): (108, 114),
+    "3/1/4": (179, 225),
+    "5/4/8": (255, 330),
+    "7/1/8": (257, 350),
+}
+"""Of a greedy cycle, and of one with top_p, top_k or min_p; batch 1."""
 KERNELS = {
     "rms_norm",
     "norm_pair",
@@ -28,7 +38,9 @@ KERNELS = {
     "tree_attention_split",
     "tree_attention_merge",
     "cache_write",
-    "cutoff",
+    "cutoff_pieces",
+    "cutoff_count",
+    "cutoff_search",
     "topk",
 }
 """All of them ours but the last, which is XLA's."""
@@ -50,7 +62,14 @@ class Case(NamedTuple):
 IN_8_BITS = CycleShape(TreeShape(5, 4, 8), 8, CONTEXT, kv_cache_dtype=FP8)
 CASES = {
     "Llama-3.1-8B": Case(
-        LLAMA_8B, EAGLE3_LLAMA_8B, "bfloat16", [*(CycleShape(tree, b, CONTEXT) for tree in TREES for b in (1, 8)), IN_8_BITS]
+        LLAMA_8B,
+        EAGLE3_LLAMA_8B,
+        "bfloat16",
+        [
+            *(CycleShape(tree, b, CONTEXT) for tree in TREES for b in (1, 8)),
+            *(CycleShape(tree, 1, CONTEXT) for tree in CHAINS),
+            IN_8_BITS,
+        ],
     ),
     "MiMo-7B": Case(MIMO_7B, MIMO_7B, "bfloat16", [CycleShape(TreeShape(1, 1, 2), 1, CONTEXT)]),
     "Qwen3-8B": Case(QWEN3_8B, EAGLE3_QWEN3_8B, "bfloat16", [CycleShape(TreeShape(3, 1, 4), 8, CONTEXT)]),
@@ -94,10 +113,8 @@ class TestCycle:
         assert cycle.library_calls == {}
         assert set(cycle.kernel_calls) <= KERNELS and cycle.kernel_calls["rotate_qkv"] >= LAYERS
 
-    def test_sorts_no_vocabulary_unless_log_probabilities_are_asked_for(self, compiled, name):
-        vocabularies = {config["vocab_size"] for config in (CASES[NAMES[name][0]].target, CASES[NAMES[name][0]].head)}
-        sorts = [sort for sort in compiled(name).sorts if sort.size >= min(vocabularies)]
-        assert all("/logprobs/" in sort.scope for sort in sorts), sorts
+    def test_sorts_nothing(self, compiled, name):
+        assert compiled(name).sorts == ()
 
     def test_updates_the_caches_in_place(self, compiled, name):
         cycle = compiled(name)
@@ -134,6 +151,23 @@ class TestCycle:
         """What the count per layer rests on: the scopes are found, and no layer is fused with another."""
         found = in_layers(compiled(name))
         assert {found.count(layer) for layer in range(1, LAYERS - 1)} == {found.count(1)}
+
+
+@pytest.mark.parametrize("tree", MOST_LAUNCHES)
+def test_sampled_cycles_launch_little_more_than_greedy_ones(compiled, tree):
+    cycle = compiled(f"Llama-3.1-8B {tree} batch 1")
+    greedy, temperature, filtered, adjusted = (len(cycle.launches_of(kind)) for kind in SamplingKind)
+    assert greedy < temperature < filtered < adjusted
+    most_greedy, most_filtered = MOST_LAUNCHES[tree]
+    assert greedy <= most_greedy and filtered <= most_filtered
+
+
+def test_more_than_16_candidates_of_a_node_are_found_without_a_sort(gpu_compiler, tmp_path):
+    """Nor does the branch of log probabilities, which wants 20, sort."""
+    target = config_file(tmp_path / "config.json", LLAMA_8B | {"num_hidden_layers": 7})
+    head = config_file(tmp_path / "head.json", EAGLE3_LLAMA_8B)
+    (found,) = compile_cycles(target, head, [CycleShape(TreeShape(2, 20, 32), 1, CONTEXT)], gpu="h100", dtype="bfloat16")
+    assert found.is_one_graph and not [sort for sort in found.sorts if sort.size > FEW]
 
 
 def test_a_prefill_is_one_graph(gpu_compiler, tmp_path):

@@ -7,7 +7,7 @@ from jaxspec.planner.compile import CompiledCycle, Launch
 from jaxspec.planner.estimate import Pair, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
-from jaxspec.planner.time_model import LaunchCounts, counts_of, time_model
+from jaxspec.planner.time_model import Kind, LaunchCounts, counts_of, time_model
 from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
 from tests.planner.files import config_file
 
@@ -64,6 +64,23 @@ def test_many_rows_take_the_time_of_their_arithmetic(llama):
     assert few == time_model(llama, PLAIN, 1, 1024, GPUS["h200"])["target: weights"] and many > 4 * few
 
 
+def test_a_filtered_cycle_takes_at_most_8_percent_more(llama):
+    def modelled(tree: TreeShape, kind: int) -> float:
+        return sum(time_model(llama, tree, 1, 1024, GPUS["h200"], kind=kind).values())
+
+    for tree in (PLAIN, CHAIN, TreeShape(5, 4, 8), TreeShape(7, 1, 8)):
+        greedy, temperature, filtered, adjusted = (modelled(tree, kind) for kind in range(4))
+        assert greedy < temperature < filtered < adjusted and filtered <= 1.08 * greedy
+
+
+def test_a_host_that_launches_every_kernel_is_waited_for(llama):
+    """5 us for each of a layer's 109 launches."""
+    many = LaunchCounts(sums=100)
+    with_graph, without = (time_model(llama, PLAIN, 1, 1024, GPUS["h200"], many, in_graph=each) for each in (True, False))
+    assert sum(without.values()) == pytest.approx(1e3 * 5e-6 * (32 * 109 + 2 + 23)) and "launches by the host" in list(without)[-1]
+    assert sum(without.values()) > sum(with_graph.values())
+
+
 def launch(kernel: str, scope: str) -> Launch:
     return Launch("kCustomKernel", kernel, f"jit(cycle)/{scope}/x", in_graph=True, branch=None)
 
@@ -76,4 +93,12 @@ def test_counts_of_a_compiled_cycle():
     )
     launches += [launch("rms_norm", "verify"), launch("gemm_fusion_dot_2", "verify"), launch("y", "advance")]
     found = counts_of(CompiledCycle(1.0, 0, 0, 0, 0, False, tuple(launches), {}, (), {}), CHAIN)
-    assert found == LaunchCounts(1, 2, 1, 1, 1, level=3, extension=5, tree=7, other=2)
+    assert found == LaunchCounts(1, 2, 1, 1, 1, level=3, extension=5, tree=7, other=2, kinds=(Kind(0, 0, 0),) * 4)
+
+
+def test_counts_of_kinds():
+    greedy = [launch("x", scope) for scope in ("verify/layer_0", "verify/layer_1", "verify")]
+    more = {"draft/y": 6, "verify/choose": 5, "learn": 4}
+    sampled = [launch("x", scope)._replace(kinds=(2,)) for scope, number in more.items() for _ in range(number)]
+    compiled = CompiledCycle(1.0, 0, 0, 0, 0, False, (*greedy, *sampled), {}, (), {})
+    assert counts_of(compiled, CHAIN).kinds == (Kind(0, 0, 0), Kind(0, 0, 0), Kind(5, 2, 4), Kind(0, 0, 0))
