@@ -110,10 +110,10 @@ class Prediction(NamedTuple):
             return adjust_logits(logits, positions, context, settings, self.state.bias[batch.rows], ids)
 
         def filtered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-            return jnp.where(is_sampled, apply_filters(logits, settings, rough=True), logits)
+            return apply_filters(logits, settings, rough=True)
 
         def unfiltered(logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-            return logits / divisor(settings)  # 1 for greedy requests
+            return logits / divisor(settings)
 
         def from_kind(first: SamplingKind, then: Step, otherwise: Step, logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
             if kind is None:
@@ -123,7 +123,7 @@ class Prediction(NamedTuple):
         logits = from_kind(SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
         scaled = from_kind(SamplingKind.FILTERED, filtered, unfiltered, logits)
         predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
-        return jnp.maximum(jnp.where(is_sampled, predicted, scaled), LOWEST)
+        return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
 
 
 def calibrated(
