@@ -246,7 +246,7 @@ def test_drafts_draw_one_vector_of_noise_per_level_for_the_tokens_that_the_head_
     models, _ = heads()[vocabulary]
     state = running(KINDS["temperature"])
     program = jax.make_jaxpr(lambda state: propose(models, state, batch_of(state), TreeShape(DEPTHS, 4, 12)))(state)
-    branches = len(SamplingKind) - 1  # of which one runs
+    branches = len(SamplingKind)  # one for each kind that is sampled in programs for GPUs, and one for all in others; one runs
     assert sum(logarithms(program.jaxpr)) == branches * ROWS * DEPTHS * known
 
 

@@ -216,7 +216,7 @@ def test_first_runs_change_nothing_but_the_padding_row(every_kind):
     by_row = (state._replace(cache=None, draft=state.draft.hidden) for state in (expected, found))
     for before, after in zip(*map(jax.tree.leaves, by_row), strict=True):
         np.testing.assert_array_equal(after[:-1], before[:-1])  # the last row is the padding row
-    assert found.sequences.done.all()
+    assert runner.state.sequences.done.all()
 
 
 def noted(runner: Runner) -> list[Program]:
