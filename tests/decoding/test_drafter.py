@@ -102,7 +102,7 @@ def test_a_drafter_absorbs_every_token_once_or_lags_by_it():
     while engine.has_work:
         engine.step()
     state = jax.tree.map(np.asarray, engine.runner.state)
-    length, lag = state.sequences.length, state.features.lag
+    length, lag = np.asarray(engine.runner.state.sequences.length), state.features.lag
     assert sorted(length.tolist()) == [0, 69, 69] and sorted(lag.tolist())[:2] == [0, 0] and max(lag) > 0
     assert (state.draft.absorbed + lag == length).all(), "slots 1 .. length, the root's included"
 
