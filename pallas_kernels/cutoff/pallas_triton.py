@@ -143,8 +143,11 @@ def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, number
     lowest, highest = jnp.max(jnp.where(dropped, samples, LOWEST)), jnp.min(jnp.where(dropped, HIGHEST, samples))
     above = Before(*(jnp.max(jnp.where(dropped, 0, each)) for each in sums))  # the lowest that is kept has the most above it
 
+    # In 16 rounds or more: with 8 rounds registers were spilled (32,000 tokens, H100, November 2026).
+    length = min(BLOCK, pl.next_power_of_2(pl.cdiv(vocab_size, 31)))
+
     def read(block: Array) -> tuple[Array, Array, Array]:
-        ids = block * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+        ids = block * length + jnp.arange(length, dtype=jnp.int32)
         logits, bits = _read(logits_ref, place, ids, ids < vocab_size)
         return bits, ids, row.shares(logits)
 
@@ -174,7 +177,7 @@ def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, number
         if not interpret:
             pltriton.debug_barrier()  # other threads read what was written
 
-    blocks, nothing = pl.cdiv(vocab_size, BLOCK), jnp.zeros((), jnp.int32)
+    blocks, nothing = pl.cdiv(vocab_size, length), jnp.zeros((), jnp.int32)
     count = jax.lax.fori_loop(0, blocks, copy_ids, nothing)
     copied = jnp.minimum(count, room)
     synchronize()
@@ -197,7 +200,7 @@ def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, number
     last_ref[place], token_ref[place] = jax.lax.cond(
         count <= room,
         lambda: search_in(read_copies, FEW, pl.cdiv(copied, FEW), above),
-        lambda: search_in(read, BLOCK, blocks, Before(nothing, nothing)),
+        lambda: search_in(read, length, blocks, Before(nothing, nothing)),
     )
 
 
