@@ -136,7 +136,7 @@ class ProgramTable:
         return [PrefillProgram(self.chunks[-1], self.pages, masked=True, scores=scores), *largest]
 
     def prefills(self, tokens: int, *, masked: bool = False, scores: bool = False) -> Iterator[PrefillProgram]:
-        """Prefills for a chunk of this many tokens. No start compiles those with masks or log probabilities, like `proposals`."""
+        """Prefills for a chunk of this many tokens. No start compiles those with masks or log probabilities, like `halves`."""
         return (PrefillProgram(chunk, self.pages, 1, masked, scores) for chunk in self.chunks if chunk >= tokens)
 
     def prefill_together(self, tokens: int) -> PrefillProgram:
