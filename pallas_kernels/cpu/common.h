@@ -144,3 +144,21 @@ void share(const XLA_FFI_CallFrame* frame, const Job& job, int64_t chunks) {
   work->take();
   work->wait();
 }
+
+// Rows that don't depend on one another, in chunks of at least 16384 numbers: fewer are no work for a second thread.
+template <class Arguments>
+struct Rows {
+  Arguments arguments;
+  void (*run_row)(const Arguments&, int64_t row);
+  int64_t rows, in_chunk;
+
+  void run(int64_t chunk, std::unique_ptr<float[]>&) const {
+    for (int64_t row = chunk * in_chunk; row < rows && row < (chunk + 1) * in_chunk; row++) run_row(arguments, row);
+  }
+};
+
+template <class Arguments>
+void share_rows(const XLA_FFI_CallFrame* frame, const Arguments& arguments, void (*run_row)(const Arguments&, int64_t), int64_t size) {
+  int64_t in_chunk = 16384 / size + 1;
+  share(frame, Rows<Arguments>{arguments, run_row, arguments.rows, in_chunk}, (arguments.rows + in_chunk - 1) / in_chunk);
+}

@@ -19,18 +19,6 @@ using Row = void (*)(const Norm&, int64_t row);
 
 const Row NORM = HERE(NORM_ROW);
 
-// Numbers in a chunk: fewer are no work for a second thread.
-constexpr int64_t CHUNK = 16384;
-
-struct Job {
-  Norm norm;
-  int64_t rows;  // in a chunk
-
-  void run(int64_t chunk, std::unique_ptr<float[]>&) const {
-    for (int64_t row = chunk * rows; row < norm.rows && row < (chunk + 1) * rows; row++) NORM(norm, row);
-  }
-};
-
 XLA_FFI_Error* call(XLA_FFI_CallFrame* frame, bool adds) {
   if (is_question(frame)) return nullptr;
   if (frame->args.size != 3 + adds || frame->rets.size != 1 + adds) return error(frame, "rms_norm: wrong number of arguments");
@@ -47,8 +35,7 @@ XLA_FFI_Error* call(XLA_FFI_CallFrame* frame, bool adds) {
   norm.x = static_cast<const float*>(x->data), norm.weight = static_cast<const float*>(weight->data);
   norm.eps = *static_cast<const float*>(eps->data), norm.y = static_cast<float*>(result(frame, adds)->data);
   if (adds) norm.added = static_cast<const float*>(argument(frame, 1)->data), norm.total = static_cast<float*>(result(frame)->data);
-  int64_t rows = CHUNK / norm.size + 1;
-  share(frame, Job{norm, rows}, (norm.rows + rows - 1) / rows);
+  share_rows(frame, norm, NORM, norm.size);
   return nullptr;
 }
 

@@ -18,18 +18,6 @@ using Row = void (*)(const Rotation&, int64_t row);
 
 const Row ROTATE = HERE(ROTATE_ROW);
 
-// Numbers in a chunk: fewer are no work for a second thread.
-constexpr int64_t CHUNK = 16384;
-
-struct Job {
-  Rotation rotation;
-  int64_t rows;  // in a chunk
-
-  void run(int64_t chunk, std::unique_ptr<float[]>&) const {
-    for (int64_t row = chunk * rows; row < rotation.rows && row < (chunk + 1) * rows; row++) ROTATE(rotation, row);
-  }
-};
-
 }  // namespace
 
 EXPORT XLA_FFI_Error* rotate_qkv_float32(XLA_FFI_CallFrame* frame) {
@@ -49,7 +37,6 @@ EXPORT XLA_FFI_Error* rotate_qkv_float32(XLA_FFI_CallFrame* frame) {
   r.qkv = static_cast<const float*>(qkv->data), r.cos = static_cast<const float*>(argument(frame, 1)->data);
   r.sin = static_cast<const float*>(argument(frame, 2)->data), r.q = static_cast<float*>(q->data);
   r.k = static_cast<float*>(k->data), r.v = static_cast<float*>(result(frame, 2)->data);
-  int64_t rows = CHUNK / qkv->dims[1] + 1;
-  share(frame, Job{r, rows}, (r.rows + rows - 1) / rows);
+  share_rows(frame, r, ROTATE, qkv->dims[1]);
   return nullptr;
 }
