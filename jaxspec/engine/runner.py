@@ -222,12 +222,12 @@ class Runner:
         scores, masked = request.params.prompt_logprobs is not None, request.matcher is not None
         needed: list[Program] = []
         if scores:
-            *_, largest = self.table.prefills(1, scores=True)
+            *_, largest = self.programs.table.prefills(1, scores=True)
             needed.append(largest)
         if masked:
-            first, *others = dict.fromkeys((*self.table.own, *(() if request.tree is None else (request.tree,))))
-            needed += self.table.under_masks(first, scores=scores)
-            for program in itertools.chain.from_iterable(map(self.table.under_masks, others)):
+            first, *others = dict.fromkeys((*self.programs.table.own, *(() if request.tree is None else (request.tree,))))
+            needed += self.programs.table.under_masks(first, scores=scores)
+            for program in itertools.chain.from_iterable(map(self.programs.table.under_masks, others)):
                 self.programs.require(program)  # its trees are used when their programs are there
         missing = [program for program in needed if not self.programs.can_launch(program)]
         for program in missing:
@@ -237,13 +237,13 @@ class Runner:
     def prefill_groups(self, chunks: Sequence[PrefillChunk]) -> list[list[PrefillChunk]]:
         """The chunks of a step by launch, in the order of the launches: those of several prompts together, where their program is
         there and is faster than one by one."""
-        groups = grouped(chunks, self.table, self._page_size)
+        groups = grouped(chunks, self.programs.table, self._page_size)
         return [part for group in groups for part in ([group] if self._is_faster_together(group) else [[each] for each in group])]
 
     def _is_faster_together(self, group: Sequence[PrefillChunk]) -> bool:
         if len(group) == 1:
             return True
-        program = self.table.prefill_together(group[0].size)
+        program = self.programs.table.prefill_together(group[0].size)
         # On a CPU tokens take the time, so less than half of them may be padding; on a GPU reading the weights does.
         if 2 * len(group) <= program.batch and self.placement.device.platform == "cpu":
             return False
@@ -255,25 +255,25 @@ class Runner:
         a single one is among those that the mask [1, 1, words] allows."""
         scores = chunks[0].request.params.prompt_logprobs is not None
         if len(chunks) > 1:
-            program = self.table.prefill_together(chunks[0].size)
+            program = self.programs.table.prefill_together(chunks[0].size)
         else:
-            program = self.programs.choose(self.table.prefills(chunks[0].size, masked=mask is not None, scores=scores))
+            program = self.programs.choose(self.programs.table.prefills(chunks[0].size, masked=mask is not None, scores=scores))
         inputs = prefill_chunk(chunks, program, self._padding_row, self._page_size)
         requests = [chunk.request for chunk in chunks if chunk.is_last or scores]
         return launched(self._run(program, inputs, *(() if mask is None else (mask,))), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
-        if len(self.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
-            for each in self.table.own:
-                self.programs.ask_for(next(self.table.cycles(len(requests), each)))
+        if len(self.programs.table.own) > 1:  # trees are compared at one batch size, so each needs a program of that size
+            for each in self.programs.table.own:
+                self.programs.ask_for(next(self.programs.table.cycles(len(requests), each)))
         program, rows, page_table = self.cycle_of(requests, tree)
         return launched(self._run(program, rows, page_table), requests, tree=tree)
 
     def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
         what the second half verifies: the tree, or another one of the same size, and masks if the second half is `masked`."""
-        halves = list(self.table.halves(len(requests), tree, masked=masked))
+        halves = list(self.programs.table.halves(len(requests), tree, masked=masked))
         propose, settle = next((both for both in halves if all(self.programs.can_launch(half) for half in both)), halves[0])
         for smaller in halves[0]:
             self.programs.ask_for(smaller)
@@ -291,7 +291,7 @@ class Runner:
     def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
         """The program of a cycle of these requests, and its inputs beside weights and state: state rows [batch] and page tables
         [batch, pages]."""
-        return self._batch(requests, self._lengths(requests, tree), self.table.cycles(len(requests), tree))
+        return self._batch(requests, self._lengths(requests, tree), self.programs.table.cycles(len(requests), tree))
 
     def _lengths(self, requests: list[Request], tree: TreeShape) -> list[int]:
         """Tokens of each request after a cycle, at most."""
@@ -300,11 +300,11 @@ class Runner:
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by the slots that it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
-        self._run(*self._batch(requests, lengths, self.table.catch_ups(len(requests))))
+        self._run(*self._batch(requests, lengths, self.programs.table.catch_ups(len(requests))))
 
     def time_cycle(self, batch: int, tree: TreeShape, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
-        program, seconds = self.programs.choose(self.table.cycles(batch, tree)), []
+        program, seconds = self.programs.choose(self.programs.table.cycles(batch, tree)), []
         arguments = self.placement.put(self._idle(program))
         for _ in range(repeats + 1):
             started = time.perf_counter()

@@ -82,7 +82,11 @@ def test_the_time_model_is_called_a_model(flags, capsys):
     assert measured["time_model"]["assumed"]["copy_bytes_per_second"] == 4e12
     assert main([*flags, "--gpu", "h200"]) == 0
     said = capsys.readouterr().out
-    assert "a MODEL of the time, not a measurement" in said and "copies at 4.30 TB/s" in said and "target: weights" in said
+    assert (
+        "a MODEL of the time of greedy requests, not a measurement" in said
+        and "copies at 4.30 TB/s" in said
+        and "target: weights" in said
+    )
     assert plan(flags, capsys, "--tp", "2")[1]["time_model"]["milliseconds"] == {}
 
 
