@@ -7,5 +7,8 @@ from tests.engine.calls import COUNTED, MOST
 
 @pytest.mark.parametrize("name", list(MOST))
 def test_no_more_python_calls_than(name: str):
-    calls = min((COUNTED[name]() for _ in range(3)), key=lambda each: each.total())  # how threads take turns adds some
-    assert calls.total() <= MOST[name], calls.most_common(20)
+    for _ in range(3):  # threads that take turns otherwise add some
+        calls = COUNTED[name]()
+        if calls.total() <= MOST[name]:
+            return
+    raise AssertionError(f"{calls.total()} calls, at most {MOST[name]}: {calls.most_common(20)}")
