@@ -21,6 +21,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.placement import Placement
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from pallas_kernels.row_matmul import what_is_missing
 
@@ -81,10 +82,11 @@ def load_models(
         check_head(files.head, target_model_config(files.target), files.token_map)
     storing = choose_storing(dtype)
     chosen = choose_dtype(dtype, files.target)
-    target = load_target(files.target, chosen, storing=storing, quantization=of_target, progress=progress)
+    placement = Placement.of(config.tp_size)
+    target = load_target(files.target, chosen, storing=storing, quantization=of_target, placement=placement, progress=progress)
     head = None
     if files.head is not None:
-        how: dict[str, Any] = {"storing": storing, "quantization": of_head, "progress": progress}
+        how: dict[str, Any] = {"storing": storing, "quantization": of_head, "placement": placement, "progress": progress}
         head = load_head(files.head, target, token_map=files.token_map, **how)
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)

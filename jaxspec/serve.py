@@ -118,6 +118,7 @@ def serve(
         path=models.name,
         tokenizer_path=None if models.tokenizer is None else str(models.directory.resolve()),
         sampling_defaults=sampling_defaults,
+        devices=config.tp_size,
         strict_name=arguments.settings.strict_model_name,
     )
     metrics, steps = RequestCollector(name), StepTimes()

@@ -24,7 +24,7 @@ class Ignored(NamedTuple):
 NO_GRAPHS = "programs for batches of up to --max-running-requests requests are compiled ahead"
 XLA = "XLA compiles every program"
 ATTENTION = "jaxspec has its own attention kernels (--attention-kernel)"
-ONE_DEVICE = "one process runs the model on one device"
+ONE_DEVICE = "one process runs the model, on --tp-size devices"
 ACCESS_LOG = "the log has one line per request"
 LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
@@ -42,7 +42,7 @@ IGNORED = (
     Ignored("--sampling-backend=", "sampling is part of the compiled cycle"),
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
     Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
-    Ignored("--tp-size= --tensor-parallel-size= --tp= -tp= --dp-size= --data-parallel-size= --dp= -dp=", ONE_DEVICE, ("1",)),
+    Ignored("--dp-size= --data-parallel-size= --dp= -dp=", ONE_DEVICE, ("1",)),
     Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size= --nnodes=", ONE_DEVICE, ("1",)),
     Ignored("--api-server-count= --tokenizer-worker-num=", ONE_DEVICE, ("1",)),
     Ignored("--node-rank= --base-gpu-id=", ONE_DEVICE, ("0",)),
@@ -151,8 +151,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     unknown = [key for key in given if key not in KEYS]
     if unknown:
         raise ValueError(f"{FLAG} has {unknown[0][:80]!r}, which is not supported; supported: {', '.join(KEYS)}")
-    if given.get(DRAFT_DEVICES) not in (None, 1):
-        raise ValueError(f"{FLAG}: {DRAFT_DEVICES} must be 1, got {given[DRAFT_DEVICES]!r:.80}")
+    if given.get(DRAFT_DEVICES) is not None:  # devices share the head as they share the target
+        Whole(1).clean(f"{FLAG}: {DRAFT_DEVICES}", given[DRAFT_DEVICES])
     method, draft = (None if given.get(key) is None else Text().clean(f"{FLAG}: {key}", given[key]) for key in ("method", "model"))
     if method is not None and method not in METHODS:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")

@@ -215,6 +215,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option("--chunked-prefill-size --max-num-batched-tokens", sets="engine.prefill_chunk"),
         Option("--page-size --block-size", sets="engine.page_size"),
+        Option("--tp-size --tensor-parallel-size --tp -tp", sets="engine.tp_size"),
         Option(
             "--kv-cache-dtype NAME",
             "auto is the dtype of the weights; fp8_e4m3 stores keys and values in 8 bits, with the checkpoint's scales or none",

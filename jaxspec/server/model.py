@@ -50,6 +50,8 @@ class ServedModel:
     """A directory that a client on this machine can load."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What requests of OpenAI's API get that leave these parameters of SamplingParams out."""
+    devices: int = 1
+    """That run it."""
     strict_name: bool = False
     """Refuse requests for a model of another name."""
     _token_texts: dict[int, str] = field(default_factory=dict)
