@@ -118,8 +118,8 @@ def test_queries_are_beside_their_keys_and_values(heads, kv_heads, tp):
 def test_heads_that_cannot_be_divided_stay_whole(heads, kv_heads, tp):
     shares = Shares(tiny_config(num_heads=heads, num_kv_heads=kv_heads), tp)
     assert (shares.heads, shares.kv_heads) == (heads, kv_heads)
-    for axis in ("qkv", "heads"):
-        assert shares.slices(axis, tp - 1, 96) == (slice(0, 96),) and shares.width(axis, 96) == 96
+    assert not any(shares.divides(axis) for axis in AXES.values() if axis.name in ("qkv", "heads", "kv_heads"))
+    assert shares.divides(AXES["down_proj"]) and not Shares(shares.config, 1).divides(AXES["down_proj"])
 
 
 def test_more_devices_than_there_are_is_refused():
