@@ -177,10 +177,10 @@ class CompiledCycle:
     """Our own kernels in the optimized program, and XLA's `topk`: how often each is called, in all branches."""
     sorts: tuple[Sort, ...]
     """In all branches."""
-    collectives: tuple[Collective, ...]
-    """In all branches; none on one GPU."""
     library_calls: dict[str, int]
     """The other custom calls, by XLA's name, such as sorts of CUB's. What they launch isn't known, nor whether they wait."""
+    collectives: tuple[Collective, ...] = ()
+    """In all branches; none on one GPU."""
     spills: str = ""
     """Why it can't be compiled without spilling registers to memory; empty: it was, or that was not tried."""
 
