@@ -15,8 +15,15 @@ def target():
     return engine_target(vocab_size=VOCABULARY)
 
 
-@pytest.mark.parametrize("tree", [TreeShape(3, 2, 5), *map(exhaustive, (TreeShape(3, 1, 4), TreeShape(2, 20, 21), PLAIN))], ids=str)
-def test_no_program_sorts_a_vocabulary(target, tree):
+@pytest.mark.parametrize(
+    ("tree", "halves"),
+    [
+        (TreeShape(1, 2, 3), False),
+        *(exhaustive(tree, True) for tree in (TreeShape(3, 2, 5), TreeShape(3, 1, 4), TreeShape(2, 20, 21), PLAIN)),
+    ],
+    ids=str,
+)
+def test_no_program_sorts_a_vocabulary(target, tree, halves):
     head = (
         None
         if tree == PLAIN
@@ -26,7 +33,10 @@ def test_no_program_sorts_a_vocabulary(target, tree):
     )
     engine = tiny_engine(tree, target=target, head=head)
     table, programs = engine.runner.table, engine.runner.programs
-    sorts = {program: read_sorts(programs[program].as_text()) for program in [*table.first(), *next(table.halves(1, tree))]}
+    sorts = {
+        program: read_sorts(programs[program].as_text())
+        for program in (*table.first(), *(next(table.halves(1, tree)) if halves else ()))
+    }
     assert any(map(len, sorts.values())) or tree.topk == 1  # a tree's nodes are sorted: the pattern finds sorts
     found = {program: [sort for sort in each if sort.size >= DRAFTED] for program, each in sorts.items()}
     assert not any(found.values()), found

@@ -45,7 +45,7 @@ def test_texts_are_worth_comparing(expected):
     [
         (PLAIN, {"overlap": False}),
         exhaustive(PLAIN, {"every_size": True}),
-        (TreeShape(5, 4, 8), {}),
+        exhaustive(TreeShape(5, 4, 8), {}),
         exhaustive(TreeShape(5, 4, 8), {"every_size": True}),
         (TreeShape(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
         (TreeShape(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False, "matmul": "skinny"}),
@@ -73,15 +73,15 @@ HEADS = {
 }
 
 
-IN_DEFAULT_SET = ("EAGLE, two layers, no bias", "EAGLE-3, all switches")
+IN_DEFAULT_SET = ("EAGLE-3, all switches",)
 
 
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        ("MTP", TreeShape(3, 1, 4)),
-        exhaustive("MTP", TreeShape(1, 1, 2)),
-        *((pytest.param if name in IN_DEFAULT_SET else exhaustive)(name, TreeShape(3, 3, 7)) for name in HEADS),
+        exhaustive("MTP", TreeShape(3, 1, 4)),
+        ("MTP", TreeShape(1, 1, 2)),
+        *((pytest.param if name in IN_DEFAULT_SET else exhaustive)(name, TreeShape(2, 2, 4)) for name in HEADS),
     ],
 )
 def test_tokens_do_not_depend_on_the_head(expected, name, spec):
@@ -100,7 +100,7 @@ def test_requests_join_and_leave_between_cycles(expected):
     assert [outputs[request_id].token_ids for request_id in order] == expected
 
 
-@pytest.mark.parametrize(("spec", "full"), [exhaustive(TreeShape(4, 1), 5), (TreeShape(3, 2, 7), 4)])
+@pytest.mark.parametrize(("spec", "full"), [(TreeShape(4, 1), 5), exhaustive(TreeShape(3, 2, 7), 4)])
 def test_a_perfect_head_is_fully_accepted(spec, full):
     prompt, length = [3, 1, 4, 1, 5], 3 + 8 * full
     target = engine_target()
