@@ -252,6 +252,7 @@ def test_the_lines_of_sglangs_script():
     assert {each["completion_tokens"] for each in lines} == {100.0}
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_of_sglangs_script(tiny, tmp_path, capsys):
     """Its two documented commands, with smaller numbers."""
     given = f"--tp-size 1 --trust-remote-code --mem-fraction-static 0.7 --batch-size 3 --output {tmp_path / 'output.jsonl'}"

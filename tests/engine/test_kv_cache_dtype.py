@@ -13,7 +13,7 @@ from jaxspec.testing import engine_target, random_head, random_mtp, tiny_engine
 from pallas_kernels.tree_attention import tree_attention
 from tests.engine.test_equality import PROMPTS, mixed_params, run
 
-PLAIN, TREE = TreeShape(num_steps=0), TreeShape(2, 2, 4)
+PLAIN, TREE = TreeShape(num_steps=0), TreeShape(3, 2, 5)
 PARAMS = mixed_params(len(PROMPTS))
 
 
