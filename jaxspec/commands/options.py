@@ -160,10 +160,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option(
-            "--speculative-algorithm NAME",
-            "EAGLE, EAGLE3, NEXTN, or NONE for plain decoding (default: the head's kind, NONE without a head)",
-        ),
+        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, or NONE: plain decoding (default: the head's kind, or NONE)"),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",

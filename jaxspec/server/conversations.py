@@ -45,13 +45,16 @@ class ToolCall(RequestModel):
     """Its number in a stream. Without effect."""
 
 
+type ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS), FailFast()]
+
+
 # openai-python sends these fields when a reply becomes part of the next request.
 @neutral(each("refusal audio function_call") | each("annotations", []))
 class Message(RequestModel):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS), FailFast()] | None = None
+    tool_calls: ToolCalls | None = None
     """Of an assistant."""
     content: Annotated[str | TextParts | None, described_as('a string or a list of {"type": "text", "text": ...} parts')] = Field(
         default=None, validate_default=True

@@ -36,10 +36,6 @@ class ServedModel:
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None = None
     """The caller closes it."""
-    tool_format: ToolFormat | None = None
-    """How it writes tool calls. None: not known."""
-    reasoning: ReasoningFormat | None = None
-    """How it marks its thinking, if that is to be told from the answer."""
     trees: tuple[TreeShape, ...] = ()
     """All trees that requests may ask for."""
     programs: Callable[[], ProgramCount] = ProgramCount
@@ -58,6 +54,10 @@ class ServedModel:
     """What requests of OpenAI's API get that leave these parameters of SamplingParams out."""
     strict_name: bool = False
     """Refuse requests for a model of another name."""
+    tool_format: ToolFormat | None = None
+    """How it writes tool calls. None: not known."""
+    reasoning: ReasoningFormat | None = None
+    """How it marks its thinking, if that is to be told from the answer."""
     _token_texts: dict[int, str] = field(default_factory=dict)
     _other_names: set[str] = field(default_factory=set)
 
