@@ -24,21 +24,27 @@ def fits(tag: dict[str, Any], text: str) -> bool:
     return all(matcher.consume_token(ord(character)) for character in text) and matcher.is_accepting()
 
 
+OLD = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+Y = {"type": "grammar", "grammar": 'root ::= "y"'}
+ONCE = {"type": "tags_with_separator", "tags": [TAGGED], "separator": ",", "at_least_one": True, "stop_after_first": True}
+NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
+
+
 @pytest.mark.parametrize(
     ("form", "good", "bad"),
     [
-        ({"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}, ["", "x<f>{\"a\": 1}</f>y"], ["x<f y"]),
+        (OLD, ["", "x<f>{\"a\": 1}</f>y"], ["x<f y"]),
         ({"format": {"type": "const_string", "value": "a\n\"é"[:3]}}, ['a\n"'], ["", "a"]),
         ({"format": {"type": "any_text"}}, ["", "a\nb"], []),
         ({"format": {"type": "or", "elements": [JSON, {"type": "regex", "pattern": "[/x]+"}]}}, ['{"a": 1}', "/x"], ["", "a"]),
-        ({"format": {"type": "sequence", "elements": [THINK, {"type": "grammar", "grammar": 'root ::= "y"'}]}}, ["<think>x</think>y"], ["y"]),
+        ({"format": {"type": "sequence", "elements": [THINK, Y]}}, ["<think>x</think>y"], ["y"]),
         (
             {"format": {"type": "tags_with_separator", "tags": [TAGGED], "separator": ","}},
             ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
             ["x", '<f>{"a": 1}</f>,'],
         ),
         (
-            {"format": {"type": "tags_with_separator", "tags": [TAGGED], "separator": ",", "at_least_one": True, "stop_after_first": True}},
+            {"format": ONCE},
             ['<f>{"a": 1}</f>'],
             ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
         ),
@@ -66,7 +72,7 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]):
         ({"format": {"type": "any_text", "excludes": []}}, "excludes is not supported"),
         ({"format": {"type": "or", "elements": [{"type": "tag"}]}}, "begin must be a string .at format.elements.0"),
         ({"structures": [{"begin": "<f", "schema": {}, "end": ""}], "triggers": ["g"]}, "no tag begins with the trigger 'g'"),
-        ({"format": {**TAGGED, "content": {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}}}, "'<f>'.*#/properties/b"),
+        ({"format": {**TAGGED, "content": NOT}}, "'<f>'.*#/properties/b"),
         ({"format": {"type": "grammar", "grammar": "start: x"}}, "format.grammar: .*unknown name"),
     ],
 )  # fmt: skip

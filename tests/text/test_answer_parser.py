@@ -15,8 +15,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", "Just text, é, <tool_ and\n ", "Just text, é, <tool_ and\n ", []),
     (
         "hermes",
-        'Hi.\n<tool_call>\n{"name": "f", "arguments": {"s": "a}\\"b", "n": [1, {"x": 2}]}}\n</tool_call>\n<tool_call>\n{"arguments": '
-        '{}, "name": "g"}</tool_call>\n',
+        'Hi.\n<tool_call>\n{"name": "f", "arguments": {"s": "a}\\"b", "n": [1, {"x": 2}]}}\n</tool_call>\n'
+        '<tool_call>\n{"arguments": {}, "name": "g"}</tool_call>\n',
         "Hi.",
         [("f", '{"s": "a}\\"b", "n": [1, {"x": 2}]}'), ("g", "{}")],
     ),
