@@ -19,6 +19,8 @@ from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
 from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
+from jaxspec.text.answer_parser import REASONING_FORMATS
+from jaxspec.text.tool_formats import TOOL_FORMATS, ToolFormat, format_name_in
 
 if TYPE_CHECKING:
     from jaxspec.load import LoadedModels
@@ -111,6 +113,8 @@ def serve(
         models.engine.tree,
         models.tokenizer,
         chat_template,
+        tool_format=tool_format(arguments, chat_template),
+        reasoning=None if arguments.reasoning_parser is None else REASONING_FORMATS[arguments.reasoning_parser],
         trees=models.engine.trees.all,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
         programs=lambda: programs.count,
@@ -139,6 +143,14 @@ def serve(
         HttpServer(app, engine, ready).run(sockets=[listener])
     finally:
         engine.close()
+
+
+def tool_format(arguments: ServerArguments, chat_template: "ChatTemplate | None") -> ToolFormat | None:
+    """The given format of tool calls, or the one that the chat template tells; None: it is not known."""
+    name = arguments.tool_call_parser
+    if name is None and chat_template is not None and (name := format_name_in(chat_template.text)) is not None:
+        logger.info("tool calls are read as %s, as the chat template tells (see --tool-call-parser)", name)
+    return None if name is None else TOOL_FORMATS[name]
 
 
 def listen(host: str, port: int) -> socket.socket:

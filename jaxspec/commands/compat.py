@@ -29,7 +29,7 @@ ACCESS_LOG = "the log has one line per request"
 LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
 CHUNKS = "prompts are always computed in chunks, alongside decoding"
-GRAMMARS = "requests for constrained output are refused"
+GRAMMARS = "llguidance follows all grammars"
 TOKENIZER = "the model directory's tokenizer is used, and no code from that directory"
 
 IGNORED = (
@@ -41,6 +41,7 @@ IGNORED = (
     Ignored("--triton-attention-reduce-in-fp32 --disable-cascade-attn", ATTENTION),
     Ignored("--sampling-backend=", "sampling is part of the compiled cycle"),
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
+    Ignored("--enable-auto-tool-choice", "models may call tools wherever the format of calls is known (--tool-call-parser)"),
     Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
     Ignored("--dp-size= --data-parallel-size= --dp= -dp=", ONE_DEVICE, ("1",)),
     Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size= --nnodes=", ONE_DEVICE, ("1",)),

@@ -24,6 +24,8 @@ from jaxspec.config import (
     TreeShape,
 )
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
+from jaxspec.text.answer_parser import REASONING_FORMATS
+from jaxspec.text.tool_formats import TOOL_FORMATS
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
@@ -147,6 +149,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--quantization -q WHICH", "int8, fp8 or int4: weights in so many bits (default: as they are)", choices=QUANTIZED),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
+        Option("--tool-call-parser NAME", f"{', '.join(TOOL_FORMATS)} (default: the template's)", choices=tuple(TOOL_FORMATS)),
+        Option("--reasoning-parser NAME", f"{', '.join(REASONING_FORMATS)} (default: none)", choices=tuple(REASONING_FORMATS)),
         Option(
             "--sampling-defaults --generation-config WHICH",
             "for requests to OpenAI's endpoints that omit sampling values: use the model's generation_config.json (model, auto) or "
@@ -156,10 +160,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option(
-            "--speculative-algorithm NAME",
-            "EAGLE, EAGLE3, NEXTN, or NONE for plain decoding (default: the head's kind, NONE without a head)",
-        ),
+        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, or NONE: plain decoding (default: the head's kind, or NONE)"),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",

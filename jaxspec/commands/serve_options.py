@@ -72,6 +72,10 @@ class ServerArguments:
     served_model_names: tuple[str, ...]
     chat_template: str | None
     """A name in CHAT_FORMATS, or a file that existed when the command line was read. None: the model's own."""
+    tool_call_parser: str | None
+    """A name in TOOL_FORMATS. None: what the chat template tells."""
+    reasoning_parser: str | None
+    """A name in REASONING_FORMATS. None: thinking is content."""
     model_sampling: bool
     """Requests to OpenAI's endpoints that leave sampling values out get those of the model's generation_config.json."""
     settings: ServerSettings = field(repr=False)
@@ -181,6 +185,8 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         hub=HubOptions(options.revision, options.download_dir),
         served_model_names=tuple(options.served_model_name or ()),
         chat_template=options.chat_template,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         model_sampling=options.sampling_defaults in ("model", "auto"),
         settings=settings,
         compile_ahead=options.compile_ahead,

@@ -42,14 +42,19 @@ def test_one_line_per_option_however_often_it_is_given():
     assert [note.partition(" ")[0] for note in arguments.notes] == ["--enable-metrics", "--cuda-graph-bs", "--tp", "--tp-size"]
 
 
-@pytest.mark.parametrize(
-    "flag", ["--lora-paths x", "--enable-lora", "--is-embedding", "--tool-call-parser x", "--reasoning-parser x"]
-)
+@pytest.mark.parametrize("flag", ["--lora-paths x", "--enable-lora", "--is-embedding"])
 def test_what_is_missed_is_refused_by_name(flag: str, capsys: pytest.CaptureFixture):
     """Ignoring these would change what the user gets."""
     with pytest.raises(SystemExit):
         parse_arguments(flag.split())
     assert f"there is no option {flag.split()[0]}" in capsys.readouterr().err
+
+
+def test_parsers_have_the_names_of_other_servers():
+    arguments = parse_arguments(
+        ["--tool-call-parser", "llama3_json", "--enable-auto-tool-choice", "--reasoning-parser", "deepseek-r1"]
+    )
+    assert (arguments.tool_call_parser, arguments.reasoning_parser) == ("llama3_json", "deepseek-r1")
 
 
 @pytest.mark.parametrize(
