@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
+from jaxspec.config import EngineConfig
+from jaxspec.engine.pages import PageObserver
+from jaxspec.server.kv_events import Publisher
 from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
 
@@ -52,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not is_loopback(listener) and arguments.settings.api_key is None:
             logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
         try:
+            observer = PageObserver()
+            if arguments.kv_events.is_on:  # before loading, too
+                page_size = arguments.engine.get("page_size", EngineConfig.page_size)
+                observer = stack.enter_context(contextlib.closing(Publisher(arguments.kv_events, page_size)))
             models = load(arguments)
+            models.engine.prefix_cache.observer = observer
             chat_template = load_chat_template(arguments, models)
             stack.enter_context(chat_template or contextlib.nullcontext())
             defaults = sampling_defaults(models.directory) if arguments.model_sampling else {}

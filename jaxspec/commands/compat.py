@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxspec.checks import Text, Whole
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
+from jaxspec.server.kv_events import FLAG as KV_EVENTS_FLAG
 
 
 class Ignored(NamedTuple):
@@ -126,6 +127,8 @@ METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
 DRAFT_DEVICES = "draft_tensor_parallel_size"
 KEYS = ("method", "model", "num_speculative_tokens", DRAFT_DEVICES)
 FLAG = "--speculative-config"
+JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
+"""In a config file their value is a mapping."""
 
 
 class SpeculativeConfig(NamedTuple):

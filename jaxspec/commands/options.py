@@ -279,6 +279,11 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--no-tokenizer-info", "close /tokenizer_info, which evaluation tools read", "server.tokenizer_info", switch=False),
         Option("--request-timeout SECONDS", sets="server.request_timeout", type=positive_seconds),
         Option("--shutdown-timeout SECONDS", sets="server.shutdown_timeout", type=seconds),
+        Option(
+            "--kv-events-config JSON",
+            "vLLM's notation for telling routers what is cached (docs/fleet.md): enable_kv_cache_events, publisher, endpoint, "
+            "replay_endpoint, buffer_steps, hwm, topic",
+        ),
         Option("--log-level LEVEL", ", ".join(LOG_LEVELS), type=str.lower, choices=LOG_LEVELS, default="info"),
         Option("--config FILE", "YAML file with any of these options, as in `port: 8000`; the command line wins"),
     ),
