@@ -22,7 +22,7 @@ from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode
 class AsyncLLM:
     """The model and engine of `LLM` for coroutines: a thread runs the engine, and requests of all coroutines are batched.
 
-    Use it as `async with AsyncLLM() as llm:`, or call `close()`. Until `await llm.warm_up()` its first requests wait for compilations.
+    Use it as `async with AsyncLLM() as llm:`, or call `close()`. `await llm.warm_up()` compiles what requests would wait for.
     Arguments and errors are those of LLM.
 
     In:  async for update in llm.generate("def main():", SamplingParams(max_tokens=8)): print(update.text, end="")

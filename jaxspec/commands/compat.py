@@ -43,7 +43,7 @@ IGNORED = (
     Ignored("--sampling-backend=", "sampling is part of the compiled cycle"),
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
     Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
-    Ignored("--tp-size= --tensor-parallel-size= --tp= -tp= --dp-size= --data-parallel-size= --dp= -dp=", ONE_DEVICE, ("1",)),
+    Ignored("--tp-size= --tensor-parallel-size= --tp= -tp=", ONE_DEVICE, ("1",)),
     Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size= --nnodes=", ONE_DEVICE, ("1",)),
     Ignored("--api-server-count= --tokenizer-worker-num=", ONE_DEVICE, ("1",)),
     Ignored("--node-rank= --base-gpu-id=", ONE_DEVICE, ("0",)),

@@ -77,6 +77,7 @@ class ServerArguments:
     """Requests to OpenAI's endpoints that leave sampling values out get those of the model's generation_config.json."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
+    dp_size: int
     kv_events: KvEventsConfig
     compile_ahead: str | None
     """The programs to wait for, first or all. None: first on a CPU, all on a GPU."""
@@ -186,6 +187,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         chat_template=options.chat_template,
         model_sampling=options.sampling_defaults in ("model", "auto"),
         settings=settings,
+        dp_size=options.dp_size,
         kv_events=kv_events,
         compile_ahead=options.compile_ahead,
         log_level=options.log_level,
@@ -351,14 +353,20 @@ def read_config(path: Path, parser: Parser) -> list[str]:
         raise ValueError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(options, dict):
         raise ValueError(f"--config {path} must hold options, one per line, as in port: 8000")
-    return [argument for key, value in options.items() for argument in _arguments(path, str(key), value, parser)]
+    return arguments_of(options, parser, f"--config {path}")
 
 
-def _arguments(path: Path, key: str, value: Any, parser: Parser) -> Iterator[str]:
+def arguments_of(options: Mapping[Any, Any], parser: Parser, source: str) -> list[str]:
+    """Options from a file or a mapping, their values as text, as arguments of a command line. `source`: where they are from, for
+    messages. Raises ValueError for keys and values that no option takes."""
+    return [argument for key, value in options.items() for argument in _arguments(source, str(key), value, parser)]
+
+
+def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[str]:
     """One option of a config file."""
     name = f"--{key.replace('_', '-')}"
     action = parser.by_name.get(name)
-    where = f"--config {path}: {key[:80]}"
+    where = f"{source}: {key[:80]}"
     if action is None or key in NOT_IN_FILES:
         hint = "" if action else parser.with_suggestion(name).removeprefix(name[:80])
         raise ValueError(f"{where} is not an option of a config file{hint}")
