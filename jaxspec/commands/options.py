@@ -279,10 +279,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--no-tokenizer-info", "close /tokenizer_info, which evaluation tools read", "server.tokenizer_info", switch=False),
         Option("--request-timeout SECONDS", sets="server.request_timeout", type=positive_seconds),
         Option("--shutdown-timeout SECONDS", sets="server.shutdown_timeout", type=seconds),
-        Option(
-            "--dp-size --data-parallel-size --dp -dp N", "servers behind a router (docs/fleet.md)", type=whole(1, 64), default=1
-        ),
-        Option("--kv-events-config JSON", "vLLM's notation: tells routers what the prefix cache holds (docs/fleet.md)"),
+        Option("--dp-size --data-parallel-size --dp -dp N", "servers behind a router (fleet.md)", type=whole(1, 64), default=1),
+        Option("--kv-events-config JSON", "vLLM's notation: tells routers what the prefix cache holds (fleet.md)"),
         Option("--log-level LEVEL", ", ".join(LOG_LEVELS), type=str.lower, choices=LOG_LEVELS, default="info"),
         Option("--config FILE", "YAML file with any of these options, as in `port: 8000`; the command line wins"),
     ),

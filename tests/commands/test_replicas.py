@@ -152,3 +152,8 @@ def test_one_server_needs_no_group():
     assert json.loads(own_options(parse_arguments(['--kv-events-config={"enable_kv_cache_events": true}']), 3, 1)[-1])[
         "endpoint"
     ].endswith("5560")
+
+
+def test_the_page_on_fleets_shows_the_settings_that_the_group_uses():
+    page = (Path(__file__).parents[2] / "docs/fleet.md").read_text()
+    assert " ".join(SETTINGS) in " ".join(page.replace("\\\n", " ").split())

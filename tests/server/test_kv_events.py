@@ -4,6 +4,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -298,3 +299,18 @@ def test_servers_of_one_machine_count_their_ports_up():
     assert config.of_rank(2) == KvEventsConfig(True, endpoint="tcp://*:5559", replay_endpoint="tcp://127.0.0.1:6002")
     with pytest.raises(ValueError, match="must end with a port"):
         KvEventsConfig(True, endpoint="ipc:///tmp/events").of_rank(1)
+
+
+def test_the_servers_cache_is_the_one_that_is_published(monkeypatch):
+    cache = PrefixCache(PageAllocator(8, PAGE_SIZE))
+    models = SimpleNamespace(engine=SimpleNamespace(prefix_cache=cache))
+    for name, made in (("load", models), ("load_chat_template", None), ("compile_programs", None)):
+        monkeypatch.setattr(f"jaxspec.commands.serve_loading.{name}", lambda *_, made=made, **__: made)
+    config = f'{{"enable_kv_cache_events": true, "endpoint": "{free_endpoint()}"}}'
+    with contextlib.ExitStack() as stack:
+        arguments = parse_arguments(["--page-size", "4", "--kv-events-config", config, "--sampling-defaults", "openai"])
+        serve.load_all(arguments, stack)
+        publisher = cache.observer
+        assert isinstance(publisher, Publisher) and publisher._page_size == 4
+        cache.flush()
+    assert publisher._number == 1 and not publisher._threads[0].is_alive(), "closed with the rest, and not before"
