@@ -104,6 +104,20 @@ def test_a_replica_is_made_when_all_is_compiled_and_answers_as_the_server_does(s
             body = {"prompt": "a", "max_tokens": 3}
             return [await client.post("/v1/completions", json=body | {"stream": stream}) for stream in (False, True)]
 
+    async def start() -> list[str]:
+        """Ray says so before the first request (ASGI's lifespan)."""
+        news, said = [{"type": "lifespan.shutdown"}, {"type": "lifespan.startup"}], []
+
+        async def receive() -> dict:
+            return news.pop()
+
+        async def send(message: dict) -> None:
+            said.append(message["type"])
+
+        await replica.__serve_build_asgi_app__()({"type": "lifespan", "state": {}}, receive, send)
+        return said
+
+    assert asyncio.run(start()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     whole, stream = asyncio.run(ask())
     assert whole.status_code == stream.status_code == 200 and whole.json()["choices"][0]["text"]
     assert stream.headers["content-type"].startswith("text/event-stream") and stream.text.endswith("data: [DONE]\n\n")
