@@ -84,7 +84,7 @@ class KvEventsConfig:
     def of_rank(self, rank: int) -> "KvEventsConfig":
         """That of server number `rank` of several on one machine: ports are so much higher, as in vLLM. Raises ValueError for other
         endpoints."""
-        moved = {}
+        moved: dict[str, Any] = {}
         for name in ("endpoint", "replay_endpoint"):
             if (endpoint := vars(self)[name]) is not None and rank:
                 address, _, port = endpoint.rpartition(":")
@@ -185,7 +185,7 @@ class Publisher(PageObserver):
             (socket.bind if bound else socket.connect)(endpoint)
         except self._zmq.ZMQError as error:
             socket.close()
-            raise self._zmq.ZMQError(error.errno, f"can't use {endpoint} ({self._zmq.strerror(error.errno)})") from None
+            raise self._zmq.ZMQError(error.errno, f"can't use {endpoint} ({self._zmq.strerror(error.errno or 0)})") from None
         self._threads.append(threading.Thread(target=self._run, args=[work, socket], name="kv events", daemon=True))
         self._threads[-1].start()
 
