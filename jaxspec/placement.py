@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from jaxspec.config import ModelConfig
 from jaxspec.host_memory import own_copy
-from jaxspec.models.sharing import MESH_AXIS, Part, Shares, axis_of, parts_of
+from jaxspec.models.sharing import MESH_AXIS, Division, Shares, axis_of, parts_of
 from jaxspec.typing import KeysValues
 
 type Keys = tuple[str | int, ...]
@@ -123,7 +123,7 @@ class Placement:
         """It lies on several devices already."""
         return isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding) and array.sharding.mesh == self.mesh
 
-    def _parameter(self, array: Any, part: Part | None, dtype: Any) -> Any:
+    def _parameter(self, array: Any, part: Division | None, dtype: Any) -> Any:
         """The array, with this part on each device; None: whole."""
         shape, here = list(array.shape), self.whole
         if part is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxspec.checks import Text, Whole
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
+from jaxspec.server.kv_events import FLAG as KV_EVENTS_FLAG
 
 
 class Ignored(NamedTuple):
@@ -43,7 +44,6 @@ IGNORED = (
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
     Ignored("--enable-auto-tool-choice", "models may call tools wherever the format of calls is known (--tool-call-parser)"),
     Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
-    Ignored("--dp-size= --data-parallel-size= --dp= -dp=", ONE_DEVICE, ("1",)),
     Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size= --nnodes=", ONE_DEVICE, ("1",)),
     Ignored("--api-server-count= --tokenizer-worker-num=", ONE_DEVICE, ("1",)),
     Ignored("--node-rank= --base-gpu-id=", ONE_DEVICE, ("0",)),
@@ -127,6 +127,8 @@ METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
 DRAFT_DEVICES = "draft_tensor_parallel_size"
 KEYS = ("method", "model", "num_speculative_tokens", DRAFT_DEVICES)
 FLAG = "--speculative-config"
+JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
+"""In a config file their value is a mapping."""
 
 
 class SpeculativeConfig(NamedTuple):

@@ -281,6 +281,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--no-tokenizer-info", "close /tokenizer_info, which evaluation tools read", "server.tokenizer_info", switch=False),
         Option("--request-timeout SECONDS", sets="server.request_timeout", type=positive_seconds),
         Option("--shutdown-timeout SECONDS", sets="server.shutdown_timeout", type=seconds),
+        Option("--dp-size --data-parallel-size --dp -dp N", "servers behind a router (fleet.md)", type=whole(1, 64), default=1),
+        Option("--kv-events-config JSON", "vLLM's notation: tells routers what the prefix cache holds (fleet.md)"),
         Option("--log-level LEVEL", ", ".join(LOG_LEVELS), type=str.lower, choices=LOG_LEVELS, default="info"),
         Option("--config FILE", "YAML file with any of these options, as in `port: 8000`; the command line wins"),
     ),
@@ -322,15 +324,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; names may have underscores. Unknown ones are reported without values, and with what was perhaps meant."""
-        given = sys.argv[1:] if args is None else args
-        given = [re.sub("^--[a-z_-]+", lambda name: name[0].replace("_", "-"), word) for word in given]
+        words = sys.argv[1:] if args is None else args
+        given = [re.sub("^--[a-z_-]+", lambda name: name[0].replace("_", "-"), word) for word in words]
         options, rest = self.parse_known_args(given, namespace)
         unknown = next((argument for argument in rest if argument.startswith("-")), None)
         if unknown is not None:
             self.error(f"there is no option {self.with_suggestion(unknown.partition('=')[0])}")
-        if rest:
-            self.error(f"unexpected argument: {rest[0]!r:.200}")
-        return options
+        return options if not rest else self.error(f"unexpected argument: {rest[0]!r:.200}")
 
     def with_suggestion(self, name: str) -> str:
         """An unknown name, and what was perhaps meant.

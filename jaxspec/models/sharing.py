@@ -147,7 +147,7 @@ class Shares:
         return self.config.num_heads * self.config.head_dim if axis.name == "heads" else self.config.intermediate_size
 
 
-class Part(NamedTuple):
+class Division(NamedTuple):
     """How one array of a layer is divided: a dimension in stretches, each with its room."""
 
     dimension: int
@@ -172,7 +172,7 @@ class Part(NamedTuple):
         return out
 
 
-def parts_of(arrays: Mapping[str, Any], axis: Axis, shares: Shares) -> dict[str, Part]:
+def parts_of(arrays: Mapping[str, Any], axis: Axis, shares: Shares) -> dict[str, Division]:
     """How the arrays of one layer (linear.parameters, and `bias`) are divided, by name. Those that it leaves out are whole.
 
     In:  {"kernel": [8, 12], "bias": [12]}, Axis("gate_up"), two devices
@@ -203,7 +203,7 @@ def _outputs(arrays: Mapping[str, Any], dimensions: Mapping[str, int]) -> dict[s
     return {name: (ends[places[name]], ends[places[name] + 1]) if name in places else (0, ends[-1]) for name in arrays}
 
 
-def _part(axis: Axis, shares: Shares, size: int, dimension: int, length: int, begin: int, end: int) -> Part:
+def _part(axis: Axis, shares: Shares, size: int, dimension: int, length: int, begin: int, end: int) -> Division:
     """Of a dimension of this length, which stands for the numbers begin <= i < end of an axis of this size, or for their blocks."""
 
     def scaled(number: int) -> int:
@@ -217,4 +217,4 @@ def _part(axis: Axis, shares: Shares, size: int, dimension: int, length: int, be
         )
         for device in range(shares.devices)
     )
-    return Part(dimension, stretches, tuple(map(scaled, itertools.compress(shares.room(axis.name, size), inside))))
+    return Division(dimension, stretches, tuple(map(scaled, itertools.compress(shares.room(axis.name, size), inside))))

@@ -37,9 +37,9 @@ def test_a_value_that_would_change_something_is_refused(
 
 
 def test_one_line_per_option_however_often_it_is_given():
-    command = "--enable-metrics --cuda-graph-bs 1 2 4 --tp 1 --enable-metrics --tp-size 1"
+    command = "--enable-metrics --cuda-graph-bs 1 2 4 --pp 1 --enable-metrics --pp-size 1"
     arguments = parse_arguments(command.split())
-    assert [note.partition(" ")[0] for note in arguments.notes] == ["--enable-metrics", "--cuda-graph-bs", "--tp", "--tp-size"]
+    assert [note.partition(" ")[0] for note in arguments.notes] == ["--enable-metrics", "--cuda-graph-bs", "--pp", "--pp-size"]
 
 
 @pytest.mark.parametrize("flag", ["--lora-paths x", "--enable-lora", "--is-embedding"])
@@ -87,7 +87,10 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
         ('{"method": 3, "num_speculative_tokens": 3}', "method must be a string of at most 1000 characters, got 3"),
         ('{"model": ["a"], "num_speculative_tokens": 3}', "model must be a string"),
         ('{"num_speculative_tokens": 3, "prompt_lookup_max": 4}', "has 'prompt_lookup_max', which is not supported"),
-        ('{"num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size must be 1, got 2"),
+        (
+            '{"num_speculative_tokens": 3, "draft_tensor_parallel_size": 0}',
+            "draft_tensor_parallel_size must be a whole number >= 1, got 0",
+        ),
     ],
 )
 def test_what_a_speculative_config_can_not_say(text: str, said: str, capsys: pytest.CaptureFixture):
