@@ -19,7 +19,8 @@ from jaxspec.server.logs import configure_logging
 
 SOURCE = "jaxspec.serve_ray"
 OURS = {"num_gpus": (1, 0), "min_replicas": (1, 0), "max_replicas": (1, 1)}
-"""Arguments that are not the server's: their defaults, and the least that they may be. num_gpus is for each of a replica's tp_size devices."""
+"""Arguments that are not the server's: their defaults, and the least that they may be. num_gpus counts for each of a replica's
+tp_size devices."""
 RAYS = {
     "host": "Ray's proxy listens",
     "port": "Ray's proxy listens",

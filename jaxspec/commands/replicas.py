@@ -50,7 +50,7 @@ class GroupEnded(Exception):
 
 
 @dataclass
-class Replica:
+class LocalServer:
     """One server of the group."""
 
     command: list[str]
@@ -100,7 +100,7 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
         raise ValueError("--dp-size needs a --port: a router can't choose a free one")
     ports = free_ports(arguments.dp_size + 1)
     replicas = [
-        Replica(
+        LocalServer(
             [sys.executable, "-m", "jaxspec.serve", *argv, *own_options(arguments, rank, port)],
             f"http://{LOOPBACK}:{port}",
             own_gpus(os.environ, rank, arguments.dp_size, arguments.engine.get("tp_size", EngineConfig.tp_size)),
@@ -150,7 +150,7 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def run_group(replicas: Sequence[Replica], router_command: Sequence[str], patience: float) -> int:
+def run_group(replicas: Sequence[LocalServer], router_command: Sequence[str], patience: float) -> int:
     """Starts all and watches over them. `patience`: seconds that servers get to end in order. Returns the exit status."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)

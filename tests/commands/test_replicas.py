@@ -29,11 +29,11 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
 GROUP = """
 import logging, os, sys
-from jaxspec.commands.replicas import Replica, run_group
+from jaxspec.commands.replicas import LocalServer, run_group
 logging.basicConfig(level="INFO", format="%(message)s")
 *ports, router = sys.argv[1:]
 server = {server!r}
-made = [Replica([sys.executable, "-c", server, port], f"http://127.0.0.1:{{port}}", os.environ) for port in ports]
+made = [LocalServer([sys.executable, "-c", server, port], f"http://127.0.0.1:{{port}}", os.environ) for port in ports]
 sys.exit(run_group(made, [sys.executable, "-c", server if router != "bad" else "raise SystemExit(3)", router], 20))
 """
 
