@@ -143,8 +143,9 @@ def _search_row(rough: bool, interpret: bool, logits_ref, pieces: Pieces, number
     lowest, highest = jnp.max(jnp.where(dropped, samples, LOWEST)), jnp.min(jnp.where(dropped, HIGHEST, samples))
     above = Before(*(jnp.max(jnp.where(dropped, 0, each)) for each in sums))  # the lowest that is kept has the most above it
 
-    # In 16 rounds or more: with 8 rounds registers were spilled (32,000 tokens, H100, November 2026).
-    length = min(BLOCK, pl.next_power_of_2(pl.cdiv(vocab_size, 31)))
+    # In 16 rounds or more: with 8 rounds registers were spilled (32,000 tokens, H100, November 2026). A token per thread or more:
+    # with fewer they were, too (1,024 tokens).
+    length = min(BLOCK, max(32 * WARPS, pl.next_power_of_2(pl.cdiv(vocab_size, 31))))
 
     def read(block: Array) -> tuple[Array, Array, Array]:
         ids = block * length + jnp.arange(length, dtype=jnp.int32)

@@ -122,7 +122,8 @@ class TestCycle:
         assert cycle.aliased_bytes >= cycle.cache_bytes
 
     def test_copies_no_weights(self, compiled, name):
-        """Temporaries are the logits, adjusted ones of some nodes, and the noise of num_steps + 1 positions: one weight of one
+        """Temporaries are the logits and, one after the other, adjusted ones of some nodes with the noise of num_steps + 1 positions,
+        and what the cut-off copies, as many bytes as the logits, beside the nodes' keys, values and features. One weight of one
         layer, copied, would be 180 MB or more."""
         model, shape = NAMES[name]
         temporaries, nodes = compiled(name).temporary_bytes, shape.tree.num_draft_tokens
@@ -131,9 +132,9 @@ class TestCycle:
         if shape.batch == 1:
             assert temporaries - vectors * nodes < 64e6
         if model == "Llama-3.1-8B":
-            assert temporaries < vectors * nodes + adjusted + KEPT_NOISE * noise + 4e6
-        if nodes == 32:
-            assert temporaries < 2 * vectors * nodes
+            of_nodes = 2 * shape.batch * nodes * (2 * LAYERS * 8 * 128 + 4 * HIDDEN)
+            copies = 1.01 * vectors * nodes
+            assert temporaries < vectors * nodes + max(copies + of_nodes, adjusted + KEPT_NOISE * noise) + 4e6
 
     def test_launches_little_per_layer(self, compiled, name):
         assert 9 <= in_layers(compiled(name)).count(1) <= 11
