@@ -122,9 +122,9 @@ class TestCycle:
         assert cycle.aliased_bytes >= cycle.cache_bytes
 
     def test_copies_no_weights(self, compiled, name):
-        """Temporaries are the logits and, one after the other, adjusted ones of some nodes with the noise of num_steps + 1 positions,
-        and what the cut-off copies, as many bytes as the logits, beside the nodes' keys, values and features. One weight of one
-        layer, copied, would be 180 MB or more."""
+        """Temporaries are the logits and, one after the other, adjusted ones of some nodes with the noise of num_steps + 1
+        positions, and what the cut-off copies, as many bytes as the logits, beside the nodes' keys, values and features. One weight
+        of one layer, copied, would be 180 MB or more."""
         model, shape = NAMES[name]
         temporaries, nodes = compiled(name).temporary_bytes, shape.tree.num_draft_tokens
         vectors = 4 * shape.batch * CASES[model].target["vocab_size"]
