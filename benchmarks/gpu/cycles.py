@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.prefill import Chunk, prefill
+from jaxspec.decoding.settings import SamplingKind
 from jaxspec.decoding.state import State
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.planner import estimate
@@ -131,11 +132,11 @@ def time_cycle(
 
 
 def model(lab: Lab, tree: TreeShape, sampling: str, batch: int, context: int) -> float | None:
-    """The time model's milliseconds at the measured bandwidth; None for a GPU or a kind of sampling that it does not know."""
-    gpu = known_gpu(lab.device.device_kind)
-    if gpu is None or sampling != "greedy":
+    """The time model's milliseconds at the measured bandwidth; None for a GPU that it does not know."""
+    gpu, kind = known_gpu(lab.device.device_kind), SamplingKind.of(SAMPLING[sampling])
+    if gpu is None:
         return None
-    return sum(time_model(lab.pair, tree, batch, context, gpu, copy_speed=lab.bandwidth).values())
+    return sum(time_model(lab.pair, tree, batch, context, gpu, copy_speed=lab.bandwidth, kind=kind).values())
 
 
 def known_gpu(kind: str) -> Gpu | None:
