@@ -5,8 +5,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxspec.checkpoints.json_files import read_object
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, help_of
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, traced_tokens
@@ -22,6 +24,7 @@ RESET = "\033[0m"
 EXAMPLES = """examples:
   jaxspec generate "def fibonacci(n):"
   jaxspec generate - --max-tokens 64 < prompt.txt
+  jaxspec generate "A person as JSON: " --json-schema person.json
   jaxspec generate --chat "Why is the sky blue?" --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B"""
 
 
@@ -58,6 +61,9 @@ def add_sampling_options(parser: Parser) -> None:
             settings = {"action": "append", "default": [], "metavar": metavar}
         about = help_of(SamplingParams, field.name, default).replace("%", "%%")
         group.add_argument(f"--{field.name.replace('_', '-')}", help=about, **settings)
+    group.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="the text is JSON that this schema allows (default: any text)"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Loads, compiles, streams. Raises ValueError or OSError for errors that the user can fix."""
     tree = chosen_tree(options)
-    given = vars(options)
+    given = vars(options) | {"json_schema": None if options.json_schema is None else read_object(options.json_schema)}
     params = SamplingParams(**{field.name: given[field.name] for field in fields(SamplingParams) if field.name in given})
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 
@@ -77,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
     bench = Workbench.of(options, spec=tree, context_length=options.context_length, progress=sys.stderr.isatty())
     (tokens,) = bench.encode([prompt], chat=options.chat)
-    compile_ahead(bench.models.engine, tokens)
+    compile_ahead(bench.models.engine, tokens, params.json_schema)
     counter = CompilationCounter()
     coloured = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     started = time.perf_counter()
@@ -93,11 +99,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def compile_ahead(engine: "Engine", tokens: Sequence[int]) -> None:
+def compile_ahead(engine: "Engine", tokens: Sequence[int], json_schema: Any = None) -> None:
     """Compiles the programs that the prompt needs with a request that is thrown away, so that compilation is not timed."""
     if sys.stderr.isatty():
         print("compiling ...", end="", file=sys.stderr, flush=True)
-    engine.add(GenerationRequest(tuple(tokens), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)))
+    engine.add(
+        GenerationRequest(tuple(tokens), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, json_schema=json_schema))
+    )
     while engine.has_work:
         engine.step()
     engine.flush_cache()

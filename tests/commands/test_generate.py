@@ -1,6 +1,7 @@
 """jaxspec generate: the text is LLM.generate's, whatever its colours."""
 
 import io
+import json
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -43,6 +44,23 @@ def test_the_prompt_may_come_from_stdin_and_colours_change_no_character(few, pla
     said = capsys.readouterr()
     assert re.sub(r"\033\[\d+m", "", said.out) == text[: text.index(stop)] + "\n"
     assert COLOURS[BONUS] in said.out and "accepted draft" in said.err and "ended by stop" in said.err
+
+
+@pytest.mark.exhaustive  # with the built-in model: the tiny one's vocabulary has no 256 bytes
+def test_a_schema_makes_the_text_json(tmp_path, capsys):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 2}')
+    status = main(["[", "--tree", "1/1/2", "--max-tokens", "60", "--json-schema", str(schema)])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert json.loads(said.out) in [[first, second] for first in "ab" for second in "ab"]
+
+
+@pytest.mark.parametrize(("text", "said"), [("[1]", "holds a list; expected a JSON object"), ("{", "is not valid JSON")])
+def test_a_file_that_holds_no_schema_is_refused(text, said, tmp_path, capsys):
+    (tmp_path / "schema.json").write_text(text)
+    assert main(["x", "--json-schema", str(tmp_path / "schema.json")]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_chat_puts_the_prompt_into_the_template(few, plain, model, capsys):
