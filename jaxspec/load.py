@@ -18,9 +18,11 @@ from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.hosts import ALONE, Group
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.placement import ONE_DEVICE, SPLITTABLE, Placement
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from pallas_kernels.row_matmul import what_is_missing
 
@@ -42,12 +44,20 @@ class LoadedModels:
     config: EngineConfig
     progress: bool
     """Show progress bars."""
+    placement: Placement = ONE_DEVICE
+    group: Group = ALONE
+    """Where it runs: Start."""
 
     @cached_property
     def engine(self) -> Engine:
         """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
         LLM."""
-        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress))
+        start = Start(self.progress, placement=self.placement, group=self.group)
+        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=start)
+
+    def led_by(self, group: Group) -> "LoadedModels":
+        """The same on every device of the processes that `group` leads."""
+        return replace(self, placement=Placement(tuple(range(jax.device_count())), SPLITTABLE), group=group)
 
 
 def load_models(

@@ -8,7 +8,7 @@ finished (Product.axis). One device is a placement like any other.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -131,10 +131,10 @@ class Placement:
         if self.split not in (frozenset(), SPLITTABLE):
             raise ValueError(f"devices can share {' and '.join(sorted(SPLITTABLE))} together, or nothing; got {sorted(self.split)}")
 
-    @property
+    @cached_property
     def device(self) -> jax.Device:
-        """The first one, which speaks for all."""
-        return jax.devices()[self.devices[0]]
+        """The first one of this process, which speaks for all."""
+        return next(each for each in self.mesh.devices if each.process_index == jax.process_index())
 
     @property
     def mesh(self) -> Mesh:
@@ -145,9 +145,26 @@ class Placement:
         """Of arrays that every device has."""
         return SingleDeviceSharding(self.device) if len(self.devices) == 1 else NamedSharding(self.mesh, PartitionSpec())
 
+    @cached_property
+    def spans_processes(self) -> bool:
+        """Whether other processes have some of the devices."""
+        return any(each.process_index != jax.process_index() for each in self.mesh.devices)
+
     def put(self, values: Any) -> Any:
-        """These arrays, whole on every device."""
-        return jax.device_put(values, self.whole)
+        """These arrays, whole on every device. Every process puts the same."""
+        if not self.spans_processes:
+            return jax.device_put(values, self.whole)
+        return jax.tree.map(partial(self._placed, sharding=self.whole), values)
+
+    def _placed(self, values: Any, sharding: Sharding) -> Any:
+        if not self.spans_processes:
+            return jax.device_put(values, sharding)
+        array = np.asarray(values)  # device_put would compare what the processes have, by a collective: 1.3 ms instead of 15 us
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def make(self, make: Callable[[], Any]) -> Any:
+        """The arrays that it returns, whole on every device."""
+        return jax.jit(make, out_shardings=self.whole)() if self.spans_processes else self.put(make())
 
     def abstract(self, make: Callable[[], Any]) -> Any:
         """The shapes of what it returns, whole on every device; nothing is allocated."""
@@ -171,7 +188,7 @@ class Placement:
             if axis is None or axis.name not in self.split:
                 return self.put(array)
             shared = NamedSharding(self.mesh, PartitionSpec(*(None,) * axis.dimension, MESH_AXIS))
-            return jax.device_put(self._parts_in_order(np.asarray(array), axis, shares), shared)
+            return self._placed(self._parts_in_order(np.asarray(array), axis, shares), shared)
 
         return jax.tree.map_with_path(placed, params)
 

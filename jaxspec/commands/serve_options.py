@@ -19,6 +19,7 @@ from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import SMOLLM2
+from jaxspec.engine.hosts import Hosts, group_key
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_formats import CHAT_FORMATS
 
@@ -76,6 +77,9 @@ class ServerArguments:
     """Requests to OpenAI's endpoints that leave sampling values out get those of the model's generation_config.json."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
+    hosts: Hosts
+    group_key: bytes | None = field(repr=False)
+    """None: there is one process."""
     compile_ahead: str | None
     """The programs to wait for, first or all. None: first on a CPU, all on a GPU."""
     log_level: str
@@ -150,6 +154,8 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
             speculation = _speculation(options, given, needing_head)
             engine = _engine_fields(options)
             EngineConfig(**engine, request_trees=request_trees or ())
+            hosts = Hosts(options.nnodes, options.node_rank, options.dist_init_addr)
+            secret = group_key(environment) if hosts.nnodes > 1 else None
             keys = {option.dest: _key(option.dest, options, environment) for option in OPTIONS.values() if option.secret}
         except ValueError as error:
             parser.error(in_flags(str(error)))
@@ -183,6 +189,8 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         chat_template=options.chat_template,
         model_sampling=options.sampling_defaults in ("model", "auto"),
         settings=settings,
+        hosts=hosts,
+        group_key=secret,
         compile_ahead=options.compile_ahead,
         log_level=options.log_level,
         given={name: value for name, value in shown.items() if value != parser.get_default(name)},
