@@ -159,7 +159,7 @@ def unpack(message: bytes) -> tuple[Header, memoryview]:
     """Raises ValueError if it is no message."""
     try:
         (length,) = struct.unpack_from("<I", message)
-        header = json.loads(message[4 : 4 + length])
+        header = json.loads(message[4 : 4 + length]) if len(message) >= 4 + length else None
     except (struct.error, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"not a message: {error}") from None
     if not isinstance(header, dict):

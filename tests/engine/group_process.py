@@ -1,0 +1,124 @@
+"""One process of a group, for test_hosts.py: python -m tests.engine.group_process WHAT RANK HOST:PORT.
+
+WHAT is `stub` (connections alone; this imports no JAX), `equal` (rank 0 prints what engines of one process and of two say) or
+`load` (an engine that never runs out of work). SIGUSR1 raises an exception; SIGTERM ends in order.
+"""
+
+import itertools
+import json
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jaxspec.engine.hosts import Follower, Hosts, Kept, Leader, run_to_the_end
+
+KEY = b"the key of the tests"
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A program that nobody runs."""
+
+    batch: int = 8
+
+
+def stub(hosts: Hosts) -> int:
+    """Launches every millisecond."""
+    if hosts.node_rank:
+        follower = Follower(hosts, KEY, "the same")
+        signal.signal(signal.SIGTERM, lambda *_: follower.stop())
+        for header, data in follower.messages():
+            follower.arrays.decode(Stub(*header["launch"][1]), header["arrays"], data)
+    leader = Leader(hosts, KEY, "the same", on_stop=partial(signal.raise_signal, signal.SIGTERM))
+    is_told = end_when_told()
+    for number in itertools.count():
+        if is_told:
+            break
+        leader.launch(Stub(), [Kept(np.full((8, 64), number, np.int32)), np.arange(8)])
+        if number == 0:
+            print("running", flush=True)
+        time.sleep(0.001)
+    leader.close()
+    return 0
+
+
+def end_when_told() -> list[int]:
+    """Filled by SIGTERM."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    return told
+
+
+def engine(hosts: Hosts, *, equal: bool) -> int:
+    """A tiny model whose feed-forward two processes share."""
+    import jax
+
+    from jaxspec.config import EngineConfig, TreeShape
+    from jaxspec.decoding.programs import Settlement
+    from jaxspec.engine.engine import Engine
+    from jaxspec.engine.following import follow, join
+    from jaxspec.engine.program_cache import enable_compilation_cache
+    from jaxspec.engine.request import GenerationRequest
+    from jaxspec.engine.runner import Start
+    from jaxspec.placement import SPLITTABLE, Placement
+    from jaxspec.sampling_params import SamplingParams
+    from jaxspec.testing import random_eagle, tiny_target
+    from tests.engine.test_in_two import run_in_two
+
+    group = join(hosts, KEY)
+    enable_compilation_cache()
+    target = tiny_target(num_layers=1)
+    head, tree = random_eagle(target.config), TreeShape(1, 2, 3)
+    fields = dict(max_running_requests=2, prefill_chunk=16, context_length=128)
+
+    def made(num_pages: int, start: Start) -> Engine:
+        return Engine(target, head, None, tree, EngineConfig(**fields, num_pages=num_pages), start=start)
+
+    def ask(made: Engine, max_tokens: int = 24) -> list:
+        sampled = ({"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "logit_bias": {7: 2.0}})
+        return [
+            made.add(GenerationRequest(tuple(range(40, 60 + place)), SamplingParams(max_tokens=max_tokens, **params)))
+            for place, params in enumerate(sampled)
+        ]
+
+    everywhere = Placement(tuple(range(jax.device_count())), SPLITTABLE)
+    if isinstance(group, Follower):
+        signal.signal(signal.SIGTERM, lambda *_: group.stop())
+        follow(group, lambda num_pages: made(num_pages, Start(placement=everywhere)).runner)
+    assert isinstance(group, Leader)
+    found = {}
+    if equal:
+        for name, start in {"one": Start(), "two": Start(placement=everywhere, group=group)}.items():
+            made_here = made(40, start)
+            made_here.warm_up()
+            requests = ask(made_here)
+            while made_here.has_work:
+                made_here.step()
+            found[name] = {"text": [each.output for each in requests], "in two": run_in_two(made(40, start), Settlement.of)}
+        print(json.dumps(found), flush=True)
+    else:
+        running, is_told = made(40, Start(placement=everywhere, group=group)), end_when_told()
+        while not is_told:
+            if not running.has_work:
+                ask(running, 80)
+            running.step()
+            if running.counts.generated_tokens and not found:
+                found["running"] = True
+                print("running", flush=True)
+    group.close()
+    return 0
+
+
+def raise_error(*_: object) -> None:
+    raise RuntimeError("told to fail")
+
+
+if __name__ == "__main__":
+    what, rank, address = sys.argv[1:]
+    signal.signal(signal.SIGUSR1, raise_error)
+    hosts = Hosts(2, int(rank), address)
+    run_to_the_end(hosts, partial(stub, hosts) if what == "stub" else partial(engine, hosts, equal=what == "equal"))
