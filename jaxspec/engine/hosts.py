@@ -194,15 +194,19 @@ class Arrays:
             if leaf is None:
                 how.append(None)
                 continue
-            values = np.asarray(leaf.values if isinstance(leaf, Kept) else leaf)
-            form: list[Any] = [values.dtype.str, list(values.shape)]
+            values = leaf.values if isinstance(leaf, Kept) else leaf
+            form: list[Any] = [values.dtype.str, values.shape]
             if isinstance(leaf, Kept):
                 last = self._last.get((program, place))
+                if last is values:
+                    how.append(0)
+                    continue
                 self._last[program, place] = values
-                changed = None if last is None else np.flatnonzero(last != values)
-                if changed is not None and 2 * len(changed) < values.size:
+                flat = values.reshape(-1)
+                changed = None if last is None else (last.reshape(-1) != flat).nonzero()[0]
+                if changed is not None and 2 * len(changed) < len(flat):
                     how.append(len(changed))
-                    data += [changed.astype(np.int32).tobytes(), values.reshape(-1)[changed].tobytes()]
+                    data += [changed.astype(np.int32).tobytes(), flat[changed].tobytes()]
                     continue
                 form.append(True)
             how.append(form)
