@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxspec.engine.hosts import Follower, Hosts, Kept, Leader, run_to_the_end
+from jaxspec.engine.hosts import Follower, Hosts, Leader, run_to_the_end
+from jaxspec.engine.messages import Kept
 
 KEY = b"both ends are here"
 

@@ -18,7 +18,7 @@ from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.hosts import ALONE, Group
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -45,7 +45,7 @@ class LoadedModels:
     progress: bool
     """Show progress bars."""
     placement: Placement = ONE_DEVICE
-    group: Group = ALONE
+    group: HostGroup = ALONE
     """Where it runs: Start."""
 
     @cached_property
@@ -55,7 +55,7 @@ class LoadedModels:
         start = Start(self.progress, placement=self.placement, group=self.group)
         return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=start)
 
-    def led_by(self, group: Group) -> "LoadedModels":
+    def led_by(self, group: HostGroup) -> "LoadedModels":
         """The same on every device of the processes that `group` leads."""
         return replace(self, placement=Placement(tuple(range(jax.device_count())), SPLITTABLE), group=group)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
-from jaxspec.engine.hosts import ALONE, Group, Leader, run_to_the_end
+from jaxspec.engine.hosts import ALONE, HostGroup, Leader, run_to_the_end
 from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
 
@@ -76,7 +76,7 @@ def take_part(arguments: ServerArguments) -> int:
     return 0
 
 
-def load_and_serve(arguments: ServerArguments, group: Group) -> int:
+def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
     """Does the work of the process that answers HTTP, and returns its exit status."""
     status = 0
     try:  # before loading, so that an unavailable address fails at once

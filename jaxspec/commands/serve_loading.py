@@ -20,7 +20,7 @@ from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
 from jaxspec.defaults import model_directory, own_head
 from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs, nbytes
-from jaxspec.engine.hosts import ALONE, Group
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.memory import readable
 from jaxspec.engine.programs import Compilation
 from jaxspec.load import LoadedModels, load_models
@@ -37,7 +37,7 @@ SLOWEST = 3
 logger = logging.getLogger("jaxspec")
 
 
-def load(arguments: ServerArguments, group: Group = ALONE) -> LoadedModels:
+def load(arguments: ServerArguments, group: HostGroup = ALONE) -> LoadedModels:
     """The model, without compiled programs, and its engine, which leads the group. Raises ValueError or OSError if the settings or
     files are wrong."""
     models = read(arguments)

@@ -25,7 +25,8 @@ from jaxspec.decoding.programs import (
     Settlement,
     SettleProgram,
 )
-from jaxspec.engine.hosts import Follower, Hosts, Kept, Leader, Leaf, end
+from jaxspec.engine.hosts import Follower, Hosts, Leader, end
+from jaxspec.engine.messages import Kept, Leaf
 from jaxspec.engine.runner import Runner
 from jaxspec.version import own_version
 
@@ -97,7 +98,7 @@ def _compile(group: Follower, runner: Runner, program: Program, number: int) -> 
 
 
 def program_of(described: Sequence[Any]) -> Program:
-    """The inverse of hosts.described.
+    """The inverse of messages.described.
 
     In:  ["CycleProgram", [1, 8, [3, 1, 4]]]
     Out: CycleProgram(1, 8, TreeShape(3, 1, 4))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxspec.decoding.programs import Program
-from jaxspec.engine.hosts import Kept, Leaf
+from jaxspec.engine.messages import Kept, Leaf
 from jaxspec.placement import Placement
 from jaxspec.typing import Array, Int
 

@@ -23,7 +23,7 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.programs import Program
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import State
-from jaxspec.engine.hosts import ALONE, Group
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import ProgramCount, ProgramTable
 from jaxspec.placement import ONE_DEVICE, Placement
@@ -67,7 +67,7 @@ class Programs:
         thresholds: Thresholds | None = None,
         table: ProgramTable | None = None,
         placement: Placement = ONE_DEVICE,
-        group: Group = ALONE,
+        group: HostGroup = ALONE,
     ):
         """`params` and `state` may be abstract: programs need only shapes. `table`: of which `ready` tells. `group`: processes that
         compile the same programs."""

@@ -36,7 +36,7 @@ from jaxspec.engine.device_state import (
     prefill_chunk,
     thresholds_of,
 )
-from jaxspec.engine.hosts import ALONE, Group
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
@@ -63,7 +63,7 @@ class Start(NamedTuple):
     """Bytes on the device that the engine may plan with. None: what JAX may use, or on a CPU what is available (host_memory)."""
     placement: Placement = ONE_DEVICE
     """Where it runs."""
-    group: Group = ALONE
+    group: HostGroup = ALONE
     """The other processes that run it, if this one leads them."""
 
 

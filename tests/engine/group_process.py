@@ -14,7 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxspec.engine.hosts import Follower, Hosts, Kept, Leader, run_to_the_end
+from jaxspec.engine.hosts import Follower, Hosts, Leader, run_to_the_end
+from jaxspec.engine.messages import Kept
 
 KEY = b"the key of the tests"
 

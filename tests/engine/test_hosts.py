@@ -20,8 +20,10 @@ import pytest
 from jaxspec.config import TreeShape
 from jaxspec.decoding import programs
 from jaxspec.engine import hosts as module
+from jaxspec.engine import messages
 from jaxspec.engine.following import PROGRAMS, program_of
-from jaxspec.engine.hosts import EXIT, Arrays, Follower, Hosts, Kept, Leader, described, group_key, pack, unpack
+from jaxspec.engine.hosts import EXIT, Follower, Hosts, Leader, group_key
+from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
 from tests.engine.group_process import KEY, Stub
 from tests.sets import exhaustive
 
@@ -113,7 +115,8 @@ def test_nothing_is_pickled():
     """Connection's send and recv pickle; send_bytes and recv_bytes don't."""
     called = {
         node.attr if isinstance(node, ast.Attribute) else node.id
-        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        for source in (module, messages)
+        for node in ast.walk(ast.parse(Path(source.__file__).read_text()))
         if isinstance(node, ast.Attribute | ast.Name)
     }
     assert {"send_bytes", "recv_bytes"} <= called and not called & {"send", "recv", "pickle", "marshal", "eval"}
@@ -220,7 +223,7 @@ def test_a_missing_process_is_named():
 
 def test_a_program_is_used_when_all_have_compiled_it(left):
     with joined(Joining(), left) as (leader, follower):
-        messages, compiled = follower.messages(), []
+        told, compiled = follower.messages(), []
 
         def compile_it(timed: bool) -> None:
             with leader.compiling(Stub(3), timed=timed):
@@ -229,7 +232,7 @@ def test_a_program_is_used_when_all_have_compiled_it(left):
 
         thread = threading.Thread(target=compile_it, args=[True])
         thread.start()
-        header, _ = next(messages)
+        header, _ = next(told)
         assert header["compile"] == ["Stub", [3]] and header["timed"] is True
         time.sleep(0.05)
         assert compiled == ["rank 0"]
@@ -237,7 +240,7 @@ def test_a_program_is_used_when_all_have_compiled_it(left):
         thread.join(20)
         assert compiled == ["rank 0", "both"]
 
-        answering = threading.Thread(target=lambda: follower.answer(next(messages)[0]["number"], "no memory"))
+        answering = threading.Thread(target=lambda: follower.answer(next(told)[0]["number"], "no memory"))
         answering.start()
         with pytest.raises(RuntimeError, match="rank 1: no memory"):
             compile_it(timed=False)
@@ -248,10 +251,10 @@ def test_launches_arrive_in_their_order(left):
         leader.pages(7, "digest")
         for number in range(200):
             leader.launch(Stub(), [Kept(np.array([number], np.int32)), None])
-        messages = follower.messages()
-        assert next(messages)[0] == {"pages": 7, "identity": "digest"}
+        told = follower.messages()
+        assert next(told)[0] == {"pages": 7, "identity": "digest"}
         for number in range(200):
-            header, data = next(messages)
+            header, data = next(told)
             kept, nothing = follower.arrays.decode(Stub(), header["arrays"], data)
             assert header["launch"] == ["Stub", [8]] and kept.values.tolist() == [number] and nothing is None
 
