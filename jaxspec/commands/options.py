@@ -12,22 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.checks import docstrings
-from jaxspec.config import (
-    ATTENTION_KERNELS,
-    DTYPES,
-    FP8,
-    KV_CACHE_DTYPES,
-    MATMULS,
-    QUANTIZATIONS,
-    UNQUANTIZED,
-    EngineConfig,
-    TreeShape,
-)
+from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZED, EngineConfig, TreeShape
 from jaxspec.engine.hosts import Hosts
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
 MAX_QUEUED_REQUESTS = 1024
 """Default of --max-queued-requests: a server's queue must be bounded."""
 CONFIGS: dict[str, type[Any]] = {"engine": EngineConfig, "server": ServerSettings, "hosts": Hosts}
