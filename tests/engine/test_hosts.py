@@ -326,11 +326,12 @@ def test_engines_under_load_end_as_one(victim, number, times):
     print([round(end_group("load", victim, number), 3) for _ in range(times)])
 
 
+@pytest.mark.exhaustive
 def test_two_processes_say_what_one_says():
     """Greedy, sampled and biased texts; cycles as one program and as two; every launch goes through a message."""
     leader, follower = group("equal", free_address())
     try:
-        printed, said = leader.communicate(timeout=300)
+        printed, said = leader.communicate(timeout=600)
         assert (leader.returncode, follower.wait(60)) == (0, 0), said + follower.stderr.read()
         found = json.loads(printed)
         assert found["two"] == found["one"] and all(len(text) == 24 for text in found["one"]["text"])
