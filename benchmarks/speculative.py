@@ -69,6 +69,7 @@ MODEL_FLAGS = {
 """Options that the server needs besides the file."""
 
 MEMORY = Ignored("--mem-fraction-static= --mem-fraction=", "the cache has room for what is measured")
+DEVICES = Ignored("--tp-size= --tensor-parallel-size= --tp= -tp=", "trees are measured on one device", ("1",))
 GRID = {"steps": [1, 3, 5, 7], "topk": [1, 2, 4, 8], "num_draft_tokens": [2, 4, 8, 16, 32]}
 """Options and their defaults, used unless --trees is given."""
 
@@ -322,7 +323,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     files.add_argument("--output", type=Path, metavar="FILE", help="append the lines of SGLang's bench_speculative to this file")
     files.add_argument("--picture-out", type=Path, metavar="FILE", help="svg, png or pdf (default: --out's name, .svg)")
-    add_ignored(parser, MEMORY)
+    add_ignored(parser, MEMORY, DEVICES)
     options = parser.parse(arguments, mode)
     for note in options.ignored:
         print(note, file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from jaxspec.config import TreeLike
 from jaxspec.engine.driver import EngineThread
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
@@ -21,7 +22,8 @@ from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode
 class AsyncLLM:
     """The model and engine of `LLM` for coroutines: a thread runs the engine, and requests of all coroutines are batched.
 
-    Use it as `async with AsyncLLM() as llm:`, or call `close()`. Arguments and errors are those of LLM.
+    Use it as `async with AsyncLLM() as llm:`, or call `close()`. `await llm.warm_up()` compiles what requests would wait for.
+    Arguments and errors are those of LLM.
 
     In:  async for update in llm.generate("def main():", SamplingParams(max_tokens=8)): print(update.text, end="")
     """
@@ -29,7 +31,7 @@ class AsyncLLM:
     def __init__(self, *arguments, **options):
         models = load_models(*arguments, **options)
         self.model_name, self.tokenizer = models.name, models.tokenizer
-        self._thread = EngineThread(models.engine)
+        self._thread, self._progress = EngineThread(models.engine), models.progress
         self._chats = ChatEncoder(self.tokenizer)
         self._running: dict[str, list[str]] = {}
         """The engine's ids of the completions of each unfinished request."""
@@ -106,6 +108,12 @@ class AsyncLLM:
         Returns False if no running request has this id.
         """
         return await asyncio.wrap_future(self._thread.end(self._running.get(request_id, ()))) > 0
+
+    async def warm_up(self, *, wait_for_all: bool = True, progress: bool | None = None) -> float:
+        """As LLM.warm_up. Requests that are made meanwhile wait."""
+        shown = self._progress if progress is None else progress
+        warm_up = partial(Engine.warm_up, wait_for_all=wait_for_all, progress=shown)
+        return await asyncio.wrap_future(self._thread.call(warm_up))
 
     def stats(self) -> EngineStats:
         """Totals since the start, and the load after the last step."""

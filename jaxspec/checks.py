@@ -144,6 +144,7 @@ class JsonSchema(NamedTuple):
 
     longest: int
     """Characters of its text."""
+    what: str = "a JSON schema"
 
     def clean(self, name: str, value: Any) -> str:
         """Its text."""
@@ -159,7 +160,7 @@ class JsonSchema(NamedTuple):
             text = json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
             text.encode()
         except (TypeError, ValueError, RecursionError):
-            raise ValueError(f"{name} must be a JSON schema, an object, got {short(value)}") from None
+            raise ValueError(f"{name} must be {self.what}, an object, got {short(value)}") from None
         if len(text) > self.longest:
             raise ValueError(f"{name} has {len(text)} characters; at most {self.longest} are allowed")
         return text

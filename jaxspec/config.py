@@ -269,7 +269,15 @@ _KINDS: dict[type, tuple[type, str]] = {
     int: (Integral, "a whole number"), float: (Real, "a number"), bool: (bool, "True or False"), str: (str, "a string")
 }  # fmt: skip
 """By the type of a field: what it accepts, and how messages call that."""
-_POSITIVE = ("max_running_requests", "page_size", "num_pages", "prefill_chunk", "max_waiting_requests", "draft_window_size")
+_POSITIVE = (
+    "tp_size",
+    "max_running_requests",
+    "page_size",
+    "num_pages",
+    "prefill_chunk",
+    "max_waiting_requests",
+    "draft_window_size",
+)
 
 
 @dataclass(frozen=True)
@@ -316,6 +324,8 @@ class EngineConfig:
     """One of ATTENTION_KERNELS. None: pallas_triton on a GPU, else the kernel for CPUs if it is installed, or XLA by blocks."""
     matmul: str = "auto"
     """One of MATMULS. "skinny" is a kernel for GPUs that no GPU has run yet; elsewhere it is plain XLA."""
+    tp_size: int = 1
+    """Devices that share the model (tensor parallel): each holds a part of every large matrix and of the cache."""
     overlap: bool = True
     """Launch cycle n+1 before the result of cycle n is read. False: one after another, with the same results."""
     random_seed: int | None = 0

@@ -1,4 +1,4 @@
-"""How much of the host's memory this process may still take. Plain Python, no JAX.
+"""The host's memory: how much of it this process may still take, and arrays in it. Plain Python, no JAX.
 
 The system tells what is free or can be freed at once; a container or a service may have less. Limits are those of control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html#memory), of version 2 or 1, and each holds for all groups below.
@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 ROOT = Path("/")
+ALIGNMENT = 64
+"""Bytes."""
 
 
 class GroupFiles(NamedTuple):
@@ -81,3 +85,20 @@ def contents(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that jax.device_put takes over on a CPU instead of copying it: those start at a multiple of ALIGNMENT."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def own_copy(array: np.ndarray) -> np.ndarray:
+    """The array, copied if it views a mapped file (which may be replaced meanwhile) or is not aligned."""
+    if array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy

@@ -169,15 +169,18 @@ class LLM:
         """Totals since the start, and the current load."""
         return self._thread.call(Engine.stats).result()
 
-    def warm_up(self, *, progress: bool | None = None) -> float:
-        """Compiles every program that requests can need and runs each once; returns the seconds it took. Without it programs
-        compile at first use.
+    def warm_up(self, *, wait_for_all: bool = True, progress: bool | None = None) -> float:
+        """Compiles every program that requests can need, but for those of grammars and of prompt log probabilities, and runs each
+        once; returns the seconds it took. Without it programs compile at first use.
+
+        wait_for_all=False: waits only for the largest of each kind, which serve every request, as `jaxspec serve` does on a CPU;
+        smaller ones compile in the background when they are needed, and no request waits for them.
 
         Raises:
             ProgramError: a program can't be compiled or fails on its first run.
         """
         shown = self.progress if progress is None else progress
-        return self._thread.call(lambda engine: engine.warm_up(progress=shown)).result()
+        return self._thread.call(partial(Engine.warm_up, wait_for_all=wait_for_all, progress=shown)).result()
 
     def close(self) -> None:
         """Ends what is running and frees the memory. Later calls raise RuntimeError. May be called twice."""

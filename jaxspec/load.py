@@ -22,7 +22,7 @@ from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
-from jaxspec.placement import ONE_DEVICE, SPLITTABLE, Placement
+from jaxspec.placement import Placement
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from pallas_kernels.row_matmul import what_is_missing
 
@@ -44,20 +44,14 @@ class LoadedModels:
     config: EngineConfig
     progress: bool
     """Show progress bars."""
-    placement: Placement = ONE_DEVICE
     group: HostGroup = ALONE
-    """Where it runs: Start."""
+    """The other processes that run it, if this one leads them."""
 
     @cached_property
     def engine(self) -> Engine:
         """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
         LLM."""
-        start = Start(self.progress, placement=self.placement, group=self.group)
-        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=start)
-
-    def led_by(self, group: HostGroup) -> "LoadedModels":
-        """The same on every device of the processes that `group` leads."""
-        return replace(self, placement=Placement(tuple(range(jax.device_count())), SPLITTABLE), group=group)
+        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress, group=self.group))
 
 
 def load_models(
@@ -91,10 +85,11 @@ def load_models(
         check_head(files.head, target_model_config(files.target), files.token_map)
     storing = choose_storing(dtype)
     chosen = choose_dtype(dtype, files.target)
-    target = load_target(files.target, chosen, storing=storing, quantization=of_target, progress=progress)
+    placement = Placement.of(config.tp_size)
+    target = load_target(files.target, chosen, storing=storing, quantization=of_target, placement=placement, progress=progress)
     head = None
     if files.head is not None:
-        how: dict[str, Any] = {"storing": storing, "quantization": of_head, "progress": progress}
+        how: dict[str, Any] = {"storing": storing, "quantization": of_head, "placement": placement, "progress": progress}
         head = load_head(files.head, target, token_map=files.token_map, **how)
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)

@@ -6,130 +6,61 @@ finished (Product.axis). One device is a placement like any other.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.linear import MESH_AXIS
+from jaxspec.host_memory import own_copy
+from jaxspec.models.sharing import MESH_AXIS, Division, Shares, axis_of, parts_of
+from jaxspec.typing import KeysValues
 
-
-class Axis(NamedTuple):
-    """A dimension of a parameter that is split between devices."""
-
-    name: str
-    """heads: query heads; qkv: [queries | keys | values]; gate_up: [gate | up]; ffn, vocab and columns: any numbers alike."""
-    dimension: int
-
-
-AXES: Mapping[tuple[str, ...], Axis] = {
-    ("qkv_proj", "kernel"): Axis("qkv", 1),
-    ("qkv_proj", "bias"): Axis("qkv", 0),
-    ("o_proj", "kernel"): Axis("heads", 0),
-    ("gate_up_proj", "kernel"): Axis("gate_up", 1),
-    ("down_proj", "kernel"): Axis("ffn", 0),
-    ("lm_head", "kernel"): Axis("vocab", 1),
-    ("fc", "kernel"): Axis("columns", 1),
-    ("fc", "bias"): Axis("columns", 0),
-    ("input_proj", "kernel"): Axis("columns", 1),
-    ("embed_tokens",): Axis("vocab", 0),
-}
-"""By the last keys of a parameter. All others are whole on every device."""
-
-
-def axis_of(keys: Sequence[str | int]) -> Axis | None:
-    """The axis of a parameter; None: it is whole.
-
-    In:  ("layers", 0, "mlp", "down_proj", "kernel")
-    Out: Axis("ffn", 0)
-    """
-    return AXES.get(tuple(map(str, keys[-2:]))) or AXES.get(tuple(map(str, keys[-1:])))
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How `tp` devices share a model's layers. Attention is whole on each if its heads can't be divided evenly."""
-
-    config: ModelConfig
-    tp: int
-
-    @property
-    def splits_heads(self) -> bool:
-        """False: every device has all heads. KV heads are repeated where there are fewer than devices."""
-        kv_heads = self.config.num_kv_heads
-        return self.config.num_heads % self.tp == 0 and (kv_heads % self.tp == 0 or self.tp % kv_heads == 0)
-
-    @property
-    def heads(self) -> int:
-        """Query heads of one device."""
-        return self.config.num_heads // self.tp if self.splits_heads else self.config.num_heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads of one device."""
-        return max(1, self.config.num_kv_heads // self.tp) if self.splits_heads else self.config.num_kv_heads
-
-    def slices(self, axis: str, device: int, size: int) -> tuple[slice, ...]:
-        """The stretches that a device holds of a dimension of this size, in order. Zeros follow stretches of padded axes that are
-        shorter than their part of `width`.
-
-        In:  "gate_up", device 1 of 2, size 12: gate 0-5, up 6-11
-        Out: 3-5 and 9-11
-        In:  "qkv", device 1 of 4, heads of one number, 4 of q (0-3), 2 of k (4, 5) and 2 of v (6, 7)
-        Out: 1, 4 and 6
-        """
-        if axis in ("qkv", "heads") and not self.splits_heads:
-            return (slice(0, size),)
-        if axis == "heads":
-            return self._of_heads((device * self.heads, self.heads))
-        if axis == "qkv":
-            queries, pairs = self.config.num_heads, self.config.num_kv_heads
-            first = device * pairs // self.tp
-            return self._of_heads(
-                (device * self.heads, self.heads), (queries + first, self.kv_heads), (queries + pairs + first, self.kv_heads)
-            )
-        part = size // 2 if axis == "gate_up" else size
-        share = -(-part // self.tp)
-        ends = min(device * share, part), min((device + 1) * share, part)
-        return tuple(slice(*(start + end for end in ends)) for start in range(0, size, part))
-
-    def width(self, axis: str, size: int) -> int:
-        """Size of the dimension on one device, padding included."""
-        if axis in ("qkv", "heads"):
-            return sum(each.stop - each.start for each in self.slices(axis, 0, size))
-        return 2 * -(-(size // 2) // self.tp) if axis == "gate_up" else -(-size // self.tp)
-
-    def _of_heads(self, *stretches: tuple[int, int]) -> tuple[slice, ...]:
-        """Stretches of heads, (first, count), as stretches of numbers."""
-        size = self.config.head_dim
-        return tuple(slice(first * size, (first + count) * size) for first, count in stretches)
-
-
+type Keys = tuple[str | int, ...]
+BY_HEADS = PartitionSpec(None, None, MESH_AXIS)
+"""How devices share keys and values [pages, page, kv_heads, head_dim] and [b, s, kv_heads, head_dim]."""
 GPU_COMPILER_OPTIONS = {"xla_gpu_enable_cub_radix_sort": False}
 """XLA would replace sorts of whole vocabularies by calls to CUB, which can't be part of its CUDA graphs: the graph would be cut,
 and the host would wait for the device in every cycle. `jaxspec plan` compiles with the same options."""
+IN_ONE_GRAPH = {
+    "xla_gpu_enable_command_buffer": ("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,COLLECTIVES,CONDITIONAL,DYNAMIC_SLICE_FUSION")
+}
+"""What CUDA graphs may contain: XLA's default, and sums between devices. Without these every sum would end a graph, 26 in a cycle
+of 8 layers. (A list replaces the default; XLA_FLAGS also takes +COLLECTIVES, but options of one program don't.)"""
 UNTIMED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 """For programs that are compiled beside a cache and running requests. Timing would take memory that these need, and time them,
 too. Products are then cuBLAS's, which has its own rules to choose by; Triton's would get tiles that fit nothing."""
-SPLITTABLE = frozenset({"gate_up", "ffn"})
-"""The axes that modules can share today; they are shared together."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices that run programs, by their numbers among JAX's, and the axes of parameters that they share."""
+    """The devices that share a model, by their numbers among JAX's."""
 
     devices: tuple[int, ...] = (0,)
-    split: frozenset[str] = frozenset()
 
-    def __post_init__(self):
-        if self.split not in (frozenset(), SPLITTABLE):
-            raise ValueError(f"devices can share {' and '.join(sorted(SPLITTABLE))} together, or nothing; got {sorted(self.split)}")
+    @classmethod
+    def of(cls, tp_size: int) -> "Placement":
+        """The first devices; in a group of processes, as many of each. Raises ValueError if there are fewer."""
+        processes = jax.process_count()
+        if processes > 1:
+            each, rest = divmod(tp_size, processes)
+            own = [[n for n, one in enumerate(jax.devices()) if one.process_index == rank] for rank in range(processes)]
+            if rest or any(len(numbers) < each for numbers in own):
+                raise ValueError(
+                    f"tp_size={tp_size} needs as many devices of each of {processes} hosts, and they have {[*map(len, own)]}"
+                )
+            return cls(tuple(number for numbers in own for number in numbers[:each]))
+        found = jax.device_count()
+        if found < tp_size:
+            virtual = f"; JAX_NUM_CPU_DEVICES={tp_size} makes virtual ones to try it with, which are no faster"
+            on_cpu = jax.default_backend() == "cpu"
+            raise ValueError(f"tp_size={tp_size} needs {tp_size} devices, and JAX finds {found}{virtual if on_cpu else ''}")
+        return cls(tuple(range(tp_size)))
 
     @cached_property
     def device(self) -> jax.Device:
@@ -154,75 +85,138 @@ class Placement:
         """These arrays, whole on every device. Every process puts the same."""
         if not self.spans_processes:
             return jax.device_put(values, self.whole)
-        return jax.tree.map(partial(self._placed, sharding=self.whole), values)
 
-    def _placed(self, values: Any, sharding: Sharding) -> Any:
-        if not self.spans_processes:
-            return jax.device_put(values, sharding)
-        array = np.asarray(values)  # device_put would compare what the processes have, by a collective: 1.3 ms instead of 15 us
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        def everywhere(each: Any) -> jax.Array:
+            array = np.asarray(each)  # device_put would compare what the processes have, by a collective: 1.3 ms instead of 15 us
+            return jax.make_array_from_callback(array.shape, self.whole, lambda index: array[index])
 
-    def make(self, make: Callable[[], Any]) -> Any:
-        """The arrays that it returns, whole on every device."""
-        return jax.jit(make, out_shardings=self.whole)() if self.spans_processes else self.put(make())
+        return jax.tree.map(everywhere, values)
+
+    def new(self, make: Callable[[], Any]) -> Any:
+        """The arrays that it makes, each device its part of keys and values."""
+        if len(self.devices) == 1:
+            return self.put(make())
+        return jax.jit(make, out_shardings=jax.tree.map(lambda each: each.sharding, self.abstract(make)))()
 
     def abstract(self, make: Callable[[], Any]) -> Any:
-        """The shapes of what it returns, whole on every device; nothing is allocated."""
+        """The shapes of what it makes, and where these arrays lie; nothing is allocated."""
 
-        def placed(each: Any) -> Any:
-            return jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=self.whole)
+        def placed(each: Any, spec: PartitionSpec) -> Any:
+            here = self.whole if spec == PartitionSpec() else NamedSharding(self.mesh, spec)
+            return jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here)
 
-        return jax.tree.map(placed, jax.eval_shape(make))
+        shapes = jax.eval_shape(make)
+        return jax.tree.map(placed, shapes, self._specs(shapes))
 
     def nbytes(self, arrays: Any) -> int:
         """Bytes of these arrays on one device."""
         sizes = (math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in jax.tree.leaves(arrays))
         return sum(sizes)
 
-    def weights(self, params: Any, config: ModelConfig) -> Any:
-        """The parameters of a model with these sizes, each device with its part of those that are shared."""
-        shares = Shares(config, len(self.devices))
+    def weights(self, params: Any, config: ModelConfig | None) -> Any:
+        """The parameters of layers with these sizes, each device with its part of those that are shared. None: all are whole.
 
-        def placed(path: tuple, array: Any) -> jax.Array:
-            axis = axis_of([getattr(key, "key", key) for key in path])
-            if axis is None or axis.name not in self.split:
-                return self.put(array)
-            shared = NamedSharding(self.mesh, PartitionSpec(*(None,) * axis.dimension, MESH_AXIS))
-            return self._placed(self._parts_in_order(np.asarray(array), axis, shares), shared)
+        Those that lie there already, as loading with this placement leaves them, stay. Abstract ones stay abstract.
+        """
+        if config is None or len(self.devices) == 1:
+            return jax.tree.map(lambda array: self._parameter(array, None, array.dtype), params)
+        return unflatten_dict(self.parameters(flatten_dict(params), config))
 
-        return jax.tree.map_with_path(placed, params)
+    def parameters(
+        self, arrays: Mapping[Keys, Any], config: ModelConfig, shapes: Mapping[Keys, Any] | None = None
+    ) -> dict[Keys, Any]:
+        """Parameters by their keys, as `weights`, in the dtypes of these shapes; None: in their own.
 
-    def _parts_in_order(self, array: np.ndarray, axis: Axis, shares: Shares) -> np.ndarray:
-        """The array with the part of the first device in front, then that of the second, each padded to its width."""
-        size = array.shape[axis.dimension]
-        moved, parts = np.moveaxis(array, axis.dimension, 0), []
-        for device in range(shares.tp):
-            stretches = shares.slices(axis.name, device, size)
-            room = shares.width(axis.name, size) // len(stretches)
-            for each in stretches:
-                padding = [(0, room - (each.stop - each.start)), *[(0, 0)] * (array.ndim - 1)]
-                parts.append(np.pad(moved[each], padding))
-        return np.moveaxis(np.concatenate(parts), 0, axis.dimension)
+        Arrays may be views of files, of which each process reads what its devices hold.
+        """
+        shares, placed = Shares(config, len(self.devices)), dict[Keys, Any]()
+        for path, layer in layers_of(arrays).items():
+            axis = axis_of(path)
+            is_divided = axis is not None and shares.divides(axis) and not any(map(self._has, layer.values()))
+            parts = parts_of(layer, axis, shares) if axis is not None and is_divided else {}
+            for name, array in layer.items():
+                keys = (*path, name) if name else path
+                dtype = array.dtype if shapes is None else shapes[keys].dtype
+                placed[keys] = array if self._has(array) else self._parameter(array, parts.get(name), dtype)
+        return placed
+
+    def _has(self, array: Any) -> bool:
+        """It lies on several devices already."""
+        return isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding) and array.sharding.mesh == self.mesh
+
+    def _parameter(self, array: Any, part: Division | None, dtype: Any) -> Any:
+        """The array, with this part on each device; None: whole."""
+        shape, here = list(array.shape), self.whole
+        if part is not None:
+            shape[part.dimension] = part.width * len(self.devices)
+            here = NamedSharding(self.mesh, PartitionSpec(*(None,) * part.dimension, MESH_AXIS))
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here)
+        if part is None and self.spans_processes:
+            return self.put(np.asarray(array).astype(dtype))
+        if part is None:
+            return self.put(array if isinstance(array, jax.Array) else own_copy(np.asarray(array))).astype(dtype)
+        values, own = np.asarray(array) if isinstance(array, jax.Array) else array, part
+
+        def of_device(index: Any) -> np.ndarray:
+            return own.of(values, (index[own.dimension].start or 0) // own.width, dtype)
+
+        return jax.make_array_from_callback(tuple(shape), here, of_device)
+
+    @staticmethod
+    def _specs(arrays: Any) -> Any:
+        """How devices share arrays beside weights: keys and values by their heads, nothing else."""
+
+        def spec(each: Any) -> Any:
+            return KeysValues(*(BY_HEADS,) * 2) if isinstance(each, KeysValues) else PartitionSpec()  # type: ignore[arg-type]
+
+        return jax.tree.map(spec, arrays, is_leaf=lambda each: isinstance(each, KeysValues))
 
     def program(self, function: Callable[..., Any], weights: Any) -> Callable[..., Any]:
-        """The function, run by every device on its part of the weights. Its other arguments and results are whole everywhere."""
+        """The function, run by every device on its part of weights, keys and values. All else is whole everywhere."""
         if len(self.devices) == 1:
             return function
-        specs, whole = jax.tree.map(lambda array: array.sharding.spec, weights), PartitionSpec()
+        of_weights = jax.tree.map(lambda array: array.sharding.spec, weights)
 
         def everywhere(params: Any, *others: Any) -> Any:
-            inputs = (specs, *(whole,) * len(others))
+            structure: Any = None
+
+            def run(*arguments: Any) -> list[tuple[Any, ...]]:
+                nonlocal structure  # it is known when the function was traced, too late to say how its results lie
+                leaves, structure = jax.tree.flatten(function(*arguments), is_leaf=lambda each: isinstance(each, KeysValues))
+                return [
+                    tuple(leaf if isinstance(leaf, KeysValues) == divided else () for leaf in leaves) for divided in (True, False)
+                ]
+
+            inputs = (of_weights, *map(self._specs, others))
             # Every device computes the same from the sums: nothing has to be proved.
-            run = jax.shard_map(function, mesh=self.mesh, in_specs=inputs, out_specs=whole, check_vma=False)
-            return run(params, *others)
+            mapped = jax.shard_map(run, mesh=self.mesh, in_specs=inputs, out_specs=[BY_HEADS, PartitionSpec()], check_vma=False)
+            divided, whole = mapped(params, *others)
+            return jax.tree.unflatten(
+                structure, [each if each != () else other for each, other in zip(divided, whole, strict=True)]
+            )
 
         return everywhere
 
-    def compiler_options(self, *, timed: bool = True) -> dict[str, Any] | None:
-        """XLA's options for programs here. `timed`: it may try its choices on the device."""
-        if jax.default_backend() != "gpu":
+    def compiler_options(self, *, timed: bool = True, platform: str | None = None) -> dict[str, Any] | None:
+        """XLA's options for programs here. `timed`: it may try its choices on the device. `platform`: None: JAX's."""
+        if (platform or jax.default_backend()) not in ("gpu", "cuda"):
             return None
-        return GPU_COMPILER_OPTIONS if timed else GPU_COMPILER_OPTIONS | UNTIMED
+        several = IN_ONE_GRAPH if len(self.devices) > 1 else {}
+        return GPU_COMPILER_OPTIONS | several | ({} if timed else UNTIMED)
+
+
+def layers_of(arrays: Mapping[Keys, Any]) -> dict[Keys, dict[str, Any]]:
+    """Parameters by the path of their layer, and their names in it; those of no layer alone.
+
+    In:  {("mlp", "down_proj", "kernel"): w, ("embed_tokens",): e}
+    Out: {("mlp", "down_proj"): {"kernel": w}, ("embed_tokens",): {"": e}}
+    """
+    layers: dict[Keys, dict[str, Any]] = {}
+    for keys, array in arrays.items():
+        length = len(keys) - (axis_of(keys[:-1]) is not None)
+        layers.setdefault(keys[:length], {})[".".join(map(str, keys[length:]))] = array
+    return layers
 
 
 ONE_DEVICE = Placement()

@@ -27,7 +27,7 @@ MAX_GRAMMAR = 2**17
 """Characters of a schema, regular expression or grammar."""
 MAX_CHOICES = 1000
 
-CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
+CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "structural_tag")
 """The fields that constrain the text."""
 
 type TokenBias = Mapping[int, float] | tuple[tuple[int, float], ...]
@@ -111,7 +111,7 @@ class SamplingParams:
 
     json_schema: Any = field(default=None, metadata=declared(JsonSchema(MAX_GRAMMAR)))
     """The text is JSON that fits this schema: a mapping, its text, or a Pydantic model. {"type": "object"} is any JSON object. Only
-    one of this and the next three can be given."""
+    one of this and the next four can be given."""
     regex: str | None = field(default=None, metadata=declared(Text(MAX_GRAMMAR)))
     """The whole text matches this regular expression (Rust's syntax, without look-around)."""
     grammar: str | None = field(default=None, metadata=declared(Text(MAX_GRAMMAR), openai="ebnf", sglang="ebnf"))
@@ -120,6 +120,9 @@ class SamplingParams:
         default=None, metadata=declared(StringList(MAX_CHOICES, MAX_STOP_STRING_LENGTH, 1), openai=None, sglang=None)
     )
     """The text is one of these strings."""
+    structural_tag: Any = field(default=None, metadata=declared(JsonSchema(MAX_GRAMMAR, "a structural tag"), openai=None))
+    """The text follows this description, xgrammar's, of tags with grammars between them and any text around them: a mapping with
+    `format`, or with `structures` and `triggers`, or its text."""
 
     def __new__(cls, *_: object, **given: object):
         """Raises TypeError, with a hint, for a name that is not a parameter."""

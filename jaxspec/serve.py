@@ -15,16 +15,23 @@ from importlib import import_module
 from ipaddress import ip_address
 from multiprocessing import AuthenticationError
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from jaxspec.commands.options import in_flags
+from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
+from jaxspec.config import EngineConfig
 from jaxspec.engine.hosts import ALONE, HostGroup, Leader, run_to_the_end
+from jaxspec.engine.pages import PageObserver
+from jaxspec.server.kv_events import Publisher
 from jaxspec.server.logs import DecodeLog, configure_logging
 from jaxspec.server.settings import ServerSettings
+from jaxspec.text.answer_parser import REASONING_FORMATS
+from jaxspec.text.tool_formats import TOOL_FORMATS, ToolFormat, format_name_in
 
 if TYPE_CHECKING:
     from jaxspec.load import LoadedModels
+    from jaxspec.server.app import Application
     from jaxspec.text.chat_template import ChatTemplate
 
 logger = logging.getLogger("jaxspec")
@@ -44,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_settings(arguments)
     if arguments.hosts.nnodes > 1:
         run_to_the_end(arguments.hosts, partial(take_part, arguments))
+    if arguments.dp_size > 1:
+        try:
+            return serve_replicas(arguments, list(sys.argv[1:] if argv is None else argv))
+        except ValueError as error:
+            return _refuse(str(error), 2)
     return load_and_serve(arguments, ALONE)
 
 
@@ -69,7 +81,7 @@ def take_part(arguments: ServerArguments) -> int:
     from jaxspec.commands.serve_loading import read
 
     try:
-        models = read(arguments).led_by(ALONE)
+        models = read(arguments)
     except (ValueError, OSError) as error:
         return _refuse(in_flags(str(error)), 2)
     follow(group, lambda pages: replace(models, config=replace(models.config, num_pages=pages)).engine.runner)
@@ -83,23 +95,13 @@ def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
         return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
-    from jaxspec.commands.serve_loading import compile_programs, load, load_chat_template, sampling_defaults
     from jaxspec.engine.programs import ProgramError  # loads JAX
 
     with listener, contextlib.ExitStack() as stack:
         if not is_loopback(listener) and arguments.settings.api_key is None:
             logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
         try:
-            models = load(arguments, group)
-            chat_template = load_chat_template(arguments, models)
-            stack.enter_context(chat_template or contextlib.nullcontext())
-            defaults = sampling_defaults(models.directory) if arguments.model_sampling else {}
-            importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
-            importing.start()
-            try:
-                compile_programs(models, arguments.compile_ahead, progress=arguments.shows_progress)
-            finally:
-                importing.join()
+            loaded = load_all(arguments, stack, group)
         except (ValueError, OSError) as error:
             return _refuse(in_flags(str(error)), 2)
         except ProgramError as error:
@@ -108,10 +110,10 @@ def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
         gc.collect()
         gc.freeze()  # what is loaded by now stays: a full collection of it would stop all threads for a second
         try:
-            serve(models, chat_template, defaults, arguments, listener)
+            serve(loaded, arguments, listener)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
-    if group is ALONE and models.engine.runner.programs.is_compiling:
+    if group is ALONE and loaded.models.engine.runner.programs.is_compiling:
         # XLA can't be interrupted, and Python must not end while a thread is in it
         logging.shutdown()
         os._exit(status)
@@ -127,21 +129,46 @@ def log_settings(arguments: ServerArguments) -> None:
         logger.warning("%s", warning)
 
 
-def serve(
-    models: "LoadedModels",
-    chat_template: "ChatTemplate | None",
-    sampling_defaults: Mapping[str, Any],
-    arguments: ServerArguments,
-    listener: socket.socket,
-) -> None:
-    """Runs the HTTP server until a signal ends it; the engine's thread has ended when this returns or raises."""
+class Loaded(NamedTuple):
+    """What a server serves."""
+
+    models: "LoadedModels"
+    chat_template: "ChatTemplate | None"
+    sampling_defaults: Mapping[str, Any]
+    """Of OpenAI's endpoints."""
+
+
+def load_all(arguments: ServerArguments, stack: contextlib.ExitStack, group: HostGroup = ALONE) -> Loaded:
+    """The model, which `group` runs, and what belongs to it, its programs compiled. The stack closes what must be closed. Raises
+    ValueError, OSError or ProgramError."""
+    from jaxspec.commands.serve_loading import compile_programs, load, load_chat_template, sampling_defaults
+
+    observer = PageObserver()
+    if arguments.kv_events.is_on:  # first, so that an unavailable address fails at once
+        page_size = arguments.engine.get("page_size", EngineConfig.page_size)
+        observer = stack.enter_context(contextlib.closing(Publisher(arguments.kv_events, page_size)))
+    models = load(arguments, group)
+    models.engine.prefix_cache.observer = observer
+    chat_template = load_chat_template(arguments, models)
+    stack.enter_context(chat_template or contextlib.nullcontext())
+    defaults = sampling_defaults(models.directory) if arguments.model_sampling else {}
+    importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
+    importing.start()
+    try:
+        compile_programs(models, arguments.compile_ahead, progress=arguments.shows_progress)
+    finally:
+        importing.join()
+    return Loaded(models, chat_template, defaults)
+
+
+def make_app(loaded: Loaded, arguments: ServerArguments) -> "Application":
+    """The HTTP application and, in `app.running.engine`, the engine's thread, which the caller closes."""
     from jaxspec.engine.driver import EngineThread
-    from jaxspec.engine.programs import lower_priority
     from jaxspec.server.app import create_app
-    from jaxspec.server.http_server import HttpServer
     from jaxspec.server.metrics import RequestCollector, StepTimes
     from jaxspec.server.model import MAX_COMPLETIONS, ServedModel
 
+    models = loaded.models
     name, *other_names = arguments.served_model_names or (models.name,)
     config, stats, programs = models.engine.config, models.engine.stats(), models.engine.runner.programs
     model = ServedModel(
@@ -149,23 +176,40 @@ def serve(
         min(models.engine.context_length, stats.total_pages * stats.page_size),
         models.engine.tree,
         models.tokenizer,
-        chat_template,
+        loaded.chat_template,
+        tool_format=tool_format(arguments, loaded.chat_template),
+        reasoning=None if arguments.reasoning_parser is None else REASONING_FORMATS[arguments.reasoning_parser],
         trees=models.engine.trees.all,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
         programs=lambda: programs.count,
         other_names=tuple(other_names),
         path=models.name,
         tokenizer_path=None if models.tokenizer is None else str(models.directory.resolve()),
-        sampling_defaults=sampling_defaults,
+        sampling_defaults=loaded.sampling_defaults,
+        devices=config.tp_size,
         strict_name=arguments.settings.strict_model_name,
     )
     metrics, steps = RequestCollector(name), StepTimes()
     engine = EngineThread(models.engine, [DecodeLog(), metrics, steps], failed=models.group.failed)
+    try:
+        return create_app(engine, model, known_settings(arguments, models), metrics=metrics, steps=steps)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def serve(loaded: Loaded, arguments: ServerArguments, listener: socket.socket) -> None:
+    """Runs the HTTP server until a signal ends it; the engine's thread has ended when this returns or raises."""
+    from jaxspec.engine.programs import lower_priority
+    from jaxspec.server.http_server import HttpServer
+
+    models, seed = loaded.models, loaded.models.engine.config.random_seed
+    app = make_app(loaded, arguments)
 
     def ready() -> None:
-        url = url_of(listener)
+        url, name = url_of(listener), (arguments.served_model_names or (models.name,))[0]
         if arguments.engine["random_seed"] is None:
-            logger.info("random seed %d: start with --random-seed %d to repeat it", config.random_seed, config.random_seed)
+            logger.info("random seed %d: start with --random-seed %d to repeat it", seed, seed)
         logger.info("%s is ready at %s", name, url)
         logger.info("try: curl %s%s", url, EXAMPLE if models.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
         if models.tokenizer is None:
@@ -173,10 +217,17 @@ def serve(
         lower_priority()  # of what still compiles
 
     try:
-        app = create_app(engine, model, known_settings(arguments, models), metrics=metrics, steps=steps)
-        HttpServer(app, engine, ready).run(sockets=[listener])
+        HttpServer(app, app.running.engine, ready).run(sockets=[listener])
     finally:
-        engine.close()
+        app.running.engine.close()
+
+
+def tool_format(arguments: ServerArguments, chat_template: "ChatTemplate | None") -> ToolFormat | None:
+    """The given format of tool calls, or the one that the chat template tells; None: it is not known."""
+    name = arguments.tool_call_parser
+    if name is None and chat_template is not None and (name := format_name_in(chat_template.text)) is not None:
+        logger.info("tool calls are read as %s, as the chat template tells (see --tool-call-parser)", name)
+    return None if name is None else TOOL_FORMATS[name]
 
 
 def listen(host: str, port: int) -> socket.socket:

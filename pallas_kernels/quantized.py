@@ -7,7 +7,7 @@ On GPUs `skinny_matmul` unpacks them while it multiplies, so that a forward read
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
 from pallas_kernels.skinny_matmul.packed import BLOCK, Bytes, Nibbles, Packed
 from pallas_kernels.skinny_matmul.tiling import MANY_ROWS
 from pallas_kernels.skinny_matmul.tiling import ROWS as SKINNY_ROWS
-from pallas_kernels.weight import Weight, gated
+from pallas_kernels.weight import ANYWHERE, Grain, Weight, gated
 
 GROUPS = (128, 64, 32)
 """Numbers of 4 bits that share a scale, the first that divides a row."""
@@ -94,6 +94,15 @@ class QuantizedAs:
             return cls("int8" if kind == "int4" else kind, for_cpu=for_cpu)
         return cls(kind, group, has_zeros=True, for_cpu=for_cpu)
 
+    @property
+    def grain(self) -> Grain:
+        """Numbers with one scale."""
+        if self.group is None:
+            return ANYWHERE
+        if self.for_cpu:
+            return Grain(CPU_BLOCK, 1)
+        return Grain(self.group, 1) if self.kind == "int4" else Grain(BLOCK, BLOCK)
+
     def __call__(self, matrix: Any) -> Weight:
         """The weight for a matrix [k, n] of JAX's or NumPy's."""
         return self.of(_quantised(jnp.asarray(matrix).T, self))
@@ -115,6 +124,8 @@ def numbers_of(packed: Packed) -> Numbers:
 @dataclass(frozen=True)
 class InBlocks:
     """Stores matrices in GGUF's Q8_0: 8 bits with a scale per 32 numbers, in one array."""
+
+    grain: ClassVar[Grain] = Grain(CPU_BLOCK, 1)
 
     def __call__(self, matrix: Any) -> Blocks:
         """The weight for a matrix [k, n] of JAX's or NumPy's."""

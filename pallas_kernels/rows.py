@@ -1,5 +1,6 @@
 """Weights stored row by row, as files have them: numbers, or blocks of a GGUF file. On CPUs `row_matmul` computes the products."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from pallas_kernels.dispatch import by_platform
 from pallas_kernels.row_matmul import FORMATS, row_matmul, unpacked, what_is_missing
-from pallas_kernels.weight import Weight
+from pallas_kernels.weight import Grain, Weight
 
 
 @jax.tree_util.register_dataclass
@@ -105,6 +106,11 @@ class AsInFile:
     tensors: tuple[tuple[int, str], ...]
     """Rows and kind of each: a dtype, or a format (a key of row_matmul.FORMATS). Tensors of one kind that follow each other are
     one."""
+
+    @property
+    def grain(self) -> Grain:
+        """Blocks stay whole."""
+        return Grain(math.lcm(*(FORMATS[kind][0] for _, kind in self.tensors if kind in FORMATS)), 1)
 
     def __call__(self, matrix: Float[Array, "k n"]) -> Weight:
         return self.of([self._zeros(matrix.shape[0], *each) for each in self.tensors])

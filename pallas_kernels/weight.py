@@ -6,7 +6,7 @@ A `Weight` is a pytree of arrays. Another way to store matrices is a subclass; l
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,19 @@ TILE = (128, 128)
 MAX_SPLITS = 16
 MIN_STRETCH = 256
 """A part sums up at least this many products."""
+
+
+class Grain(NamedTuple):
+    """Numbers of a matrix [k, n] that must stay together if it is cut, because they share a scale."""
+
+    inputs: int
+    """Along k."""
+    outputs: int
+    """Along n."""
+
+
+ANYWHERE = Grain(1, 1)
+"""Of matrices that can be cut anywhere."""
 
 
 class Weight(ABC):

@@ -14,6 +14,7 @@ import pytest
 import jaxspec
 from jaxspec import LLM, AsyncLLM, SamplingParams, TreeShape
 from jaxspec.engine.driver import EngineError
+from jaxspec.engine.programs import Programs
 from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, tiny_target, write_head, write_target
 from tests.server.conftest import wait_until
 from tests.server.fakes import CHAT_TEMPLATE, byte_tokenizer
@@ -182,6 +183,37 @@ def test_statistics_and_compiling_ahead(files):
         assert llm.stats().generated_tokens == 0 and llm.warm_up() > 0
         llm.generate("ab", GREEDY)
         assert llm.stats().generated_tokens == 6
+
+
+@pytest.mark.parametrize("wait_for_all", [True, False])
+def test_after_the_warm_up_no_request_compiles(files, monkeypatch, wait_for_all):
+    """Of whatever kind, however many at once. In the background more may compile; requests don't wait for it."""
+    sampled = {"max_tokens": 4, "temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.5, "logprobs": 1, "seed": 1}
+    compiling: list[str] = []
+
+    async def complete(llm: AsyncLLM, length: int, params) -> str:
+        return [update async for update in llm.generate([7] * length, params)][-1].output.finish_reason
+
+    async def work() -> None:
+        async with few_programs(AsyncLLM(*files, "2/2/4", **OPTIONS)) as llm:
+            assert await llm.warm_up(wait_for_all=wait_for_all) > 0
+            compile_one = Programs._compile
+
+            def noted(programs, program):
+                compiling.append(threading.current_thread().name)
+                return compile_one(programs, program)
+
+            monkeypatch.setattr(Programs, "_compile", noted)
+            ends = await asyncio.gather(*(complete(llm, length, params) for length in (1, 5, 40) for params in (GREEDY, sampled)))
+            assert ends == ["length"] * 6
+            assert await complete(llm, 3, GREEDY) == "length" and llm.stats().generated_tokens == 3 * 6 + 3 * 4 + 6
+
+    asyncio.run(work())
+    assert not [name for name in compiling if name != "compiler"]
+    cold = few_programs(AsyncLLM(*files, "2/2/4", **OPTIONS))
+    asyncio.run(complete(cold, 1, GREEDY))
+    cold.close()
+    assert "engine" in compiling  # so this test would have seen it
 
 
 def test_after_closing_every_call_is_refused(files):

@@ -49,6 +49,7 @@ BAD = {
     "regex": [1, ["a"], "a" * 200_000],
     "grammar": [1, ["a"], "a" * 200_000],
     "choice": [1, [], [""], [1], ["a"] * 1001],
+    "structural_tag": [1, "x", "[1]"],
     "logprobs": ["4", 4.0, True, [4], -1, MAX_LOGPROBS + 1],
     "prompt_logprobs": ["4", 4.0, True, [4], -1, MAX_LOGPROBS + 1],
 }
@@ -76,6 +77,7 @@ GOOD = {
     "regex": [None, "a*"],
     "grammar": [None, 'start: "a"'],
     "choice": [None, "a", ["a", "b"]],
+    "structural_tag": [None, {"format": {"type": "any_text"}}, "{}"],
     "logprobs": [None, 0, MAX_LOGPROBS],
     "prompt_logprobs": [None, 0, MAX_LOGPROBS],
 }

@@ -18,6 +18,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import parameters, storage_of
 from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
+from jaxspec.placement import ONE_DEVICE, Placement
 from pallas_kernels.weight import Weight
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -71,17 +72,21 @@ def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> Tens
     return plan
 
 
-def attach_head(config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: np.ndarray | None) -> LoadedHead:
-    """The head for its target: an embedding equal to the target's is dropped, and a token map (int32 ids) is applied."""
+def attach_head(
+    config: HeadConfig, params: dict, target: LoadedTarget, hot_tokens: np.ndarray | None, placement: Placement = ONE_DEVICE
+) -> LoadedHead:
+    """The head for its target: an embedding equal to the target's is dropped, and a token map (int32 ids) is applied. The devices
+    of both are the placement's."""
     if config.own_embedding and repeats(params["embed_tokens"], target):
         params.pop("embed_tokens")
         config = replace(config, own_embedding=False)
     if hot_tokens is not None:
         ids = jnp.asarray(hot_tokens)
         kernel = target.merge(target.params).output_columns(ids).dense(target.dtype)
-        params |= {"lm_head": parameters(storage_of(config.layer, "lm_head")(kernel)), "draft_to_target": ids}
+        added = {"lm_head": parameters(storage_of(config.layer, "lm_head")(placement.put(kernel))), "draft_to_target": ids}
+        params |= placement.weights(added, config.layer)
         config = replace(config, draft_vocab_size=len(hot_tokens))
-    return build_model(config, params, target.dtype)
+    return build_model(config, params, target.dtype, placement.weights)
 
 
 def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None:
@@ -97,9 +102,8 @@ def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None
 
 def repeats(own: jax.Array, target: LoadedTarget) -> bool:
     """True if a head's embedding equals the target's. Heads are trained with it frozen, and most checkpoints contain a copy."""
-    if own.shape != (target.config.vocab_size, target.config.hidden_size):
-        return False
-    return bool(_largest_difference(own, target.merge(target.params).embedding) <= ROUNDING)
+    embedding = target.merge(target.params).embedding
+    return own.shape == embedding.shape[::-1] and bool(_largest_difference(own, embedding) <= ROUNDING)
 
 
 @jax.jit  # one pass without copies in float32

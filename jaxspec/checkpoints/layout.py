@@ -5,7 +5,7 @@ Checkpoints store projections as [out, in] and q, k, v (gate, up) apart; the mod
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,51 @@ class Source(Protocol):
         """The tensors, from the parameter: the inverse of `join`."""
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """Tensors stacked along their rows, or the transpose of that, before they are joined. A part of it reads no more of the files
+    than it holds.
+
+    In:  [2, 3], [4, 3], is_transposed True; [:, 1:4]
+    Out: [3, 3]
+    """
+
+    tensors: list[np.ndarray]
+    is_transposed: bool = False
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.tensors[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = (sum(map(len, self.tensors)), *self.tensors[0].shape[1:])
+        return shape[::-1] if self.is_transposed else shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        every = (*index, *(slice(None),) * (self.ndim - len(index)))
+        rows, *others = every[::-1] if self.is_transposed else every
+        first, end, _ = rows.indices(sum(map(len, self.tensors)))
+        parts, start = list[np.ndarray](), 0
+        for tensor in self.tensors:
+            part = tensor[max(first - start, 0) : max(end - start, 0), *others]
+            parts, start = [*parts, part] if len(part) else parts, start + len(tensor)
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts or [self.tensors[0][:0, *others]])
+        return joined.T if self.is_transposed else joined
+
+    def join(self) -> np.ndarray:
+        """All of it, in C order."""
+        return transposed(*self.tensors) if self.is_transposed else self[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """For np.asarray."""
+        return self.join()
+
+
 Keys = tuple[str | int, ...]
 Layout = dict[Keys, Source]
 """A model's parameters by their keys in the nested dict, such as ("layers", 0, "mlp", "down_proj", "kernel")."""
@@ -52,14 +97,15 @@ class Stack(NamedTuple):
         return {name: Needed((rows, *self.columns)) for name, rows in self.tensors}
 
     def join(self, read: ReadTensor) -> np.ndarray:
-        if self.is_kernel:
-            return transposed(*self._read(read))
-        return self.stacked(read)
+        return self.view(read).join()
 
     def stacked(self, read: ReadTensor) -> np.ndarray:
         """The stack itself, [rows, *columns]."""
-        parts = self._read(read)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return Stacked(self._read(read)).join()
+
+    def view(self, read: ReadTensor) -> Stacked:
+        """The parameter before its tensors are joined."""
+        return Stacked(self._read(read), self.is_kernel)
 
     def _read(self, read: ReadTensor) -> list[np.ndarray]:
         parts = [read(name) for name, _ in self.tensors]

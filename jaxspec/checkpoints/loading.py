@@ -1,7 +1,9 @@
 """Loading models: Hugging Face directories, heads in any dialect, and converted checkpoints."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -12,7 +14,7 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import PARAMETERS, check_fit, head_directory, is_converted, load_converted, read_manifest
 from jaxspec.checkpoints.heads import PACKAGE, algorithm_of, attach_head, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
-from jaxspec.checkpoints.layout import TensorPlan
+from jaxspec.checkpoints.layout import Keys, TensorPlan
 from jaxspec.checkpoints.layouts import is_target, target_plan
 from jaxspec.checkpoints.parameter_store import check_stored, parameter_name
 from jaxspec.checkpoints.quantization import quantised_plan
@@ -20,8 +22,11 @@ from jaxspec.checkpoints.storing import Storing, planned, stored, stored_so
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
-from jaxspec.models.head import HeadConfig
-from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, build_model
+from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model, build_model, layer_config
+from jaxspec.placement import ONE_DEVICE, Placement
+
+COMPARED = 1024
+"""Rows that are compared at a time."""
 
 
 def load_target(
@@ -30,9 +35,10 @@ def load_target(
     *,
     storing: Storing = Storing.DENSE,
     quantization: str | None = None,
+    placement: Placement = ONE_DEVICE,
     progress: bool = False,
 ) -> LoadedTarget:
-    """A target, with activations in this dtype, its matrices stored so (`storing.planned`).
+    """A target, with activations in this dtype, its matrices stored so (`storing.planned`), on the devices of an engine.
 
     Raises ValueError naming the path and what is missing, unknown, misshapen, damaged or unsupported.
     """
@@ -40,12 +46,13 @@ def load_target(
         manifest = read_manifest(path)
         with errors_named(path):
             model = finite(load_converted(path, manifest.target, dtype, progress=progress))
-            return stored_so(model, storing, quantization)
+            return placed(stored_so(model, storing, quantization), placement)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = read_target_plan(path, checkpoint)
         plan.check(checkpoint)
         plan = planned(plan, checkpoint, storing, quantization)
-        return finite(build_model(plan.config, read_parameters(plan, checkpoint, dtype, progress=progress), dtype))
+        params = read_parameters(plan, checkpoint, dtype, placement, progress=progress)
+        return finite(build_model(plan.config, params, dtype, placement.weights))
 
 
 def load_head(
@@ -55,30 +62,32 @@ def load_head(
     token_map: Path | None = None,
     storing: Storing = Storing.DENSE,
     quantization: str | None = None,
+    placement: Placement = ONE_DEVICE,
     progress: bool = False,
 ) -> LoadedHead:
     """A draft head for this target, in the target's dtype.
 
     Args:
         path: a head's directory or file; a target's directory if the head is inside (MTP).
-        target: the loaded target.
+        target: the loaded target, with the same placement.
         token_map: FR-Spec's list of the tokens worth drafting; a head with its own draft vocabulary warns and ignores it.
         storing, quantization: how its matrices are stored (`storing.planned`).
+        placement: where it lies.
         progress: show a progress bar.
 
     Raises:
         ValueError: the head does not fit the target, or as `load_target`.
     """
     if is_converted(path):
-        head = _load_converted_head(path, target, token_map, progress=progress)
-        return stored_so(head, storing, quantization)
+        head = _load_converted_head(path, target, token_map, placement, progress=progress)
+        return placed(stored_so(head, storing, quantization), placement)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
         plan = planned(plan, checkpoint, storing, quantization)
         hot_tokens = usable_token_map(plan.config, token_map)
-        params = read_parameters(plan, checkpoint, target.dtype, progress=progress)
-        return finite(attach_head(plan.config, params, target, hot_tokens))
+        params = read_parameters(plan, checkpoint, target.dtype, placement, progress=progress)
+        return finite(attach_head(plan.config, params, target, hot_tokens, placement))
 
 
 def check_head(path: Path, target: ModelConfig, token_map: Path | None = None) -> None:
@@ -106,7 +115,9 @@ def require_head(path: Path) -> Path:
     return head
 
 
-def _load_converted_head(path: Path, target: LoadedTarget, token_map: Path | None, *, progress: bool) -> LoadedHead:
+def _load_converted_head(
+    path: Path, target: LoadedTarget, token_map: Path | None, placement: Placement, *, progress: bool
+) -> LoadedHead:
     head = require_head(path)
     manifest = read_manifest(head)
     with errors_named(path):
@@ -115,15 +126,21 @@ def _load_converted_head(path: Path, target: LoadedTarget, token_map: Path | Non
         if hot_tokens is None and manifest.token_map is not None:
             hot_tokens = np.asarray(manifest.token_map, np.int32)
         loaded = load_converted(head, manifest.head, target.dtype, progress=progress)
-        return finite(attach_head(loaded.config, loaded.params, target, hot_tokens))
+        return finite(attach_head(loaded.config, loaded.params, target, hot_tokens, placement))
 
 
 def finite[Model: LoadedTarget | LoadedHead](model: Model) -> Model:
     """The model. Raises ValueError if a norm or bias is not a number. (Checking matrices would take too long.)"""
     for keys, values in flatten_dict(model.params).items():
-        if values.ndim == 1 and not np.isfinite(np.asarray(values, np.float32)).all():
+        parts = (np.asarray(shard.data, np.float32) for shard in values.addressable_shards) if values.ndim == 1 else ()
+        if not all(np.isfinite(part).all() for part in parts):
             raise ValueError(f"parameter {parameter_name(keys)} has values that are not finite numbers: get the file again")
     return model
+
+
+def placed[Model: LoadedTarget | LoadedHead](model: Model, placement: Placement) -> Model:
+    """The model on these devices."""
+    return replace(model, params=placement.weights(model.params, layer_config(model.config)))
 
 
 def target_model_config(path: Path) -> ModelConfig:
@@ -167,20 +184,24 @@ def is_really_untied(checkpoint: Checkpoint) -> bool:
     if "lm_head.weight" not in checkpoint.infos:
         return False
     head, embedding = (checkpoint.read(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
-    return not (head.dtype == embedding.dtype and np.array_equal(head.view(np.uint8), embedding.view(np.uint8)))
+    if head.dtype != embedding.dtype or head.shape != embedding.shape:
+        return True
+    stretches = (slice(start, start + COMPARED) for start in range(0, len(head), COMPARED))  # no copy as large as an embedding
+    return not all(np.array_equal(head[each].view(np.uint8), embedding[each].view(np.uint8)) for each in stretches)
 
 
-def read_parameters(plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, *, progress: bool) -> dict:
+def read_parameters(
+    plan: TensorPlan, checkpoint: Checkpoint, dtype: DTypeLike, placement: Placement = ONE_DEVICE, *, progress: bool
+) -> dict:
     """All parameters as a nested dict of arrays, each with the dtype that the model has for it if its activations have this one.
 
-    One parameter at a time is in memory twice, never a whole shard.
+    One parameter at a time is in memory twice, never a whole shard, and of one that devices share no more than their parts.
     """
-    config = plan.config.layer if isinstance(plan.config, HeadConfig) else plan.config
-    params, expected = {}, flatten_dict(abstract_model(plan.config, dtype).params)
+    config = layer_config(plan.config)
+    params, expected = dict[Keys, Any](), flatten_dict(abstract_model(plan.config, dtype).params)
     total = checkpoint.size(plan.needed())
     with tqdm(total=total, desc=f"loading {checkpoint.path.name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for keys, source in plan.layout.items():
-            for name, array in stored(keys, source, checkpoint, config).items():
-                params[name] = array.astype(expected[name].dtype)
+            params |= placement.parameters(stored(keys, source, checkpoint, config), config, expected)
             bar.update(checkpoint.size(source.needed()))
     return unflatten_dict(params)

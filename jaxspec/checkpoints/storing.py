@@ -14,13 +14,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
-from jaxspec.checkpoints.layout import Keys, Source, Stack, TensorPlan
+from jaxspec.checkpoints.layout import Keys, Source, Stack, Stacked, TensorPlan
 from jaxspec.checkpoints.quantization import QuantizedStack
-from jaxspec.checkpoints.tensor_files import own_copy, transposed
+from jaxspec.checkpoints.tensor_files import transposed
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import Storage, parameters, storage_of
-from jaxspec.models.registry import LoadedModel
+from jaxspec.models.registry import LoadedModel, layer_config
 from pallas_kernels.quantized import CPU_BLOCK, InBlocks, QuantizedAs, numbers_of
 from pallas_kernels.row_matmul import FORMATS
 from pallas_kernels.rows import AsInFile, ByRows, Rows
@@ -109,44 +109,45 @@ def with_storage(config: Any, storage: Storage | None, storages: tuple[tuple[Key
     return replace(config, storage=storage, storages=storages)
 
 
-def on_device(array: np.ndarray) -> jax.Array:
-    """The array, copied once at most."""
-    return jax.device_put(own_copy(array))
-
-
-def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConfig) -> dict[Keys, jax.Array]:
-    """The parameter at these keys as the model stores it: its arrays by their keys, in the file's dtypes."""
+def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConfig) -> dict[Keys, Any]:
+    """The parameter at these keys as the model stores it: its arrays by their keys, in the file's dtypes. What only has to be read
+    is not read yet: it is a view of the file, or Stacked."""
     if not isinstance(source, Stack | QuantizedStack) or keys[-1] not in (MATRIX, EMBEDDING):
-        return {keys: on_device(source.join(checkpoint.read))}
+        return {keys: source.join(checkpoint.read)}
     path = keys[:-1] if keys[-1] == MATRIX else keys
-    storage = storage_of(config, *path)
-    if isinstance(storage, AsInFile):
-        assert isinstance(source, Stack)
-        arrays, names = [], iter(source.tensors)
-        for rows, kind in storage.tensors:
-            parts = []
-            while rows:
-                name, count = next(names)
-                parts.append(checkpoint.blocks(name) if kind in FORMATS else checkpoint.read(name))
-                rows -= count
-            arrays.append(on_device(parts[0] if len(parts) == 1 else np.concatenate(parts)))
-        weight = storage.of(arrays)
-    elif isinstance(storage, QuantizedAs) and isinstance(source, QuantizedStack):
+    storage, weight = storage_of(config, *path), None
+    if isinstance(source, QuantizedStack):
+        if not isinstance(storage, QuantizedAs):
+            return {keys: source.join(checkpoint.read)}
         weight = storage.of(source.numbers(checkpoint.read))
+    elif isinstance(storage, AsInFile):
+        weight = storage.of(list(_in_file(storage, source, checkpoint)))
     elif isinstance(storage, QuantizedAs | InBlocks):
         weight = storage(source.stacked(checkpoint.read).T)
     elif keys[-1] == MATRIX and isinstance(storage, ByRows):
-        weight = Rows(on_device(source.stacked(checkpoint.read)))
+        rows: Any = source._replace(is_kernel=False).view(checkpoint.read)
+        weight = Rows(rows)
     else:
-        return {keys: on_device(source.join(checkpoint.read))}
+        return {keys: source.view(checkpoint.read)}
     named = parameters(weight)
     return {keys: next(iter(named.values()))} if keys[-1] == EMBEDDING else {(*path, name): each for name, each in named.items()}
 
 
+def _in_file(storage: AsInFile, source: Stack, checkpoint: Checkpoint) -> Iterator[Any]:
+    """The tensors of one kind that follow each other, together."""
+    names = iter(source.tensors)
+    for rows, kind in storage.tensors:
+        parts = []
+        while rows:
+            name, count = next(names)
+            parts.append(checkpoint.blocks(name) if kind in FORMATS else checkpoint.read(name))
+            rows -= count
+        yield Stacked(parts)
+
+
 def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> LoadedModel:
     """A model of a converted checkpoint, whose matrices are dense or quantised for a GPU, stored so."""
-    layer = model.config.layer if isinstance(model.config, HeadConfig) else model.config
-    published: dict[Keys, Any] = dict(layer.storages)
+    published: dict[Keys, Any] = dict(layer_config(model.config).storages)
     for_cpu = storing is not Storing.DENSE
     kinds_of = {quantization, "int8"} if quantization == "int4" else {quantization}  # rows without whole groups take 8 bits
     if quantization is not None and not {storage.kind for storage in published.values()} <= kinds_of:
@@ -163,7 +164,7 @@ def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) ->
         elif name != MATRIX:
             params[*path, name] = array
         elif quantization is None or published:
-            weights[tuple(path)] = Rows(on_device(transposed(np.asarray(array))))
+            weights[tuple(path)] = Rows(jax.device_put(transposed(np.asarray(array))))
         else:
             storages[tuple(path)] = QuantizedAs.default(quantization, len(array), for_cpu=for_cpu)
             weights[tuple(path)] = storages[tuple(path)](array)

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
 from jaxspec.checks import MAX_REASON
+from jaxspec.host_memory import aligned_empty
 
 SAFETENSORS_DTYPES = {
     "F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -86,7 +87,6 @@ class SafetensorsFile:
 
 TILE = (32, 256)
 """Rows and columns copied at once. 0.8 GB/s a core; NumPy's own order 0.2, XLA 0.6 with a second copy (EPYC, 2026-11-21)."""
-ALIGNMENT = 64
 STRIPE = 1024
 """Rows that one thread takes at a time."""
 
@@ -106,23 +106,6 @@ def cast(array: np.ndarray, dtype: DTypeLike | None) -> np.ndarray:
     if dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
         return array
     return array.astype(jnp.dtype(dtype), copy=False)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array that jax.device_put takes over on a CPU instead of copying it: those start at a multiple of 64 bytes."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def own_copy(array: np.ndarray) -> np.ndarray:
-    """The array, copied if it views a mapped file (which may be replaced meanwhile) or is not aligned."""
-    if array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
-        return array
-    copy = aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
 
 
 def transposed(*parts: np.ndarray) -> np.ndarray:

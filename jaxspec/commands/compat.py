@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxspec.checks import Text, Whole
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
+from jaxspec.server.kv_events import FLAG as KV_EVENTS_FLAG
 
 
 class Ignored(NamedTuple):
@@ -24,12 +25,12 @@ class Ignored(NamedTuple):
 NO_GRAPHS = "programs for batches of up to --max-running-requests requests are compiled ahead"
 XLA = "XLA compiles every program"
 ATTENTION = "jaxspec has its own attention kernels (--attention-kernel)"
-ONE_DEVICE = "one process runs the model on one device"
+ONE_DEVICE = "--tp-size devices run the model, in one process on each of --nnodes hosts"
 ACCESS_LOG = "the log has one line per request"
 LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
 CHUNKS = "prompts are always computed in chunks, alongside decoding"
-GRAMMARS = "requests for constrained output are refused"
+GRAMMARS = "llguidance follows all grammars"
 TOKENIZER = "the model directory's tokenizer is used, and no code from that directory"
 
 IGNORED = (
@@ -41,8 +42,8 @@ IGNORED = (
     Ignored("--triton-attention-reduce-in-fp32 --disable-cascade-attn", ATTENTION),
     Ignored("--sampling-backend=", "sampling is part of the compiled cycle"),
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
+    Ignored("--enable-auto-tool-choice", "models may call tools wherever the format of calls is known (--tool-call-parser)"),
     Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
-    Ignored("--tp-size= --tensor-parallel-size= --tp= -tp= --dp-size= --data-parallel-size= --dp= -dp=", ONE_DEVICE, ("1",)),
     Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size=", ONE_DEVICE, ("1",)),
     Ignored("--api-server-count= --tokenizer-worker-num=", ONE_DEVICE, ("1",)),
     Ignored("--base-gpu-id=", ONE_DEVICE, ("0",)),
@@ -126,6 +127,8 @@ METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
 DRAFT_DEVICES = "draft_tensor_parallel_size"
 KEYS = ("method", "model", "num_speculative_tokens", DRAFT_DEVICES)
 FLAG = "--speculative-config"
+JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
+"""In a config file their value is a mapping."""
 
 
 class SpeculativeConfig(NamedTuple):
@@ -151,8 +154,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     unknown = [key for key in given if key not in KEYS]
     if unknown:
         raise ValueError(f"{FLAG} has {unknown[0][:80]!r}, which is not supported; supported: {', '.join(KEYS)}")
-    if given.get(DRAFT_DEVICES) not in (None, 1):
-        raise ValueError(f"{FLAG}: {DRAFT_DEVICES} must be 1, got {given[DRAFT_DEVICES]!r:.80}")
+    if given.get(DRAFT_DEVICES) is not None:  # devices share the head as they share the target
+        Whole(1).clean(f"{FLAG}: {DRAFT_DEVICES}", given[DRAFT_DEVICES])
     method, draft = (None if given.get(key) is None else Text().clean(f"{FLAG}: {key}", given[key]) for key in ("method", "model"))
     if method is not None and method not in METHODS:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")

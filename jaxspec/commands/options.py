@@ -15,6 +15,8 @@ from jaxspec.checks import docstrings
 from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZED, EngineConfig, TreeShape
 from jaxspec.engine.hosts import Hosts
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
+from jaxspec.text.answer_parser import REASONING_FORMATS
+from jaxspec.text.tool_formats import TOOL_FORMATS
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_QUEUED_REQUESTS = 1024
@@ -137,6 +139,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--quantization -q WHICH", "int8, fp8 or int4: weights in so many bits (default: as they are)", choices=QUANTIZED),
         Option("--context-length --max-model-len", sets="engine.context_length"),
         Option("--chat-template FILE", "a Jinja template, or chatml, llama-2, mistral, vicuna_v1.1 (default: the model's)"),
+        Option("--tool-call-parser NAME", f"{', '.join(TOOL_FORMATS)} (default: the template's)", choices=tuple(TOOL_FORMATS)),
+        Option("--reasoning-parser NAME", f"{', '.join(REASONING_FORMATS)} (default: none)", choices=tuple(REASONING_FORMATS)),
         Option(
             "--sampling-defaults --generation-config WHICH",
             "for requests to OpenAI's endpoints that omit sampling values: use the model's generation_config.json (model, auto) or "
@@ -146,10 +150,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option(
-            "--speculative-algorithm NAME",
-            "EAGLE, EAGLE3, NEXTN, or NONE for plain decoding (default: the head's kind, NONE without a head)",
-        ),
+        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, or NONE: plain decoding (default: the head's kind, or NONE)"),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",
@@ -205,6 +206,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option("--chunked-prefill-size --max-num-batched-tokens", sets="engine.prefill_chunk"),
         Option("--page-size --block-size", sets="engine.page_size"),
+        Option("--tp-size --tensor-parallel-size --tp -tp", sets="engine.tp_size"),
         Option(
             "--kv-cache-dtype NAME",
             "auto is the dtype of the weights; fp8_e4m3 stores keys and values in 8 bits, with the checkpoint's scales or none",
@@ -274,6 +276,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("--no-tokenizer-info", "close /tokenizer_info, which evaluation tools read", "server.tokenizer_info", switch=False),
         Option("--request-timeout SECONDS", sets="server.request_timeout", type=positive_seconds),
         Option("--shutdown-timeout SECONDS", sets="server.shutdown_timeout", type=seconds),
+        Option("--dp-size --data-parallel-size --dp -dp N", "servers behind a router (fleet.md)", type=whole(1, 64), default=1),
+        Option("--kv-events-config JSON", "vLLM's notation: tells routers what the prefix cache holds (fleet.md)"),
         Option("--log-level LEVEL", ", ".join(LOG_LEVELS), type=str.lower, choices=LOG_LEVELS, default="info"),
         Option("--config FILE", "YAML file with any of these options, as in `port: 8000`; the command line wins"),
     ),
@@ -315,15 +319,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; names may have underscores. Unknown ones are reported without values, and with what was perhaps meant."""
-        given = sys.argv[1:] if args is None else args
-        given = [re.sub("^--[a-z_-]+", lambda name: name[0].replace("_", "-"), word) for word in given]
+        words = sys.argv[1:] if args is None else args
+        given = [re.sub("^--[a-z_-]+", lambda name: name[0].replace("_", "-"), word) for word in words]
         options, rest = self.parse_known_args(given, namespace)
         unknown = next((argument for argument in rest if argument.startswith("-")), None)
         if unknown is not None:
             self.error(f"there is no option {self.with_suggestion(unknown.partition('=')[0])}")
-        if rest:
-            self.error(f"unexpected argument: {rest[0]!r:.200}")
-        return options
+        return options if not rest else self.error(f"unexpected argument: {rest[0]!r:.200}")
 
     def with_suggestion(self, name: str) -> str:
         """An unknown name, and what was perhaps meant.

@@ -19,7 +19,7 @@ from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
 from jaxspec.defaults import model_directory, own_head
-from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs, nbytes
+from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.memory import readable
 from jaxspec.engine.programs import Compilation
@@ -41,8 +41,7 @@ def load(arguments: ServerArguments, group: HostGroup = ALONE) -> LoadedModels:
     """The model, without compiled programs, and its engine, which leads the group. Raises ValueError or OSError if the settings or
     files are wrong."""
     models = read(arguments)
-    if group is not ALONE:
-        models = models.led_by(group)
+    models.group = group
     with warnings_in_log():
         models.engine  # noqa: B018  # made here: it may warn, and refuse a setting
     log_model(models, arguments)
@@ -174,12 +173,13 @@ def memory_table(models: LoadedModels) -> str:
     runner, stats = models.engine.runner, models.engine.stats()
     temporaries = {program: runner.programs.temporary_bytes(program) for program in largest(runner.programs.compilations)}
     most = models.engine.config.max_running_requests
+    each = f"on each of {devices} devices" if (devices := len(runner.placement.devices)) > 1 else ""
     lazily = ", taken as they are used" if jax.default_backend() == "cpu" else ""
     rows = [
-        ("target weights", nbytes(runner.params["target"]), ""),
-        ("head weights", nbytes(runner.params["draft"]), ""),
+        ("target weights", runner.placement.nbytes(runner.params["target"]), each),
+        ("head weights", runner.placement.nbytes(runner.params["draft"]), each),
         ("cache", runner.cache_bytes, f"{stats.total_pages * stats.page_size} tokens in {stats.total_pages} pages{lazily}"),
-        ("requests", nbytes(runner.programs.state) - runner.cache_bytes, f"{most} at a time"),
+        ("requests", runner.placement.nbytes(runner.programs.state) - runner.cache_bytes, f"{most} at a time"),
     ]
     program = max(temporaries, key=lambda program: temporaries[program])
     rows.append(("temporaries", temporaries[program], f"of the largest program: {program}"))

@@ -15,11 +15,12 @@ import yaml
 
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
-from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
+from jaxspec.commands.compat import JSON_FLAGS, SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import SMOLLM2
 from jaxspec.engine.hosts import Hosts, group_key
+from jaxspec.server.kv_events import KvEventsConfig, require_installed
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_formats import CHAT_FORMATS
 
@@ -73,6 +74,10 @@ class ServerArguments:
     served_model_names: tuple[str, ...]
     chat_template: str | None
     """A name in CHAT_FORMATS, or a file that existed when the command line was read. None: the model's own."""
+    tool_call_parser: str | None
+    """A name in TOOL_FORMATS. None: what the chat template tells."""
+    reasoning_parser: str | None
+    """A name in REASONING_FORMATS. None: thinking is content."""
     model_sampling: bool
     """Requests to OpenAI's endpoints that leave sampling values out get those of the model's generation_config.json."""
     settings: ServerSettings = field(repr=False)
@@ -80,6 +85,8 @@ class ServerArguments:
     hosts: Hosts
     group_key: bytes | None = field(repr=False)
     """None: there is one process."""
+    dp_size: int
+    kv_events: KvEventsConfig
     compile_ahead: str | None
     """The programs to wait for, first or all. None: first on a CPU, all on a GPU."""
     log_level: str
@@ -155,7 +162,9 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
             engine = _engine_fields(options)
             EngineConfig(**engine, request_trees=request_trees or ())
             hosts = Hosts(options.nnodes, options.node_rank, options.dist_init_addr)
+            hosts.check_devices(engine.get("tp_size", EngineConfig.tp_size), options.dp_size)
             secret = group_key(environment) if hosts.nnodes > 1 else None
+            kv_events = _kv_events(options)
             keys = {option.dest: _key(option.dest, options, environment) for option in OPTIONS.values() if option.secret}
         except ValueError as error:
             parser.error(in_flags(str(error)))
@@ -187,10 +196,14 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         hub=HubOptions(options.revision, options.download_dir),
         served_model_names=tuple(options.served_model_name or ()),
         chat_template=options.chat_template,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         model_sampling=options.sampling_defaults in ("model", "auto"),
         settings=settings,
         hosts=hosts,
         group_key=secret,
+        dp_size=options.dp_size,
+        kv_events=kv_events,
         compile_ahead=options.compile_ahead,
         log_level=options.log_level,
         given={name: value for name, value in shown.items() if value != parser.get_default(name)},
@@ -285,6 +298,18 @@ def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
+def _kv_events(options: argparse.Namespace) -> KvEventsConfig:
+    """What is published of the prefix cache; nothing if the option was not given."""
+    config = KvEventsConfig() if options.kv_events_config is None else KvEventsConfig.of(options.kv_events_config)
+    if config.is_on:
+        if options.disable_radix_cache:
+            raise ValueError(
+                "--kv-events-config tells about the prefix cache, which --disable-radix-cache turns off: leave one out"
+            )
+        require_installed()
+    return config
+
+
 def _check_paths(options: argparse.Namespace) -> None:
     """Finds out now what would otherwise fail when the model is loaded."""
     template, tokenizer = options.chat_template, options.tokenizer_path
@@ -343,14 +368,20 @@ def read_config(path: Path, parser: Parser) -> list[str]:
         raise ValueError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(options, dict):
         raise ValueError(f"--config {path} must hold options, one per line, as in port: 8000")
-    return [argument for key, value in options.items() for argument in _arguments(path, str(key), value, parser)]
+    return arguments_of(options, parser, f"--config {path}")
 
 
-def _arguments(path: Path, key: str, value: Any, parser: Parser) -> Iterator[str]:
+def arguments_of(options: Mapping[Any, Any], parser: Parser, source: str) -> list[str]:
+    """Options from a file or a mapping, their values as text, as arguments of a command line. `source`: where they are from, for
+    messages. Raises ValueError for keys and values that no option takes."""
+    return [argument for key, value in options.items() for argument in _arguments(source, str(key), value, parser)]
+
+
+def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[str]:
     """One option of a config file."""
     name = f"--{key.replace('_', '-')}"
     action = parser.by_name.get(name)
-    where = f"--config {path}: {key[:80]}"
+    where = f"{source}: {key[:80]}"
     if action is None or key in NOT_IN_FILES:
         hint = "" if action else parser.with_suggestion(name).removeprefix(name[:80])
         raise ValueError(f"{where} is not an option of a config file{hint}")
@@ -359,12 +390,18 @@ def _arguments(path: Path, key: str, value: Any, parser: Parser) -> Iterator[str
             raise ValueError(f"{where} must be true or false, got {value!r:.80}")
         if str(value).lower() == "true":
             yield name
-    elif isinstance(value, dict) and name == VLLM_FLAG:
-        numbers = {key: int(entry) if isinstance(entry, str) and entry.isdecimal() else entry for key, entry in value.items()}
-        yield f"{name}={json.dumps(numbers)}"
+    elif isinstance(value, dict) and name in JSON_FLAGS:
+        yield f"{name}={json.dumps({key: _as_json(entry) for key, entry in value.items()})}"
     elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
     elif isinstance(value, str) and value:
         yield f"{name}={value}"
     else:
         raise ValueError(f"{where} must be a value, got {value!r:.80}")
+
+
+def _as_json(entry: Any) -> Any:
+    """A number or truth value that a config file holds as text; other entries as they are."""
+    if isinstance(entry, str) and entry.isdecimal():
+        return int(entry)
+    return entry == "true" if entry in ("true", "false") else entry

@@ -6,17 +6,20 @@ candidates before the target runs (`propose`). head_drafter.py drafts with a tra
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxspec.config import TreeShape
+from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int
+
+type Place = Callable[[Any, ModelConfig | None], Any]
+"""Puts weights on the devices of an engine, which share those of layers with these sizes. None: each device has all."""
 
 
 class NewTokens(NamedTuple):
@@ -64,6 +67,10 @@ class Drafter(ABC):
     def with_weights(self, weights: Any) -> "Drafter":
         """The same drafter with these weights."""
         return self
+
+    def placed(self, place: Place) -> Any:
+        """Its weights on the devices of an engine."""
+        return place(self.weights, None)
 
     def empty(self, sizes: Sizes) -> Any:
         """Its state for `sizes.rows` requests and its pages, if it has any: zeros."""
@@ -127,6 +134,9 @@ class Merged(Drafter):
 
     def with_weights(self, weights: Sequence[Any]) -> "Merged":
         return Merged(tuple(each.with_weights(own) for each, own in zip(self.sources, weights, strict=True)))
+
+    def placed(self, place: Place) -> tuple[Any, ...]:
+        return tuple(each.placed(place) for each in self.sources)
 
     def empty(self, sizes: Sizes) -> tuple[Any, ...]:
         return tuple(each.empty(sizes) for each in self.sources)

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
 from jaxspec.decoding.coupling import Calibration, Prediction, calibrate, uncalibrated
-from jaxspec.decoding.drafter import Draft, Drafter, NewTokens
+from jaxspec.decoding.drafter import Draft, Drafter, NewTokens, Place
 from jaxspec.decoding.settings import highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.top import top, top_of_few
@@ -144,6 +144,9 @@ class HeadDrafter(Drafter):
     @property
     def head(self) -> DraftHead:
         return nnx.merge(self.graph, self.weights)
+
+    def placed(self, place: Place) -> Any:
+        return place(self.weights, self.config.layer)
 
     def empty(self, sizes: Sizes) -> HeadState:
         hidden = jnp.zeros((sizes.rows, self.config.layer.hidden_size), sizes.dtype)

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxspec.config import FP8, ModelConfig
 from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.settings import Settings, neutral_settings, packed, unpacked
+from jaxspec.models.sharing import Shares
 from jaxspec.typing import Array, Bool, Float, Int, KeysValues
 
 
@@ -77,6 +78,8 @@ class Sizes(NamedTuple):
     """Of activations: of features, and of keys and values unless they are stored in 8 bits."""
     kv_cache_dtype: str = "auto"
     """As EngineConfig.kv_cache_dtype, of the target's cache. A drafter knows its own."""
+    devices: int = 1
+    """Devices that share the models."""
 
 
 class State(NamedTuple):
@@ -159,8 +162,9 @@ def stored_dtype(kv_cache_dtype: str, dtype: DTypeLike) -> jnp.dtype:
 
 def empty_cache(config: ModelConfig, sizes: Sizes, kv_cache_dtype: str) -> tuple[KeysValues, ...]:
     """Pages [pages, page, kv_heads, head_dim] for every layer; keys and values are separate arrays. They may hold anything:
-    only slots that were written are read."""
-    shape = (sizes.num_pages, sizes.page_size, config.num_kv_heads, config.head_dim)
+    only slots that were written are read. Of several devices each has its heads, one behind another."""
+    kv_heads = sizes.devices * Shares(config, sizes.devices).kv_heads
+    shape = (sizes.num_pages, sizes.page_size, kv_heads, config.head_dim)
     dtype = stored_dtype(kv_cache_dtype, sizes.dtype)
     return tuple(KeysValues(unwritten(shape, dtype), unwritten(shape, dtype)) for _ in range(config.num_layers))
 

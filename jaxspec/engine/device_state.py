@@ -22,7 +22,7 @@ from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel
-from jaxspec.placement import ONE_DEVICE, Placement
+from jaxspec.models.sharing import Shares
 from jaxspec.sampling_params import SamplingParams
 
 GRAPHS_SINCE = (12, 3)
@@ -45,20 +45,20 @@ class Merger:
         return Models(nnx.merge(self.target, params["target"]), self.drafter.with_weights(params["draft"]))
 
 
-def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig, placement: Placement = ONE_DEVICE) -> Drafter:
+def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Drafter:
     """The drafter behind what an engine is given: one, a head, or nothing to draft with."""
     if source is None:
         return NoDrafter()
     if not isinstance(source, LoadedModel):
         return source
     window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
-    kernels = kernels_of(config, placement)
+    kernels = kernels_of(config)
     return HeadDrafter.of(source, window, replace(kernels, kv_cache_dtype=config.draft_kv_cache_dtype or kernels.kv_cache_dtype))
 
 
-def kernels_of(config: EngineConfig, placement: Placement = ONE_DEVICE) -> Kernels:
+def kernels_of(config: EngineConfig) -> Kernels:
     """The implementations that the target uses; a head differs in the dtype of its cache."""
-    return Kernels(config.attention_kernel, config.matmul, kv_cache_dtype=config.kv_cache_dtype, split=placement.split)
+    return Kernels(config.attention_kernel, config.matmul, kv_cache_dtype=config.kv_cache_dtype, devices=config.tp_size)
 
 
 def thresholds_of(config: EngineConfig) -> Thresholds | None:
@@ -71,9 +71,9 @@ def new_state(target: ModelConfig, drafter: Drafter, sizes: Sizes) -> State:
     return empty_state(target, sizes, drafter.feature_size, drafter.empty(sizes))
 
 
-def cache_bytes_per_token(config: ModelConfig, kv_cache_dtype: str, dtype: DTypeLike) -> int:
-    """Bytes of keys and values per token, beside activations of this dtype."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * stored_dtype(kv_cache_dtype, dtype).itemsize
+def cache_bytes_per_token(config: ModelConfig, kv_cache_dtype: str, dtype: DTypeLike, devices: int = 1) -> int:
+    """Bytes of keys and values per token on each of several devices, beside activations of this dtype."""
+    return 2 * config.num_layers * Shares(config, devices).kv_heads * config.head_dim * stored_dtype(kv_cache_dtype, dtype).itemsize
 
 
 def check_kernel(name: str | None, device: jax.Device) -> None:

@@ -56,7 +56,7 @@ class Engine:
             ValueError: the head can't draft the trees, or the memory is too small.
             ProgramError: a program can't be compiled.
         """
-        drafter = drafter_of(drafter, config, start.placement)
+        drafter = drafter_of(drafter, config)
         check_trees(tree, config, drafter)
         if config.random_seed is None:
             config = replace(config, random_seed=secrets.randbits(32))

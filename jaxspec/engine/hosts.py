@@ -54,7 +54,7 @@ class Hosts:
     node_rank: int = 0
     """Which of these this is, from 0; 0 schedules and answers HTTP."""
     dist_init_addr: str | None = None
-    """HOST:PORT of rank 0, where the others find it; JAX takes the port after it, too. None: there is one process."""
+    """Address of rank 0, HOST:PORT, where the others find it; JAX takes the port after it, too. None: there is one process."""
 
     def __post_init__(self):
         if self.nnodes < 1 or not 0 <= self.node_rank < self.nnodes:
@@ -65,6 +65,13 @@ class Hosts:
             host, colon, port = self.dist_init_addr.rpartition(":")
             if not (host and colon and port.isdecimal() and 0 < int(port) < 65535):
                 raise ValueError(f"--dist-init-addr must be HOST:PORT with a port below 65535, got {self.dist_init_addr!r:.200}")
+
+    def check_devices(self, tp_size: int, dp_size: int) -> None:
+        """Raises ValueError if these processes can't share a model's devices evenly, or would do it several times."""
+        if tp_size % self.nnodes:
+            raise ValueError(f"--tp-size counts the devices of all hosts: {tp_size} can't be divided by --nnodes {self.nnodes}")
+        if self.nnodes > 1 and dp_size > 1:
+            raise ValueError(f"--dp-size {dp_size} starts servers on one host: leave it out, or --nnodes {self.nnodes}")
 
     @property
     def address(self) -> tuple[str, int]:

@@ -82,12 +82,27 @@ class HeldPages:
     """Newest slots that are missing in the head's cache, because plain cycles do not extend the head. Kept by TreeChoice."""
 
 
+class PageObserver:
+    """Is told what the tree gains and loses, in order. Called by whoever uses the cache, so it must not wait."""
+
+    def stored(self, node: Node) -> None:
+        """A page is in the tree. Its parent was stored before."""
+
+    def removed(self, node: Node) -> None:
+        """A page was evicted. Its children were removed before."""
+
+    def cleared(self) -> None:
+        """The tree is empty."""
+
+
 class PrefixCache:
     """Gives requests their pages: shared pages for a known prefix, own pages for the rest."""
 
     def __init__(self, pages: PageAllocator, enabled: bool = True):
         """Without `enabled` it knows no prefix and keeps no page."""
         self.pages, self.enabled = pages, enabled
+        self.observer = PageObserver()
+        """May be replaced while the tree is empty."""
         self._root, self._generation = Node(-1, (), None), 0
         self._unreferenced: OrderedDict[Node, None] = OrderedDict()
 
@@ -167,6 +182,7 @@ class PrefixCache:
             if node is None:
                 node = parent.children[key] = Node(held.pages[index], key, parent, references=1)
                 held.nodes.append(node)
+                self.observer.stored(node)
             else:
                 self._share(held, node)
 
@@ -189,6 +205,7 @@ class PrefixCache:
         self._unreferenced.clear()
         self._root = Node(-1, (), None)
         self._generation += 1
+        self.observer.cleared()
 
     def check(self, held: Iterable[HeldPages]) -> None:
         """Raises IntegrityError with every number if a page is lost or in two places, or a reference count is wrong. `held`: what
@@ -234,3 +251,4 @@ class PrefixCache:
             assert node.parent is not None and not node.children
             del node.parent.children[node.key]
             self.pages.release([node.page])
+            self.observer.removed(node)

@@ -30,7 +30,6 @@ from jaxspec.engine.device_state import (
     check_kernel,
     kernels_of,
     memory_limit,
-    nbytes,
     new_state,
     padded_table,
     prefill_chunk,
@@ -49,7 +48,7 @@ from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.stats import Stopwatch
 from jaxspec.engine.trees import MAX_LAG, TreeChoice
 from jaxspec.models.registry import LoadedTarget
-from jaxspec.placement import ONE_DEVICE, Placement
+from jaxspec.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +60,6 @@ class Start(NamedTuple):
     """Show the progress where the start compiles programs."""
     memory_limit: int | None = None
     """Bytes on the device that the engine may plan with. None: what JAX may use, or on a CPU what is available (host_memory)."""
-    placement: Placement = ONE_DEVICE
-    """Where it runs."""
     group: HostGroup = ALONE
     """The other processes that run it, if this one leads them."""
 
@@ -99,10 +96,9 @@ class Runner:
         start: Start = DEFAULT_START,
     ):
         """Raises ValueError if the memory is too small, and ProgramError if a program can't be compiled."""
-        self.placement, self.group = placement, group = start.placement, start.group
+        self.placement, self.group = placement, group = Placement.of(config.tp_size), start.group
         check_kernel(config.attention_kernel, placement.device)
-        weights = {"target": target.params, "draft": drafter.weights}
-        self.params = {name: placement.weights(params, target.config) for name, params in weights.items()}
+        self.params = {"target": placement.weights(target.params, target.config), "draft": drafter.placed(placement.weights)}
         pages_per_sequence = -(-context_length // config.page_size)
         table = ProgramTable.of(config, pages_per_sequence, trees.own, trees.all, catches_up=trees.lags)
         # One more row than requests. It is always done, and pads batches.
@@ -115,15 +111,16 @@ class Runner:
             max_lag=MAX_LAG if trees.lags else 1,
             dtype=target.dtype,
             kv_cache_dtype=config.kv_cache_dtype,
+            devices=len(placement.devices),
         )
         self._vocab_size, self._max_length = target.config.vocab_size, context_length
         self.no_bias = placement.put(np.zeros((1, self._vocab_size), np.float32))
-        self.merge = merge = Merger.of(target.graph(kernels_of(config, placement)), drafter)
+        self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter)
 
         def state_of(num_pages: int) -> State:
             return new_state(target.config, drafter, sizes._replace(num_pages=num_pages))
 
-        no_pages, one_page = (nbytes(placement.abstract(partial(state_of, pages))) for pages in (0, 1))
+        no_pages, one_page = (placement.nbytes(placement.abstract(partial(state_of, pages))) for pages in (0, 1))
         page_bytes = one_page - no_pages
 
         def programs_for(num_pages: int) -> Programs:
@@ -151,7 +148,7 @@ class Runner:
                 "memory: weights %s, cache %s in %d pages",
                 readable(held), readable(self.num_pages * page_bytes), self.num_pages,
             )  # fmt: skip
-        self._new_state = lambda: placement.make(partial(state_of, self.num_pages))
+        self._new_state = lambda: placement.new(partial(state_of, self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
         self.inputs = PlacedInputs(placement, self._count_uploads)

@@ -85,6 +85,8 @@ def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguid
 
     Raises ValueError, with the reason and, for a schema, the place.
     """
+    if kind == "structural_tag":
+        return _of_structural_tag(vocabulary, json.loads(text))
     if kind != "json_schema":
         return _matcher(vocabulary, _grammar(kind, text))
     schema = json.loads(text)
@@ -95,11 +97,27 @@ def compiled(vocabulary: llguidance.LLTokenizer, kind: str, text: str) -> llguid
         raise ValueError(f"{error} (at {place})") from None
 
 
+def _of_structural_tag(vocabulary: llguidance.LLTokenizer, tag: Any) -> llguidance.LLMatcher:
+    writer = StructuralTagWriter()
+    grammar = writer.grammar(tag)
+    try:
+        return _matcher(vocabulary, grammar)
+    except ValueError:
+        for part in writer.parts:
+            try:
+                compiled(vocabulary, part.kind, part.text)
+            except ValueError as error:
+                raise ValueError(f"{part.place}: {error}") from None
+        raise
+
+
 def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})
 
 
 def _grammar(kind: str, text: str) -> str:
+    if kind == "json_schema":
+        return _grammar_of_schema(json.loads(text))
     if kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(text)
     return llguidance.grammar_from({"grammar": "grammar", "choice": "choice"}[kind], text)  # type: ignore[arg-type]
@@ -149,6 +167,167 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+class Part(NamedTuple):
+    """A grammar inside a structural tag."""
+
+    place: str
+    kind: str
+    """As in `compiled`."""
+    text: str
+
+
+class StructuralTagWriter:
+    """Writes a structural tag, xgrammar's description of a text by its tags and what is between them, as a grammar for llguidance:
+    rules in Lark, and beside them the grammars of its parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._rules: list[str] = []
+
+    def grammar(self, tag: Any) -> str:
+        """The whole. Raises ValueError, with the place."""
+        lark = "\n".join([f"start: {self.written(format_of(tag), 'format')}", *self._rules, r"TEXT: /(.|\n)*/"])
+        beside = [self._named(part, number) for number, part in enumerate(self.parts)]
+        return json.dumps({"grammars": [{"name": "tag", "lark_grammar": lark}, *beside]})
+
+    def written(self, form: Any, place: str) -> str:
+        """A format as an expression in Lark."""
+        kind = form.get("type") if isinstance(form, dict) else None
+        if kind not in _FORMATS:
+            raise ValueError(f"a format's type must be one of {', '.join(_FORMATS)} (at {place})")
+        if unknown := form.keys() - {"type", *_FORMATS[kind]}:
+            raise ValueError(f"{min(unknown)} is not supported in {kind} (at {place})")
+        match kind:
+            case "any_text":
+                return "TEXT"
+            case "const_string":
+                return _quoted(_string(form, "value", place))
+            case "json_schema":
+                return self._part(Part(f"{place}.json_schema", kind, json.dumps(_object(form, "json_schema", place))))
+            case "regex":
+                return self._part(Part(f"{place}.pattern", kind, _string(form, "pattern", place)))
+            case "grammar":
+                return self._part(Part(f"{place}.grammar", kind, _string(form, "grammar", place)))
+            case "tag":
+                return self._rule(self._tag(form, place, _string(form, "begin", place)))
+            case "triggered_tags":
+                return self._triggered(form, place)
+        if kind in ("sequence", "or"):
+            within = self._each(form, "elements", place)
+            return self._rule(" ".join(within) if kind == "sequence" else " | ".join(within))
+        tags, separator = " | ".join(self._each(form, "tags", place)), _string(form, "separator", place)
+        again = "" if form.get("stop_after_first") else f" ({_quoted(separator)} ({tags}))*"
+        return self._rule(f"(({tags}){again}){'' if form.get('at_least_one') else '?'}")
+
+    def _each(self, form: dict[str, Any], name: str, place: str) -> list[str]:
+        return [self.written(each, f"{place}.{name}.{index}") for index, each in enumerate(_listed(form, name, place))]
+
+    def _tag(self, form: Any, place: str, begin: str) -> str:
+        """begin, content and end; text goes up to the end's first occurrence."""
+        end, content = _string(form, "end", place), form.get("content")
+        if isinstance(content, dict) and content == {"type": "any_text"} and end:
+            parts = [_quoted(begin), self._up_to(end)]
+        else:
+            parts = [_quoted(begin), self.written(content, f"{place}({begin[-60:]!r}).content"), _quoted(end)]
+        return " ".join(part for part in parts if part != '""') or '""'
+
+    def _triggered(self, form: dict[str, Any], place: str) -> str:
+        """Any text, in which each trigger begins one of the tags."""
+        tags, rules = _listed(form, "tags", place), []
+        begins = [_string(tag, "begin", f"{place}.tags.{index}") for index, tag in enumerate(tags)]
+        triggers = _listed(form, "triggers", place)
+        if not all(isinstance(trigger, str) and trigger for trigger in triggers):
+            raise ValueError(f"triggers must be a list of strings, not empty ones (at {place})")
+        for trigger in triggers:
+            rests = [
+                self._tag(tag, f"{place}.tags.{index}", begin.removeprefix(trigger))
+                for index, (tag, begin) in enumerate(zip(tags, begins, strict=True))
+                if begin.startswith(trigger)
+            ]
+            if not rests:
+                raise ValueError(f"no tag begins with the trigger {trigger!r:.80} (at {place})")
+            rules.append(f"{self._up_to(trigger)} ({' | '.join(rests)})")
+        for index, begin in enumerate(begins):
+            if not begin.startswith(tuple(triggers)):
+                raise ValueError(f"begin must start with one of the triggers (at {place}.tags.{index})")
+        tagged, some = " | ".join(rules), form.get("at_least_one")
+        if form.get("stop_after_first"):
+            return self._rule(tagged if some else f"{tagged} | TEXT")
+        return self._rule(f"({tagged}){'+' if some else '*'} TEXT")
+
+    def _rule(self, expression: str, attributes: str = "") -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def _up_to(self, end: str) -> str:
+        """Text up to the first occurrence of a string, which belongs to it."""
+        return self._rule(f"TEXT {_quoted(end)}", "[lazy]")
+
+    def _part(self, part: Part) -> str:
+        self.parts.append(part)
+        return f"@part{len(self.parts) - 1}"
+
+    @staticmethod
+    def _named(part: Part, number: int) -> dict[str, Any]:
+        """The part's grammar, to be named by rules."""
+        try:
+            grammar = _grammar(part.kind, part.text)
+        except ValueError as error:
+            raise ValueError(f"{part.place}: {error}") from None
+        form = json.loads(grammar)["grammars"][0] if part.kind != "grammar" else {"lark_grammar": grammar}
+        return {**form, "name": f"part{number}"}
+
+
+def format_of(tag: Any) -> Any:
+    """The format of a structural tag, also of one in the older form, with `structures` and `triggers`. Raises ValueError."""
+    if not (isinstance(tag, dict) and "structures" in tag):
+        return tag.get("format") if isinstance(tag, dict) else None
+    tags = []
+    for index, structure in enumerate(_listed(tag, "structures", "#")):
+        schema = {"type": "json_schema", "json_schema": _object(structure, "schema", f"structures.{index}")}
+        tags.append({"type": "tag", "begin": structure.get("begin"), "content": schema, "end": structure.get("end")})
+    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+
+
+_FORMATS = {
+    "any_text": (),
+    "const_string": ("value",),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first"),
+    "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
+}
+"""The types of a structural tag's formats, and their fields."""
+
+
+def _quoted(text: str) -> str:
+    """As a string of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _string(form: Any, name: str, place: str) -> str:
+    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, str):
+        raise ValueError(f"{name} must be a string (at {place})")
+    return value
+
+
+def _object(form: Any, name: str, place: str) -> dict[str, Any]:
+    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, dict):
+        raise ValueError(f"{name} must be an object (at {place})")
+    return value
+
+
+def _listed(form: Any, name: str, place: str) -> list[Any]:
+    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, list) or not value:
+        raise ValueError(f"{name} must be a list that holds something (at {place})")
+    return value
 
 
 # Everything below runs in the process.

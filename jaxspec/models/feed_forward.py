@@ -58,7 +58,7 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, builder: Builder):
         self.gate_up_proj = builder.linear("gate_up_proj", config.hidden_size, 2 * config.intermediate_size)
-        self.down_proj = builder.linear("down_proj", config.intermediate_size, config.hidden_size, sums_over="ffn")
+        self.down_proj = builder.linear("down_proj", config.intermediate_size, config.hidden_size)
 
     def __call__(self, x: Float[Array, "b w h"]) -> Product:
         return self.down_proj.product(self.gate_up_proj.product(x).swiglu())

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import AttentionMetadata, DecoderLayer, LayerInputs, LayerOutput, RMSNorm, layer_inputs
-from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels
+from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, look_up
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int, KeysValues
 
@@ -59,7 +59,7 @@ class DraftHead(nnx.Module):
     """Ordinary decoder layers after the first."""
 
     def __init__(self, config: HeadConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
-        self.config, self.dtype = config, jnp.dtype(dtype)
+        self.config, self.dtype, self.kernels = config, jnp.dtype(dtype), kernels
         builder = Builder(dtype, rngs, kernels, config.layer)
         vocab_size, size = config.layer.vocab_size, config.layer.hidden_size
         if config.own_embedding:
@@ -78,7 +78,8 @@ class DraftHead(nnx.Module):
         """Embeddings of target vocabulary ids."""
         if not self.config.own_embedding:
             return target.embed(tokens)
-        return jax.tree.unflatten(self.embedding_structure, [self.embed_tokens[...]]).lookup(tokens, self.dtype)
+        embedding = jax.tree.unflatten(self.embedding_structure, [self.embed_tokens[...]])
+        return look_up(embedding, tokens, self.dtype, self.kernels)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
         """The target's features in the width that `__call__` takes as `hidden`. The head's own output needs no projection."""

@@ -98,9 +98,10 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, input_size: int, builder: Builder):
         norm_eps = config.rms_norm_eps if config.qk_norm else None
+        shares = builder.shares
         self.layout = QkvLayout(
-            config.num_heads,
-            config.num_kv_heads,
+            shares.heads,
+            shares.kv_heads,
             config.head_dim,
             norm_eps,
             config.rope.attention_factor,

@@ -10,7 +10,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
-from jaxspec.typing import Array, Float
+from jaxspec.models.sharing import AXES, GATHERED, MESH_AXIS, Shares
+from jaxspec.typing import Array, Float, Int
 from pallas_kernels.product import Product
 from pallas_kernels.rows import ByRows
 from pallas_kernels.tree_attention import tree_attention
@@ -53,13 +54,11 @@ class Kernels:
     """The attention function; training has one that needs less memory."""
     kv_cache_dtype: str = "auto"
     """As EngineConfig.kv_cache_dtype, of this model: what keys and values are rounded to."""
-    split: frozenset[str] = frozenset()
-    """The axes of parameters (placement.AXES) of which each device holds a part."""
+    devices: int = 1
+    """Devices that share the model (sharing.py)."""
 
 
 DEFAULT_KERNELS = Kernels()
-MESH_AXIS = "devices"
-"""The name of the axis along which devices stand."""
 
 
 class Linear(nnx.Module):
@@ -71,16 +70,19 @@ class Linear(nnx.Module):
         bias: Float[Array, " n"] | None,
         kernels: Kernels,
         result: DTypeLike | None,
-        sums_over: str | None = None,
+        *,
+        sums: bool = False,
+        gathered: int | None = None,
     ):
-        """`result`: the output's dtype; None: the input's. `sums_over`: as for Builder.linear."""
+        """`result`: the output's dtype; None: the input's. `sums`: devices share its inputs, and add up their products. `gathered`:
+        its outputs, if devices share them and put them together when it is called."""
         self.names = tuple(parameters(weight))
         for name, array in parameters(weight).items():
             setattr(self, name, nnx.Param(array))
         self.bias = None if bias is None else nnx.Param(bias)
         self.structure = jax.tree.structure(weight)
         self.matmul, self.result = kernels.matmul, result
-        self.axis = MESH_AXIS if sums_over in kernels.split else None
+        self.axis, self.gathered = MESH_AXIS if sums else None, gathered
 
     @property
     def weight(self) -> Weight:
@@ -96,7 +98,23 @@ class Linear(nnx.Module):
         return Product(x, self.weight, None if self.bias is None else self.bias[...], self.matmul, self.axis)
 
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
-        return self.product(x).value(self.result)
+        out = self.product(x).value(self.result)
+        return out if self.gathered is None else put_together(out, self.gathered)
+
+
+def put_together(part: Float[Array, "*rows part"], size: int) -> Float[Array, "*rows size"]:
+    """The columns of all devices, without what pads the last ones."""
+    return jax.lax.all_gather(part, MESH_AXIS, axis=part.ndim - 1, tiled=True)[..., :size]
+
+
+def look_up(embedding: Weight, tokens: Int[Array, "*tokens"], dtype: DTypeLike, kernels: Kernels) -> Float[Array, "*tokens h"]:
+    """The tokens' columns of an embedding [h, v]. If devices share it, each looks up those that it has, and they add them up."""
+    if kernels.devices == 1:
+        return embedding.lookup(tokens, dtype)
+    own = tokens - jax.lax.axis_index(MESH_AXIS) * embedding.shape[1]
+    is_here = (own >= 0) & (own < embedding.shape[1])
+    found = embedding.lookup(jnp.where(is_here, own, 0), dtype)
+    return jax.lax.psum(jnp.where(is_here[..., None], found, 0), MESH_AXIS)
 
 
 class Builder(NamedTuple):
@@ -111,6 +129,11 @@ class Builder(NamedTuple):
     path: tuple[str | int, ...] = ()
     """Of the part that is being built."""
 
+    @property
+    def shares(self) -> Shares:
+        """What each device has of the model."""
+        return Shares(self.config, self.kernels.devices)
+
     def inside(self, *path: str | int) -> "Builder":
         """The builder of a part of this part."""
         return self._replace(path=(*self.path, *path))
@@ -123,13 +146,16 @@ class Builder(NamedTuple):
         *,
         bias: bool = False,
         result: DTypeLike | None = None,
-        sums_over: str | None = None,
     ) -> Linear:
-        """A linear layer. `name`: of the attribute that holds it. `result`: the output's dtype; None: the input's. `sums_over`: the
-        axis of its inputs, over which devices add up their products if they share it."""
+        """A linear layer. `name`: of the attribute that holds it, and in sharing.AXES. `result`: the output's dtype; None: the
+        input's."""
         weight = storage_of(self.config, *self.path, name)(self.matrix(inputs, outputs))
         zeros = nnx.initializers.zeros(self.rngs.params(), (outputs,), self.dtype) if bias else None
-        return Linear(weight, zeros, self.kernels, result, sums_over)
+        axis = AXES.get(name)
+        if axis is None or not self.shares.divides(axis):
+            return Linear(weight, zeros, self.kernels, result)
+        gathered = outputs if axis.name in GATHERED else None
+        return Linear(weight, zeros, self.kernels, result, sums=axis.is_input, gathered=gathered)
 
     def output_projection(self, hidden_size: int, vocab_size: int) -> Linear:
         """A linear layer with float32 output, the logits. In bfloat16, those above 16 would be rounded to steps of 0.125, which

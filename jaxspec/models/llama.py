@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
 from jaxspec.models.layers import AttentionMetadata, DecoderLayer, RMSNorm, layer_inputs
-from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels
+from jaxspec.models.linear import DEFAULT_KERNELS, Builder, Kernels, look_up, put_together
 from jaxspec.typing import Array, Float, Int, KeysValues
 from pallas_kernels.weight import Weight
 
@@ -29,7 +29,7 @@ class Llama(nnx.Module):
     """The decoder of Llama, Qwen2, Qwen3 and MiMo. Weights are an array per layer, because XLA copies slices of a stack."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
-        self.config, self.dtype, self.matmul = config, jnp.dtype(dtype), kernels.matmul
+        self.config, self.dtype, self.kernels = config, jnp.dtype(dtype), kernels
         builder = Builder(dtype, rngs, kernels, config)
         embedding = builder.embedding(config.vocab_size, config.hidden_size)
         self.embed_tokens, self.embedding_structure = nnx.Param(jax.tree.leaves(embedding)[0]), jax.tree.structure(embedding)
@@ -44,7 +44,7 @@ class Llama(nnx.Module):
         return jax.tree.unflatten(self.embedding_structure, [self.embed_tokens[...]])
 
     def embed(self, tokens: Int[Array, "b w"]) -> Float[Array, "b w h"]:
-        return self.embedding.lookup(tokens, self.dtype)
+        return look_up(self.embedding, tokens, self.dtype, self.kernels)
 
     def __call__(
         self,
@@ -73,9 +73,10 @@ class Llama(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*rows h"]) -> Float[Array, "*rows v"]:
         """Output projection of normed hidden states, in float32."""
-        if self.config.tie_word_embeddings:
-            return self.embedding.dot(hidden, jnp.float32, self.matmul)
-        return self.lm_head(hidden)
+        if not self.config.tie_word_embeddings:
+            return self.lm_head(hidden)
+        part = self.embedding.dot(hidden, jnp.float32, self.kernels.matmul)
+        return part if self.kernels.devices == 1 else put_together(part, self.config.vocab_size)
 
     def output_columns(self, ids: Int[Array, " ids"]) -> Weight:
         """The output projection of these tokens only, [h, ids] (FR-Spec, section 3.2)."""

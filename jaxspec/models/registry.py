@@ -100,10 +100,24 @@ def abstract_model(config: ModelConfig | HeadConfig, dtype: DTypeLike) -> Loaded
     return LoadedModel(config, params, jnp.dtype(dtype), module)
 
 
-def build_model(config: ModelConfig | HeadConfig, params: dict[str, Any], dtype: DTypeLike) -> LoadedModel:
-    """The model with these parameters. Raises AssertionError unless names, shapes and dtypes are those of its module."""
+def build_model(
+    config: ModelConfig | HeadConfig,
+    params: dict[str, Any],
+    dtype: DTypeLike,
+    place: Callable[[dict, ModelConfig], dict] = lambda params, _: params,
+) -> LoadedModel:
+    """The model with these parameters, as `place` (Placement.weights) makes them of its module's.
+
+    Raises AssertionError unless names, shapes and dtypes are those of its module.
+    """
     expected = abstract_model(config, dtype)
-    declared, found = (jax.tree.map(lambda array: (array.shape, array.dtype), tree) for tree in (expected.params, params))
+    trees = place(expected.params, layer_config(config)), params
+    declared, found = (jax.tree.map(lambda array: (array.shape, array.dtype), tree) for tree in trees)
     if declared != found:
         raise AssertionError(f"loader and module disagree:\nexpected {declared}\nfound {found}")
     return replace(expected, params=params)
+
+
+def layer_config(config: ModelConfig | HeadConfig) -> ModelConfig:
+    """The sizes of a model's layers."""
+    return config.layer if isinstance(config, HeadConfig) else config

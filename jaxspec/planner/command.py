@@ -34,6 +34,10 @@ EXAMPLES = """examples:
 The exit status is 0 if it fits, 1 if not."""
 
 
+POWERS = tuple(2**power for power in range(7))
+"""Numbers of GPUs that `Plan.smallest` may be."""
+
+
 def make_parser() -> Parser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     about = "Whether a model fits on a GPU, and how fast it can be there; needs no GPU, and of a model only its config.json."
@@ -43,7 +47,8 @@ def make_parser() -> Parser:
     group = parser.add_argument_group("GPU")
     add = group.add_argument
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
-    add("--tp", type=whole(1), default=1, metavar="N", help="GPUs that share the model evenly (default: %(default)s)")
+    add("--tp", "--tp-size", type=whole(1), default=1, metavar="N", help="GPUs that share the model (default: %(default)s)")
+    add("--nnodes", type=whole(1), default=1, metavar="N", help="machines that they are in (default: %(default)s)")
     add("--gpu-memory", type=float, metavar="GB", help="instead of the data sheet's")
     driver_help = "CUDA version of the driver, which nvidia-smi shows (default: %(default)s)"
     add("--cuda-driver", type=cuda_version, default=DRIVER, metavar="VERSION", help=driver_help)
@@ -95,7 +100,7 @@ def name_of(model: Path) -> str:
 
 def make_plan(options: argparse.Namespace) -> "Plan":
     """Reads the configs and computes the plan. Raises ValueError if a config or option can't be used."""
-    from jaxspec.planner.estimate import Memory, cycle_cost, pair
+    from jaxspec.planner.estimate import Memory, Pair, cycle_cost, pair
     from jaxspec.planner.models import read_head, read_target
     from jaxspec.planner.report import Plan
 
@@ -113,12 +118,19 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     tree = options.tree or default_tree(None if head is None else head.algorithm, where)
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     caches = {"kv_cache_dtype": options.kv_cache_dtype, "draft_kv_cache_dtype": options.speculative_draft_kv_cache_dtype}
+    if options.tp % options.nnodes:
+        raise ValueError(f"--nnodes {options.nnodes} machines can't have the same number of --tp {options.tp} GPUs")
     models = pair(target, head, dtype, options.tp, **caches)
     gpu = chosen_gpu(options)
     fraction = SHARE.clean("--mem-fraction-static", options.mem_fraction_static)
     shares = SHARE.clean("--jax-memory-share", options.jax_memory_share), fraction
     kernels = {"attention_kernel": options.attention_kernel, "matmul": options.matmul}
     EngineConfig(**caches, **kernels)  # refuses what does not go together
+
+    def memory_of(models: Pair) -> Memory:
+        return Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size)
+
+    enough = (tp for tp in POWERS if memory_of(pair(target, head, dtype, tp, **caches)).requests(options.context) >= options.batch)
     shape = CycleShape(tree, options.batch, options.context, options.page_size, **caches, **kernels)
     return Plan(
         model=BUILT_IN_NAME if options.model_path is None else name_of(options.model_path),
@@ -128,13 +140,15 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         batch=options.batch,
         context=options.context,
         longest=target.max_position_embeddings,
-        memory=Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size),
+        memory=memory_of(models),
         cycle=cycle_cost(models, tree, options.batch, options.context),
         plain=cycle_cost(models, PLAIN, options.batch, options.context),
         accept_lengths=tuple(accept_lengths(options.accept_length, tree)),
         compiled=compiled_cycle(options, shape, path, where, dtype),
         copy_speed=None if options.gpu_bandwidth is None else gpu.bandwidth,
         driver=options.cuda_driver,
+        nodes=options.nnodes,
+        smallest=next(enough, None),
     )
 
 
@@ -144,12 +158,10 @@ def compiled_cycle(
     """The compiled cycle, or the reason why it was not compiled."""
     if not options.compile:
         return "--no-compile was given"
-    if options.tp > 1:
-        return "this version of jaxspec has no program for several GPUs"
     if reason := why_not(options.gpu):
         return reason
     how = {"gpu": options.gpu, "dtype": dtype, "token_map": options.speculative_token_map, "driver": options.cuda_driver}
-    how |= {"quantization": quantizations(options)}
+    how |= {"quantization": quantizations(options), "tp": options.tp, "nodes": options.nnodes}
     print(f"compiling the cycle for {GPUS[options.gpu].name} (--no-compile skips this) ...", file=sys.stderr, flush=True)
     try:
         return compile_cycles(model, draft, [shape], **how, refuse_spills=True)[0]

@@ -5,13 +5,14 @@ XLA's GPU compiler runs in a process of its own (worker.py); the launches are re
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import starmap
 from pathlib import Path
@@ -23,6 +24,7 @@ from jaxspec.planner.gpus import DRIVER, GPUS
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 GRAPH_KINDS = {
     "kCustomKernel", "kKernel", "kCopy", "kConditional", "kGemm", "kCublasLtMatmul", "kMemzero", "kMemset32BitValue", "kCustomCall",
+    "kAllReduce", "kAllGather", "kPartitionId",
 }  # fmt: skip
 """Launches that can be part of a CUDA graph. A while loop can't; a custom call can if its library says so."""
 KERNEL_CALLS = {
@@ -31,6 +33,8 @@ KERNEL_CALLS = {
     "triton_kernel_call_ffi": "jax-triton",
 }
 """The custom calls that are kernels of our own, and what makes them. All of them can be captured in a graph."""
+NO_LAUNCHES = ("kSequential", "kAsyncStart", "kAsyncDone")
+"""Rows that only group others or say when they begin and end."""
 TOPK = "__gpu$TopK"
 """The k largest of each row: a custom call by name only, which XLA compiles to a kernel of its own."""
 
@@ -87,6 +91,8 @@ class CycleShape:
         return -(-(self.context + self.tree.num_steps + 1) // self.page_size)
 
 
+_COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+_SHAPE = re.compile(r"([a-z]+)(\d*)\[([\d,]*)\]")
 _ROW = re.compile(r"( *)(\d+): (k\w+) +\[.*?\] ?(.*)")
 _BRANCH = re.compile(r" *(branch_\d+|true_branch|false_branch):")
 _INSTRUCTION = re.compile(r' *(?:ROOT )?%([\w.-]+) = .*metadata=\{op_name="((?:[^"\\]|\\.)*)"')
@@ -144,6 +150,15 @@ class Sort(NamedTuple):
     """As in Launch."""
 
 
+class Collective(NamedTuple):
+    """An exchange between GPUs in an optimized program."""
+
+    kind: str
+    """XLA's name: all-reduce, all-gather, ..."""
+    nbytes: int
+    """Of its result."""
+
+
 @dataclass(frozen=True)
 class CompiledCycle:
     """A compiled cycle; bytes are per GPU."""
@@ -164,6 +179,8 @@ class CompiledCycle:
     """In all branches."""
     library_calls: dict[str, int]
     """The other custom calls, by XLA's name, such as sorts of CUB's. What they launch isn't known, nor whether they wait."""
+    collectives: tuple[Collective, ...] = ()
+    """In all branches; none on one GPU."""
     spills: str = ""
     """Why it can't be compiled without spilling registers to memory; empty: it was, or that was not tried."""
 
@@ -194,6 +211,10 @@ class CompiledCycle:
         )
 
 
+ROWS: dict[str, Callable[..., NamedTuple]] = {"launches": Launch, "sorts": Sort, "collectives": Collective}
+"""The fields of a CompiledCycle that the worker writes as lists."""
+
+
 def why_not(gpu: str) -> str | None:
     """The reason why cycles can't be compiled for this GPU here; None: they can."""
     if gpu not in GPUS or GPUS[gpu].compiler is None:
@@ -214,9 +235,12 @@ def compile_cycles(
     token_map: Path | None = None,
     quantization: Quantizations = AS_PUBLISHED,
     driver: str = DRIVER,
+    tp: int = 1,
+    nodes: int = 1,
     refuse_spills: bool = False,
 ) -> list[CompiledCycle]:
-    """Compiles the cycles. `model` and `draft` are directories or config.json files; `driver` is the CUDA version of the driver.
+    """Compiles the cycles. `model` and `draft` are directories or config.json files; `driver` is the CUDA version of the
+    driver; `tp` GPUs in `nodes` machines share the models.
 
     Raises:
         ValueError: cycles can't be compiled here (`why_not`).
@@ -225,7 +249,7 @@ def compile_cycles(
     if reason := why_not(gpu):
         raise ValueError(reason)
     request: dict[str, Any] = {"model": model, "draft": draft, "token_map": token_map, "gpu": gpu, "dtype": dtype}
-    request |= {"quantization": quantization, "driver": driver, "refuse_spills": refuse_spills}
+    request |= {"quantization": quantization, "driver": driver, "refuse_spills": refuse_spills, "tp": tp, "nodes": nodes}
     shapes = [asdict(each) for each in cycles]
     command, limit = [sys.executable, "-m", "jaxspec.planner.worker"], SECONDS_PER_CYCLE * len(cycles)
     with tempfile.TemporaryDirectory() as scratch:
@@ -239,10 +263,17 @@ def compile_cycles(
         if done.returncode:
             raise CompilerError(f"exit status {done.returncode}, {done.stderr[-2000:].strip()}")
         answers = json.loads((Path(scratch) / ANSWERS).read_text())
-    return [
-        CompiledCycle(**each | {"launches": tuple(starmap(Launch, each["launches"])), "sorts": tuple(starmap(Sort, each["sorts"]))})
-        for each in answers
-    ]
+    return [CompiledCycle(**each | {name: tuple(starmap(kind, each[name])) for name, kind in ROWS.items()}) for each in answers]
+
+
+def read_collectives(program: str) -> list[Collective]:
+    """The collectives in the text of an optimized program."""
+    found = []
+    for shapes, kind in _COLLECTIVE.findall(program):
+        sizes = [(int(bits or 8) // 8, dimensions) for _, bits, dimensions in _SHAPE.findall(shapes)]
+        # All-gathers that start have their operand in front of their result.
+        found.append(Collective(kind, max(size * math.prod(map(int, filter(None, each.split(",")))) for size, each in sizes)))
+    return found
 
 
 def _installed(module: str) -> bool:
@@ -282,7 +313,7 @@ def read_launches(dump: Path) -> list[Launch]:
             graph = None
         if kind == "kCommandBuffer":
             graph = indentation
-        elif kind != "kSequential":
+        elif kind not in NO_LAUNCHES:
             kernel = rest.split(" ")[0] if kind == "kCustomKernel" else ""
             taken = next((name for _, name in branches if name not in _DEFAULT_BRANCHES), branches[-1][1] if branches else None)
             scope = scopes.get(number) or scope

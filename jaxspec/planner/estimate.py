@@ -24,12 +24,12 @@ class ModelSize:
     dense: Weights
     """The same without quantisation: what operations count."""
     cache: int
-    """Bytes kept per token."""
+    """Bytes kept per token, on all GPUs together."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target with or without a head, in one dtype, split evenly over `tp` GPUs."""
+    """A target with or without a head, in one dtype, on `tp` GPUs. Weights count as split evenly."""
 
     target: ModelSize
     head: ModelSize | None
@@ -79,14 +79,13 @@ def pair(
     kv_cache_dtype: str = "auto",
     draft_kv_cache_dtype: str | None = None,
 ) -> Pair:
-    """The last two as in EngineConfig. Raises ValueError if the KV heads can't be split evenly over the GPUs."""
-    kinds = {"the target": target} | ({"the draft head": head.layer} if head else {})
-    for name, config in kinds.items():
-        if config.num_kv_heads % tp:
-            raise ValueError(f"--tp {tp} does not divide the {config.num_kv_heads} KV heads of {name}")
+    """The last two as in EngineConfig."""
     models = [
         ModelSize(
-            config, weights_of(whole, dtype), weights_of(unquantised(whole), dtype), cache_bytes_per_token(config, cache, dtype)
+            config,
+            weights_of(whole, dtype),
+            weights_of(unquantised(whole), dtype),
+            tp * cache_bytes_per_token(config, cache, dtype, tp),
         )
         for whole, config, cache in (
             (target, target, kv_cache_dtype),

@@ -1,11 +1,13 @@
 """A plan, as text and as JSON."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.commands.common import listing, table
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.device_state import GRAPHS_SINCE, makes_graphs
+from jaxspec.models.sharing import Shares
 from jaxspec.planner.compile import KINDS, CompiledCycle
 from jaxspec.planner.estimate import CycleCost, Memory, Pair
 from jaxspec.planner.gpus import DRIVER, Gpu
@@ -53,6 +55,10 @@ class Plan:
     """Bytes per second that were given in place of the data sheet's."""
     driver: str = DRIVER
     """The CUDA version of its driver."""
+    nodes: int = 1
+    """Machines that the GPUs are in."""
+    smallest: int | None = None
+    """GPUs that are enough for the batch, a power of two; None: no number that was tried."""
 
     @property
     def temporaries(self) -> int:
@@ -71,18 +77,16 @@ class Plan:
 
     @property
     def modelled(self) -> dict[str, dict[str, float]]:
-        """The time model's parts in milliseconds, of a greedy cycle and a plain step; empty for several GPUs."""
+        """The time model's parts in milliseconds, of a greedy cycle and a plain step."""
         return self.modelled_for(0)
 
     def modelled_for(self, kind: int) -> dict[str, dict[str, float]]:
         """`modelled` of cycles of another kind (decoding.settings.SamplingKind)."""
-        if self.models.tp > 1:
-            return {}
         counts = None if isinstance(self.compiled, str) else counts_of(self.compiled, self.tree)
         trees = {f"cycle {self.tree}": self.tree} if self.tree.num_steps else {}
         load = self.batch, self.context, self.gpu, counts, self.copy_speed
         return {
-            name: time_model(self.models, tree, *load, kind=kind, in_graph=self.in_graph)
+            name: time_model(self.models, tree, *load, kind=kind, in_graph=self.in_graph, nodes=self.nodes)
             for name, tree in (trees | {"plain step": PLAIN}).items()
         }
 
@@ -147,8 +151,10 @@ def fit_lines(plan: Plan) -> dict[str, str]:
         lines["but"] = f"it does with XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_FOR_JAX:g}; see --jax-memory-share {MOST_FOR_JAX:g}"
     elif 0 < memory.tokens < plan.longest:
         lines["beware"] = f"the model's context is {plan.longest:,} tokens: serve with --context-length {memory.tokens} or less"
-    if models.tp > 1:
-        lines["and"] = "this version of jaxspec runs on one GPU: these are the numbers for an even split"
+    if plan.smallest is not None and (plan.smallest > 1 or models.tp > 1):
+        lines["GPUs"] = f"{plan.smallest} of these are the fewest for this batch and context: --tp {plan.smallest}"
+    if models.tp > 1 and not Shares(models.target.config, models.tp).splits_heads:
+        lines["and"] = f"{models.tp} GPUs can't divide the attention heads: each has all of them"
     return lines
 
 
@@ -233,6 +239,8 @@ def launches_of(plan: Plan) -> str:
         ["together", f"{len(compiled.greedy_launches)}"],
         ["per layer of the target, commit included", f"{compiled.per_layer(num_layers):.1f}"],
     ]
+    if compiled.collectives:
+        rows.append(["sums and gatherings between GPUs, of them", f"{len(compiled.collectives)}"])
     rows += [[f"together with {name}", f"{len(compiled.launches_of(kind))}"] for kind, name in enumerate(SAMPLING) if kind]
     where = "all in one CUDA graph" if compiled.is_one_graph else "NOT all in CUDA graphs: the host has to wait for some"
     if not plan.in_graph:
@@ -263,6 +271,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "source": "the vendor's data sheet, unless given",
         },
         "tp": models.tp,
+        "nodes": plan.nodes,
+        "smallest_tp": plan.smallest,
         "tree": plan.tree.name,
         "batch": plan.batch,
         "context": plan.context,
@@ -316,6 +326,7 @@ def compiled_as_json(compiled: CompiledCycle | str, left_free: float, num_layers
         "per_target_layer": compiled.per_layer(num_layers),
         "total_by_sampling": {name: len(compiled.launches_of(kind)) for kind, name in enumerate(SAMPLING)},
         "in_one_graph": compiled.is_one_graph,
+        "collectives": dict(Counter(each.kind for each in compiled.collectives)),
         "spills_registers": bool(compiled.spills),
         "compile_seconds": compiled.compile_seconds,
     }

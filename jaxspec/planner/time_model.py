@@ -30,6 +30,11 @@ INSTRUCTIONS_SHARE = 1 / 30
 an A100."""
 NOISE_INSTRUCTIONS = 150
 """For the noise of one token: 20 rounds of Threefry and two logarithms."""
+EXCHANGE, EXCHANGE_OF_MACHINES = 10e-6, 30e-6
+"""Seconds of a sum or a gathering between the GPUs of one machine and of several, however few bytes: NCCL's latency, 8 to 15 µs
+over NVLink."""
+LINK = 450e9
+"""Bytes per second that a GPU gets from others of its machine: NVLink of an H100, in one direction."""
 CLOCK, CORES = 1.98e9, 132
 """Hertz and multiprocessors of an H100 and an H200. Others are slower: an A100 has 1.41e9 and 108."""
 CUTOFF_CYCLES, CUTOFF_SEARCH, ROUGH_SEARCH = 0.5, 30_000, 6_000
@@ -132,11 +137,12 @@ def time_model(
     *,
     kind: int = 0,
     in_graph: bool = True,
+    nodes: int = 1,
 ) -> dict[str, float]:
     """The parts of a cycle's time in milliseconds, in the order of their names below; their sum is the cycle's.
 
     Args:
-        models: Target and head. Several GPUs are not modelled: their traffic is left out.
+        models: Target and head.
         tree: The tree; plain decoding needs no head.
         batch: Requests. The model is meant for a few rows: large products are taken to reach the data sheet's peak.
         context: Committed tokens of each request.
@@ -145,6 +151,7 @@ def time_model(
         copy_speed: Bytes per second of a copy measured on the device; None: COPY_SHARE of the bandwidth.
         kind: A decoding.settings.SamplingKind, 0: greedy.
         in_graph: The cycle is a CUDA graph; else the host launches each kernel, and what it takes longer than the GPU is a part.
+        nodes: Machines that the GPUs are in.
 
     Raises ValueError if the tree needs a head and there is none.
     """
@@ -172,12 +179,24 @@ def time_model(
         }
     parts["logits, written and read"] = moved["logits"] / copy
     parts["state, greedy choice, conditionals"] = LAUNCH * counts.other
+    if models.tp > 1:
+        each = EXCHANGE if nodes == 1 else EXCHANGE_OF_MACHINES
+        parts["exchanges between GPUs"] = each * exchanges(layers, tree.num_steps) + moved["logits"] / 2 / LINK
     if kind:
         parts |= sampling(models, tree, batch, gpu, counts.kinds[kind], copy, is_filtered=kind > 1)
     if not in_graph:
         number = launches_of(counts, layers, tree.num_steps, kind)
         parts["launches by the host: no CUDA graph"] = max(0.0, HOST_LAUNCH * number - sum(parts.values()))
     return {name: 1e3 * seconds for name, seconds in parts.items()}
+
+
+def exchanges(layers: int, steps: int) -> int:
+    """Sums and gatherings of a cycle. Sums: of embeddings, and two per layer, of the target, and of one layer of the head for each
+    level of the tree and for the extension; gatherings: of logits, and of the head's projection.
+
+    In: 80 layers, 3 steps  Out: 2 * 80 + 1 + 3 * 3 sums and 3 + 2 gatherings, 175
+    """
+    return 2 * layers + 1 + 1 + (3 * steps + steps + 1 if steps else 0)
 
 
 def sampling(
@@ -228,4 +247,6 @@ def constants(gpu: Gpu, copy_speed: float | None = None) -> Mapping[str, float]:
         "seconds_per_launch": LAUNCH,
         "seconds_of_attention_without_its_cache": attention_seconds(LaunchCounts.attention),
         "seconds_per_launch_without_a_graph": HOST_LAUNCH,
+        "seconds_per_exchange_in_a_machine": EXCHANGE,
+        "seconds_per_exchange_of_machines": EXCHANGE_OF_MACHINES,
     }

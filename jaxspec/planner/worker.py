@@ -9,6 +9,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram, PrefillProgram
 from jaxspec.decoding.state import Sizes
-from jaxspec.engine.device_state import Merger, drafter_of, kernels_of, nbytes, new_state
+from jaxspec.engine.device_state import Merger, drafter_of, kernels_of, new_state
 from jaxspec.engine.programs import Programs
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model
-from jaxspec.placement import GPU_COMPILER_OPTIONS
-from jaxspec.planner.compile import ANSWERS, CycleShape, read_custom_calls, read_launches, read_sorts, touches_host
+from jaxspec.models.sharing import MESH_AXIS
+from jaxspec.placement import Placement
+from jaxspec.planner.compile import (
+    ANSWERS,
+    CycleShape,
+    read_collectives,
+    read_custom_calls,
+    read_launches,
+    read_sorts,
+    touches_host,
+)
 from jaxspec.planner.gpus import DRIVER, GPUS
 from jaxspec.planner.models import read_head, read_target
 
@@ -45,34 +56,44 @@ def compile_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     target = read_target(Path(request["model"]), of_target)
     token_map = None if request["token_map"] is None else Path(request["token_map"])
     head = None if request["draft"] is None else read_head(Path(request["draft"]), target, token_map, of_head)
-    mesh = gpu_mesh(request["gpu"], request["driver"])
+    placement = gpus(request["gpu"], request["tp"], request["nodes"], request["driver"])
     common = {"refuse_spills": request["refuse_spills"], "scratch": request["scratch"]}
     for cycle in request["cycles"]:
         shape = CycleShape(**cycle | {"tree": TreeShape(**cycle["tree"])})
-        yield compile_cycle(target, head, jnp.dtype(request["dtype"]), mesh, shape, **common)
+        yield compile_cycle(target, head, jnp.dtype(request["dtype"]), placement, shape, **common)
 
 
-def gpu_mesh(gpu: str, driver: str = DRIVER) -> Mesh:
-    """A mesh of one GPU that is only described, with a driver of this CUDA version."""
+@dataclass(frozen=True)
+class Described(Placement):
+    """Devices that are only described."""
+
+    described: Mesh | None = None
+
+    @property
+    def mesh(self) -> Mesh:
+        assert self.described is not None
+        return self.described
+
+    @cached_property
+    def whole(self) -> Sharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+
+def gpus(gpu: str, count: int, nodes: int = 1, driver: str = DRIVER) -> Described:
+    """GPUs of several machines, whose driver is of this CUDA version."""
     compiler = GPUS[gpu].compiler
     assert compiler is not None
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name=gpu, topology="1x1x1", target_config=compiler.text(driver)
+        platform="cuda", topology_name=gpu, topology=f"1x{nodes}x{count // nodes}", target_config=compiler.text(driver)
     )
-    return Mesh(np.array(topology.devices), ("tensor",))
-
-
-def placed(shapes: Any, mesh: Mesh) -> Any:
-    """The same shapes and dtypes, whole on every device of the mesh."""
-    here = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), shapes)
+    return Described(tuple(range(count)), Mesh(np.array(topology.devices), (MESH_AXIS,)))
 
 
 def compile_cycle(
     target: ModelConfig,
     head: HeadConfig | None,
     dtype: DTypeLike,
-    mesh: Mesh,
+    placement: Placement,
     shape: CycleShape,
     *,
     refuse_spills: bool,
@@ -85,23 +106,32 @@ def compile_cycle(
         draft_kv_cache_dtype=shape.draft_kv_cache_dtype,
         attention_kernel=shape.attention_kernel,
         matmul=shape.matmul,
+        tp_size=len(placement.devices),
     )
     drafter = drafter_of(models[1], config)
-    params = {"target": models[0].params, "draft": drafter.weights}
+    params = {"target": placement.weights(models[0].params, target), "draft": drafter.placed(placement.weights)}
     batch, pages = shape.batch, shape.pages
     length = pages * shape.page_size
-    sizes = Sizes(batch + 1, batch * pages, shape.page_size, length, max_lag=1, dtype=dtype, kv_cache_dtype=shape.kv_cache_dtype)
-    state = jax.eval_shape(lambda: new_state(target, drafter, sizes))
+    sizes = Sizes(
+        batch + 1, batch * pages, shape.page_size, length, max_lag=1, dtype=dtype, kv_cache_dtype=shape.kv_cache_dtype,
+        devices=config.tp_size,
+    )  # fmt: skip
+    state, empty = (
+        placement.abstract(partial(new_state, target, drafter, sizes._replace(num_pages=number))) for number in (batch * pages, 0)
+    )
     merge = Merger.of(models[0].graph(kernels_of(config)), drafter)
-    programs = Programs(merge, placed(params, mesh), placed(state, mesh))
+    programs = Programs(merge, params, state, placement=placement)
     chunk = shape.prefill_chunk
     program = PrefillProgram(chunk, pages, batch) if chunk else CycleProgram(batch, pages, shape.tree)
-    with jax.set_mesh(mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:  # Triton's backend asks the mesh for its GPU
+    with (
+        jax.set_mesh(placement.mesh),
+        tempfile.TemporaryDirectory(dir=scratch) as dump,
+    ):  # Triton's backend asks for it
         lowered = programs.lower(program, "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
         try:
-            compiled = lowered.compile(compiler_options=GPU_COMPILER_OPTIONS | options)
+            compiled = lowered.compile(compiler_options=(placement.compiler_options(platform="cuda") or {}) | options)
         except jax.errors.JaxRuntimeError as error:
             raise RuntimeError(f"XLA failed; {libraries_called(Path(dump))}") from error
         seconds = time.perf_counter() - started
@@ -113,11 +143,12 @@ def compile_cycle(
         "argument_bytes": memory.argument_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "cache_bytes": nbytes(state) - nbytes(jax.eval_shape(lambda: new_state(target, drafter, sizes._replace(num_pages=0)))),
+        "cache_bytes": placement.nbytes(state) - placement.nbytes(empty),
         "touches_host": on_host,
         "launches": launches,
         "kernel_calls": kernels,
         "sorts": read_sorts(compiled.as_text() or ""),
+        "collectives": read_collectives(compiled.as_text() or ""),
         "library_calls": others,
     }
 

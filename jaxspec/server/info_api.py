@@ -316,7 +316,7 @@ def describe_server(
         "max_req_input_len": model.context_length - 1,
         "page_size": stats.page_size,
         "step_time_dict": steps.by_batch,
-        "tp_size": 1,
+        "tp_size": model.devices,
         "dp_size": 1,
         "internal_states": [state],
     }

@@ -75,7 +75,10 @@ class OriginCheck:
         self._app, self._allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        opens_public_page = scope["type"] != "http" or (scope["method"] == "GET" and path_of(scope) in PUBLIC)
+        if scope["type"] != "http":  # such as a start that Ray announces
+            await self._app(scope, receive, send)
+            return
+        opens_public_page = scope["method"] == "GET" and path_of(scope) in PUBLIC
         is_allowed = ANY in self._allowed or Headers(scope=scope).get("origin") in self._allowed
         if opens_public_page or is_allowed or not is_from_elsewhere(Headers(scope=scope)):
             await self._app(scope, receive, send)

@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 from jaxspec.config import TreeShape
 from jaxspec.engine.program_table import ProgramCount
 from jaxspec.server.errors import ApiError, echo
+from jaxspec.text.answer_parser import ReasoningFormat
 from jaxspec.text.chat_template import ChatTemplate, RenderError
 from jaxspec.text.tokenizer import Tokenizer
+from jaxspec.text.tool_formats import ToolFormat
 
 MAX_COMPLETIONS = 256
 """Completions that one request may ask for: n of each prompt."""
@@ -50,8 +52,14 @@ class ServedModel:
     """A directory that a client on this machine can load."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What requests of OpenAI's API get that leave these parameters of SamplingParams out."""
+    devices: int = 1
+    """That run it."""
     strict_name: bool = False
     """Refuse requests for a model of another name."""
+    tool_format: ToolFormat | None = None
+    """How it writes tool calls. None: not known."""
+    reasoning: ReasoningFormat | None = None
+    """How it marks its thinking, if that is to be told from the answer."""
     _token_texts: dict[int, str] = field(default_factory=dict)
     _other_names: set[str] = field(default_factory=set)
 
@@ -119,19 +127,25 @@ class ServedModel:
         self._refuse_too_long(self.tokenizer, prompt, param)
         return self.tokenizer.encode(prompt)
 
-    def chat_token_ids(
-        self, messages: Sequence[Mapping[str, str]], param: str, options: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """Token ids of a conversation and the start of the reply. `options` are variables of the model's chat template."""
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], param: str, *template: Any, **more: Any) -> str:
+        """A conversation and the start of the reply. `template`, `more`: as ChatTemplate.render takes them."""
         if self.tokenizer is None or self.chat_template is None:
             what = "tokenizer; send token ids to /generate" if self.tokenizer is None else "chat template; use /v1/completions"
             raise ApiError(400, f"{param}: this model has no {what}", param=param)
         try:
-            text = self.chat_template.render(messages, options, param=param)
+            return self.chat_template.render(messages, *template, param=param, **more)
         except RenderError as error:
             raise ApiError(error.status, str(error), param=error.param) from None
+
+    def chat_token_ids(self, text: str, param: str) -> list[int]:
+        """Token ids of such a text."""
+        assert self.tokenizer is not None
         self._refuse_too_long(self.tokenizer, text, param)
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template writes its own special tokens
+
+    def has_special(self, *tags: str) -> bool:
+        """Whether any of these is a special token, which usually is left out of the text."""
+        return self.tokenizer is not None and not set(tags).isdisjoint(self.tokenizer.all_special_tokens)
 
     def _refuse_too_long(self, tokenizer: Tokenizer, text: str, param: str) -> None:
         """Refuses a text if its beginning alone exceeds the context: tokenizing megabytes would take minutes.

@@ -44,11 +44,10 @@ CHAT = (
     """)
     | each("""
         store return_prompt_token_ids return_meta_info return_input_ids_in_sglext return_output_ids_in_sglext
-        return_sampling_mask return_flat_raw_output_top_logprobs continue_final_message use_audio_in_video echo
+        return_sampling_mask return_flat_raw_output_top_logprobs use_audio_in_video echo
         add_special_tokens
     """, False)
-    | each("separate_reasoning stream_reasoning include_reasoning", True)
-    | each("return_flat_raw_top_logprobs_b64 add_generation_prompt", True)
+    | each("stream_reasoning return_flat_raw_top_logprobs_b64", True)
     | each("function_call", "none", "auto")
     | each("functions", [])
     | each("modalities", ["text"])

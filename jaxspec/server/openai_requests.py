@@ -2,32 +2,39 @@
 SGLang and vLLM."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
+from pydantic import Field
 
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
+from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
     Copies,
     LogprobCount,
-    Only,
     Priority,
     Prompt,
     RequestModel,
     RequestName,
-    TemplateOptions,
     TokenCount,
     TokenCountOrZero,
-    described_as,
 )
 from jaxspec.server.model import ServedModel, is_single
-from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, each, neutral
+from jaxspec.server.neutral_fields import CHAT, COMPLETION, OPENAI, neutral
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.sampling_fields import OPENAI_NAMES, OpenAISamplingFields, sampling_params
 from jaxspec.server.speculation import SpeculativeOptions, chosen_tree, wants_trace
-from jaxspec.server.structured import StructuredFields, given_constraint
+from jaxspec.server.structured import Given, StructuredFields, given_constraint
+from jaxspec.server.tools import (
+    ConversationFields,
+    ToolChoice,
+    ToolUse,
+    chosen_tools,
+    constraint_for,
+    conversation_text,
+)
+from jaxspec.text.answer_parser import AnswerFormat, Thinking
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions; a chat reply may fill the context."""
@@ -92,43 +99,11 @@ class CompletionRequest(OpenAIRequest):
     """Must equal n: choosing the best of more is not supported."""
 
 
-class TextPart(RequestModel):
-    """A part of a message; images and audio are not supported."""
-
-    type: Literal["text"]
-    text: str
-
-
-type TextParts = Annotated[list[TextPart], FailFast()]
-
-
-# openai-python sends these fields when a reply becomes part of the next request.
-@neutral(each("refusal audio function_call tool_call_id") | each("annotations tool_calls", []))
-class Message(RequestModel):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | TextParts, described_as('a string or a list of {"type": "text", "text": ...} parts')]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates expect it: one string, parts joined by line breaks."""
-        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
-
-
-def _unused_tools(value: Any, info: ValidationInfo) -> Any:
-    return None if info.data.get("tool_choice") == "none" else value
-
-
-type Tools = Annotated[Any, Only([]), BeforeValidator(_unused_tools)]
-
-
 @neutral(CHAT)
-class ChatRequest(OpenAIRequest):
+class ChatRequest(ConversationFields, OpenAIRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    messages: Messages
     max_completion_tokens: TokenCount | None = None
     """None: max_tokens, or the rest of the context."""
     max_tokens: TokenCount | None = None
@@ -138,13 +113,14 @@ class ChatRequest(OpenAIRequest):
     top_logprobs: LogprobCount | None = None
     """With logprobs: also of this many likeliest tokens."""
 
+    tool_choice: ToolChoice | None = None
+    """None: auto, if there are tools."""
     parallel_tool_calls: bool | None = None
-    """Accepted without effect: there are no tools."""
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
-    tools: Tools = None
-    """Not supported yet, but with tool_choice "none" a model would not use them anyway."""
-    chat_template_kwargs: TemplateOptions | None = None
-    """Variables that the model's own template reads, such as Qwen3's {"enable_thinking": false}."""
+    """False: the answer has one call at most."""
+    separate_reasoning: bool | None = None
+    """SGLang's: false leaves the thinking in the content. With a reasoning parser only."""
+    include_reasoning: bool | None = None
+    """vLLM's: false leaves it out of the response."""
 
 
 def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatch:
@@ -167,7 +143,8 @@ def completion_batch(body: CompletionRequest, model: ServedModel) -> RequestBatc
         asked, default = (None, 1) if prompt_only else (body.max_tokens, DEFAULT_MAX_TOKENS)
         budget = model.budget(len(ids), asked, default, param=param, budget_param="max_tokens")
         of_prompt = body.logprobs if body.echo else None
-        prompts.append((tuple(ids), _params(body, model, names, budget, logprobs=body.logprobs, prompt_logprobs=of_prompt)))
+        logprobs: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": of_prompt}
+        prompts.append((tuple(ids), _params(body, model, names, budget, given_constraint(body), **logprobs)))
     given = [body.prompt] if is_single(body.prompt) else body.prompt
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     return _batch(body, model, prompts, echo=texts if body.echo else None, prompt_only=prompt_only)
@@ -179,30 +156,52 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     model.check_count("", body.n, param="messages", n_param="n")
-    names = chat_names(body)
-    messages = [message.for_template() for message in body.messages]
-    ids = model.chat_token_ids(messages, "messages", body.chat_template_kwargs)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    use = chosen_tools(body.tools, body.tool_choice, body.parallel_tool_calls, model)
+    text = conversation_text(body.messages, body, model, use)
+    ids = model.chat_token_ids(text, "messages")
+    names, max_tokens = chat_names(body), body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    answer = answer_format(body, model, use, text)
+    constraint = constraint_for(use, given_constraint(body), answer.reasoning, answer.thinking)
+    more: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    if model.has_special(*(use.format.tags if use else ()), *(answer.reasoning[:2] if answer.reasoning else ())):
+        more["skip_special_tokens"] = False  # the parser needs them
     ends = model.chat_template.stop if model.chat_template else ()
-    return _batch(body, model, [(tuple(ids), _params(body, model, names, budget, ends, logprobs=logprobs))])
+    params = _params(body, model, names, budget, constraint, ends, **more)
+    return _batch(body, model, [(tuple(ids), params)], answer=answer)
+
+
+def answer_format(body: ChatRequest, model: ServedModel, use: ToolUse | None, prompt: str) -> AnswerFormat:
+    """What the answer to a rendered conversation may hold. Raises ApiError, naming the field at fault."""
+    reasoning, is_left_out = model.reasoning, body.include_reasoning is False
+    if reasoning is None and is_left_out:
+        message = "include_reasoning: the thinking is not known: start the server with --reasoning-parser"
+        raise ApiError(400, message, param="include_reasoning")
+    thinking = Thinking.NONE
+    if reasoning is not None:
+        thinking = reasoning.within(body.messages[-1].text) if body.continue_final_message else reasoning.after(prompt)
+    return AnswerFormat(
+        reasoning=reasoning,
+        thinking=thinking,
+        is_separate=body.separate_reasoning is not False or is_left_out,
+        tool_parser=None if use is None else use.format.read,
+        tools={} if use is None else use.schemas,
+        only_one_call=use is not None and use.only_one,
+    )
 
 
 def completion_names(body: CompletionRequest) -> dict[str, str]:
     """Our names of fields, and those of this client where they differ."""
-    return _COMPLETION_NAMES | _constraint_names(body)
+    given = given_constraint(body)
+    return _COMPLETION_NAMES | ({} if given is None else {given.name: given.field})
 
 
 def chat_names(body: ChatRequest) -> dict[str, str]:
     """The same for a chat."""
     budget = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return _CHAT_NAMES | {"max_tokens": budget} | _constraint_names(body)
-
-
-def _constraint_names(body: OpenAIRequest) -> dict[str, str]:
-    given = given_constraint(body)
-    return {} if given is None else {given.name: given.field}
+    given, must_call = given_constraint(body), body.tool_choice not in (None, "none", "auto")
+    whole = "tools" if given is None or must_call else given.field  # what a structural tag of the whole answer is made of
+    return _CHAT_NAMES | {"max_tokens": budget, "structural_tag": whole} | ({} if given is None else {given.name: given.field})
 
 
 def _batch(
@@ -218,16 +217,16 @@ def _batch(
 
 
 def _params(
-    body: OpenAIRequest, model: ServedModel, client_names: Mapping[str, str], max_tokens: int, ends: Sequence[str] = (),
-    **logprobs: int | None,
+    body: OpenAIRequest, model: ServedModel, client_names: Mapping[str, str], max_tokens: int, constraint: Given | None,
+    ends: Sequence[str] = (), **more: Any,
 ) -> SamplingParams:  # fmt: skip
     """`ends`: strings at which the answer stops besides the client's own."""
     fields: dict[str, Any] = {ours: getattr(body, theirs) for ours, theirs in OPENAI_NAMES.items()}
     given = {name: model.sampling_defaults.get(name) if value is None else value for name, value in fields.items()}
-    if (constraint := given_constraint(body)) is not None:
+    if constraint is not None:
         given |= dict.fromkeys(CONSTRAINTS) | {constraint.name: constraint.value}
     if ends:
         own = given["stop"] or ()
         given["stop"] = (*((own,) if isinstance(own, str) else own), *ends)
     given["include_stop_str_in_output"] = body.include_stop_str_in_output or body.no_stop_trim
-    return sampling_params(client_names, max_tokens=max_tokens, **given, **logprobs)
+    return sampling_params(client_names, max_tokens=max_tokens, **{**given, **more})

@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
@@ -12,6 +12,7 @@ from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, GenerationRequest, Speculation
 from jaxspec.server.errors import ApiError, refused
+from jaxspec.text.answer_parser import AnswerFormat
 
 MAX_LOGPROBS = 2**21
 """Log probabilities in one response, alternatives included: a few hundred megabytes."""
@@ -29,6 +30,8 @@ class RequestBatch:
     """The response holds the prompt alone. The engine still generates one token, which is left out."""
     rid: str | list[str] | None = None
     """The client's name for the batch, or one for each prompt."""
+    answer: AnswerFormat = field(default_factory=AnswerFormat)
+    """Of a chat: the parts that its answers may have."""
 
     @property
     def n(self) -> int:

@@ -57,7 +57,7 @@ CLIENT_NAMES = {name: f"sampling_params.{theirs}" for name, theirs in SGLANG_NAM
 InputIds = Annotated[TokenIds | ListsOfTokenIds | None, described_as("a list of token ids or a list of lists of token ids")]
 
 
-@neutral(each("structural_tag") | each("spaces_between_special_tokens", True))
+@neutral(each("spaces_between_special_tokens", True))
 class SglangSampling(SglangSamplingFields):
     """`sampling_params` of /generate."""
 

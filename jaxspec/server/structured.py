@@ -1,5 +1,5 @@
 """Structured output in requests: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, and SGLang's
-`json_schema`, `regex` and `ebnf`. A request may use one of them."""
+`json_schema`, `regex` and `ebnf`, and the structural tags of both. A request may use one of them."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
@@ -8,10 +8,11 @@ from pydantic import Field
 
 from jaxspec.sampling_params import MAX_GRAMMAR
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import Only, RequestModel, Schema, StringOrStrings
+from jaxspec.server.fields import Only, RequestModel, Schema, StringOrStrings, described_as
 
 type GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR)]
 ANY_OBJECT = '{"type": "object"}'
+STRUCTURAL_TAG = {"format", "structures", "triggers"}
 
 
 class JsonSchemaFormat(RequestModel):
@@ -26,27 +27,31 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """OpenAI's."""
+    """OpenAI's, and with type structural_tag SGLang's and vLLM's."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     """With type json_schema."""
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    """With type structural_tag: the first, or in its older form the other two."""
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's: one of the first five."""
+    """vLLM's: one of the first six."""
 
     json_: Schema | None = Field(default=None, alias="json")
     regex: GrammarText | None = None
     choice: StringOrStrings = None
     grammar: GrammarText | None = None
     json_object: bool | None = None
+    structural_tag: Annotated[str | dict[str, Any], described_as("a structural tag: an object or its text")] | None = None
     disable_any_whitespace: Annotated[Any, Only(False)] = None
     disable_additional_properties: Annotated[Any, Only(False)] = None
     disable_fallback: bool | None = None
     """Accepted without effect: there is one library."""
     whitespace_pattern: Annotated[Any, Only()] = None
-    structural_tag: Annotated[Any, Only()] = None
 
 
 class StructuredFields(RequestModel):
@@ -93,6 +98,8 @@ def _given(body: Any) -> Iterator[Given]:
             )
         schema = asked.json_schema.schema_
         yield Given("response_format.json_schema.schema", "json_schema", ANY_OBJECT if schema is None else schema)
+    elif asked is not None and asked.type == "structural_tag":
+        yield Given("response_format", "structural_tag", asked.model_dump(include=STRUCTURAL_TAG, exclude_none=True))
     if (outputs := body.structured_outputs) is not None:
         if outputs.json_object:
             yield Given("structured_outputs.json_object", "json_schema", ANY_OBJECT)
@@ -101,6 +108,7 @@ def _given(body: Any) -> Iterator[Given]:
             Given("structured_outputs.regex", "regex", outputs.regex),
             Given("structured_outputs.choice", "choice", outputs.choice),
             Given("structured_outputs.grammar", "grammar", outputs.grammar),
+            Given("structured_outputs.structural_tag", "structural_tag", outputs.structural_tag),
         )
     yield from _present(
         Given("guided_json", "json_schema", body.guided_json),

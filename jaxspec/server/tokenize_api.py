@@ -12,12 +12,12 @@ from fastapi.responses import Response
 from pydantic import FailFast, Field
 
 from jaxspec.server.bodies import JsonBody, documented
+from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError
-from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, TemplateOptions, described_as
+from jaxspec.server.fields import MAX_INT, Only, RequestModel, Strings, described_as
 from jaxspec.server.model import ServedModel, check_unicode
-from jaxspec.server.neutral_fields import each, neutral
-from jaxspec.server.openai_requests import Message
 from jaxspec.server.responses import ResponseModel, failures, json_response, success
+from jaxspec.server.tools import ConversationFields, chosen_tools, conversation_text
 from jaxspec.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 1024
@@ -32,15 +32,13 @@ THREADS = 2
 type Texts = Annotated[Strings, Field(max_length=MAX_TEXTS)]
 type TokenIdList = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], FailFast()]
 type TokenIdLists = Annotated[list[TokenIdList], Field(max_length=MAX_TEXTS), FailFast()]
-type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
 TextOrTexts = Annotated[str | Texts | None, described_as(f"a string or a list of at most {MAX_TEXTS} strings")]
 IdsToDecode = Annotated[
     TokenIdList | TokenIdLists, described_as(f"a list of token ids, 0 or larger, or a list of at most {MAX_TEXTS} such lists")
 ]
 
 
-@neutral(each("add_generation_prompt", True) | each("continue_final_message", False) | each("tools", []))
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(ConversationFields):
     """POST /tokenize, with either prompt or messages."""
 
     model: str | None = None
@@ -53,8 +51,6 @@ class TokenizeRequest(RequestModel):
     """None: the tokens that begin and end a prompt. A chat template writes its own, so messages get none."""
     return_token_strs: bool | None = None
     """vLLM's: the response has the tokens as they are in the vocabulary."""
-    chat_template_kwargs: TemplateOptions | None = None
-    """Variables that the model's own template reads."""
     chat_template: Annotated[Any, Only()] = None
     """Never from a request: a template is a program."""
 
@@ -141,11 +137,18 @@ def tokenize_request(body: TokenizeRequest, model: ServedModel) -> TokenizeRespo
         if body.add_special_tokens:
             message = "add_special_tokens must not be true with messages: the chat template writes the special tokens"
             raise ApiError(400, message, param="add_special_tokens")
-        messages = [message.for_template() for message in body.messages]
-        tokens: Any = model.chat_token_ids(messages, "messages", body.chat_template_kwargs)
+        use = chosen_tools(body.tools, None, None, model)
+        tokens: Any = model.chat_token_ids(conversation_text(body.messages, body, model, use), "messages")
     else:
-        if body.chat_template_kwargs is not None:
-            raise ApiError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
+        given = {
+            "tools": bool(body.tools),
+            "chat_template_kwargs": body.chat_template_kwargs is not None,
+            "add_generation_prompt": body.add_generation_prompt is False,
+            "continue_final_message": bool(body.continue_final_message),
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ApiError(400, f"{name} needs messages", param=name)
         tokens = _encode(tokenizer, body.prompt, body.add_special_tokens is not False)
     is_list = isinstance(body.prompt, list)
     strings: Any = None

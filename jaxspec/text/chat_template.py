@@ -111,11 +111,20 @@ class ChatTemplate:
         return None if text is None else cls(text, tokenizer.special_tokens_map, source, stop=stop)
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None, *, param: str = "messages"
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        param: str = "messages",
     ) -> str:
         """The conversation and the start of the reply, as text. Takes about a millisecond, at most twice the limit of time.
 
-        `options` are the request's chat_template_kwargs; `param` is the client's name of the messages.
+        Args:
+            options: the request's chat_template_kwargs.
+            tools: in OpenAI's form.
+            param: the client's name of the messages.
 
         Raises RenderError: the template has no such option, refuses the conversation or exceeds a limit, or all processes are busy.
         """
@@ -127,9 +136,10 @@ class ChatTemplate:
                 raise RenderError(400, message, "chat_template_kwargs")
         if "developer" not in self.text:  # OpenAI's newer name of the system's role, which most templates would leave out
             messages = [{**each, "role": "system"} if is_developers(each) else each for each in messages]
+        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **options}
+        variables |= {"tools": tools} if tools else {}
         with self._process() as process:
-            request = {"variables": {"messages": messages, "add_generation_prompt": True, **options}}
-            reply = self._ask(process, request, self._seconds)
+            reply = self._ask(process, {"variables": variables}, self._seconds)
         if "error" in reply:
             raise RenderError(400, f"{param}: the model's chat template can't render them: {_quote(reply['error'])}", param)
         return reply["text"]

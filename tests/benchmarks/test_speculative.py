@@ -166,6 +166,7 @@ def tuned(tiny, tmp_path_factory) -> dict:
     return {"out": out, "record": json.loads(out.read_text())}
 
 
+@pytest.mark.exhaustive
 def test_a_run_measures_every_tree_at_every_batch_size(tuned):
     results = tuned["record"]["results"]
     assert set(results["acceptance"]) == {"1/1/2", "2/2/4"}
@@ -182,12 +183,14 @@ def test_a_run_measures_every_tree_at_every_batch_size(tuned):
     assert "--trees 1/1/2 2/2/4" in tuned["record"]["command"]
 
 
+@pytest.mark.exhaustive
 def test_a_record_tells_no_place_of_the_machine(tuned, tiny):
     text = json.dumps(tuned["record"])
     for place in (tuned["out"].parent, *(Path(option).parent for option in tiny if option.startswith("/"))):
         assert str(place) not in text
 
 
+@pytest.mark.exhaustive
 def test_what_was_dropped_is_no_candidate_and_the_winner_is_measured_anew(tuned):
     results = tuned["record"]["results"]
     for at in results["batches"]:
@@ -203,6 +206,7 @@ def test_simulations_and_brute_force_have_results_of_their_own():
     assert speculative.parse([]).out.parent == RESULTS and speculative.parse(["--model", "mine"]).out == Path("speculative.jsonl")
 
 
+@pytest.mark.exhaustive
 def test_a_run_writes_a_picture_and_a_config_file(tuned):
     assert tuned["out"].with_suffix(".svg").read_text().startswith("<?xml")
     parse_arguments(["--config", str(tuned["out"].with_suffix(".yaml"))])
@@ -248,6 +252,7 @@ def test_the_lines_of_sglangs_script():
     assert {each["completion_tokens"] for each in lines} == {100.0}
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_of_sglangs_script(tiny, tmp_path, capsys):
     """Its two documented commands, with smaller numbers."""
     given = f"--tp-size 1 --trust-remote-code --mem-fraction-static 0.7 --batch-size 3 --output {tmp_path / 'output.jsonl'}"

@@ -27,6 +27,11 @@ Kind = gguf.GGMLQuantizationType
 BIASES = {"qkv_bias": True}
 
 
+IN_A_BATCH = ((TreeShape(1, 2, 3), 3),)
+EVERY = ((PLAIN, 2), (TreeShape(3, 2, 5), 1), (TreeShape(3, 2, 5), 3))
+"""Trees, and how many requests run together."""
+
+
 def dtypes(model: LoadedTarget | LoadedHead) -> set[str]:
     """Of all matrices."""
     return {str(array.dtype) for array in jax.tree.leaves(model.params) if array.ndim == 2}
@@ -72,16 +77,19 @@ def test_blocks_of_a_file_stay_and_change_no_logit(tmp_path, kind):
     np.testing.assert_allclose(logits(dense, tokens), expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("storing", [Storing.AS_IN_FILE, exhaustive(Storing.ROWS)])
-def test_a_text_is_the_same_with_and_without_a_tree_alone_and_in_a_batch(tmp_path, storing):
+@pytest.mark.parametrize(
+    ("storing", "sizes"),
+    [(Storing.AS_IN_FILE, IN_A_BATCH), exhaustive(Storing.AS_IN_FILE, EVERY), exhaustive(Storing.ROWS, EVERY)],
+)
+def test_a_text_is_the_same_with_and_without_a_tree_alone_and_in_a_batch(tmp_path, storing, sizes):
     target = engine_target(**BIASES)
     loaded = load_target(write_target(tmp_path / "target", target, jnp.bfloat16), jnp.float32, storing=storing)
     head = load_head(write_head(tmp_path / "head", random_eagle(target.config), jnp.bfloat16), loaded, storing=storing)
     assert dtypes(head) == dtypes(loaded) == {"bfloat16" if storing is Storing.AS_IN_FILE else "float32"}
     params = mixed_params(len(PROMPTS))
-    expected = run(tiny_engine(PLAIN, target=loaded), PROMPTS, params)
-    for requests in (1, 3):
-        engine = tiny_engine(TreeShape(3, 2, 5), target=loaded, head=head, max_running_requests=requests)
+    expected = run(tiny_engine(PLAIN, target=loaded, max_running_requests=1), PROMPTS, params)
+    for tree, requests in sizes:
+        engine = tiny_engine(tree, target=loaded, head=head, max_running_requests=requests)
         assert run(engine, PROMPTS, params) == expected
 
 

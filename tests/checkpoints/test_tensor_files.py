@@ -5,7 +5,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxspec.checkpoints.tensor_files import ALIGNMENT, STRIPE, aligned_empty, own_copy, transposed
+from jaxspec.checkpoints.tensor_files import STRIPE, transposed
+from jaxspec.host_memory import ALIGNMENT, aligned_empty, own_copy
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.float64]
 

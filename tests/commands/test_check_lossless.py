@@ -40,7 +40,7 @@ def unequal() -> list[Comparison]:
 
     def engine(spec: TreeShape, batch: int, context_length: int | None):
         """Larger than asked for: other tests have the same programs."""
-        return tiny_engine(PLAIN, target=right, max_running_requests=1) if spec == PLAIN else tiny_engine(spec, target=wrong)
+        return tiny_engine(spec, target=right if spec == PLAIN else wrong)
 
     ways = ways_of_sampling(2, 6, 0.8, 0)
     return compare_all(SimpleNamespace(engine=engine), [[5, 9, 17], [40, 2]], [TreeShape(3, 2, 5)], [1], ways, 64)  # type: ignore

@@ -37,19 +37,24 @@ def test_a_value_that_would_change_something_is_refused(
 
 
 def test_one_line_per_option_however_often_it_is_given():
-    command = "--enable-metrics --cuda-graph-bs 1 2 4 --tp 1 --enable-metrics --tp-size 1"
+    command = "--enable-metrics --cuda-graph-bs 1 2 4 --pp 1 --enable-metrics --pp-size 1"
     arguments = parse_arguments(command.split())
-    assert [note.partition(" ")[0] for note in arguments.notes] == ["--enable-metrics", "--cuda-graph-bs", "--tp", "--tp-size"]
+    assert [note.partition(" ")[0] for note in arguments.notes] == ["--enable-metrics", "--cuda-graph-bs", "--pp", "--pp-size"]
 
 
-@pytest.mark.parametrize(
-    "flag", ["--lora-paths x", "--enable-lora", "--is-embedding", "--tool-call-parser x", "--reasoning-parser x"]
-)
+@pytest.mark.parametrize("flag", ["--lora-paths x", "--enable-lora", "--is-embedding"])
 def test_what_is_missed_is_refused_by_name(flag: str, capsys: pytest.CaptureFixture):
     """Ignoring these would change what the user gets."""
     with pytest.raises(SystemExit):
         parse_arguments(flag.split())
     assert f"there is no option {flag.split()[0]}" in capsys.readouterr().err
+
+
+def test_parsers_have_the_names_of_other_servers():
+    arguments = parse_arguments(
+        ["--tool-call-parser", "llama3_json", "--enable-auto-tool-choice", "--reasoning-parser", "deepseek-r1"]
+    )
+    assert (arguments.tool_call_parser, arguments.reasoning_parser) == ("llama3_json", "deepseek-r1")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,10 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
         ('{"method": 3, "num_speculative_tokens": 3}', "method must be a string of at most 1000 characters, got 3"),
         ('{"model": ["a"], "num_speculative_tokens": 3}', "model must be a string"),
         ('{"num_speculative_tokens": 3, "prompt_lookup_max": 4}', "has 'prompt_lookup_max', which is not supported"),
-        ('{"num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size must be 1, got 2"),
+        (
+            '{"num_speculative_tokens": 3, "draft_tensor_parallel_size": 0}',
+            "draft_tensor_parallel_size must be a whole number >= 1, got 0",
+        ),
     ],
 )
 def test_what_a_speculative_config_can_not_say(text: str, said: str, capsys: pytest.CaptureFixture):

@@ -35,11 +35,15 @@ def test_options_may_be_written_with_underscores():
 
 def test_one_of_several_hosts_needs_the_key_of_their_group(capsys):
     """The key is never on the command line, and never shown."""
-    flags = ["--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:5000"]
+    flags = ["--tp-size", "2", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:5000"]
     arguments = parse_arguments(flags, {"JAXSPEC_GROUP_KEY": SECRET})
     assert arguments.hosts == Hosts(2, 1, "10.0.0.1:5000") and arguments.group_key == SECRET.encode()
     assert SECRET not in repr(arguments) and parse_arguments([]).group_key is None and parse_arguments([]).hosts == Hosts()
-    for wrong, message in ((flags, "JAXSPEC_GROUP_KEY must hold"), (["--nnodes", "2"], "--nnodes 2 needs --dist-init-addr")):
+    for wrong, message in (
+        (flags, "JAXSPEC_GROUP_KEY must hold"),
+        (["--nnodes", "2"], "--nnodes 2 needs --dist-init-addr"),
+        (flags[2:], "1 can't be divided by --nnodes 2"),
+    ):
         with pytest.raises(SystemExit):
             parse_arguments(wrong, {})
         assert message in capsys.readouterr().err

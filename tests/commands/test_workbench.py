@@ -14,7 +14,7 @@ from jaxspec.commands.options import Parser, add_model_options
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
 from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import tiny_config, tiny_engine, tiny_target
+from jaxspec.testing import tiny_config, tiny_engine
 from tests.server.fakes import byte_tokenizer
 
 
@@ -56,7 +56,7 @@ def test_conversations_are_put_into_the_chat_template():
 
 
 def test_a_pass_finds_nothing_that_the_last_one_left():
-    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=1))
+    engine = tiny_engine(PLAIN)
     params = [SamplingParams(max_tokens=2, temperature=0.0)]
     passes = [run(engine, [list(range(10))], params) for _ in range(2)]
     assert [each.outputs[0].cached_tokens for each in passes] == [0, 0]  # it is longer than a page

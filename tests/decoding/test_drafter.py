@@ -12,12 +12,12 @@ from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge, rank
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine, tiny_target
+from jaxspec.testing import engine_target, random_eagle, random_head, tiny_engine
 from tests.decoding.drafters import BLOCK, BlockDrafter, CopyDrafter
 from tests.sets import exhaustive
 
 PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50)), (64, 2)]
-TARGET = tiny_target(num_layers=1)
+TARGET, TREE = engine_target(), TreeShape(3, 2, 5)
 KINDS = [
     {"temperature": 0},
     {"temperature": 0.8, "seed": 3},
@@ -48,12 +48,12 @@ def run(engine: Engine) -> list[list[int]]:
     return [request.output for request in requests]
 
 
-@pytest.mark.parametrize("name", ["copy", exhaustive("block"), "copy and block", exhaustive("head, copy and block")])
-@pytest.mark.parametrize("adaptive", [exhaustive(False), True])
+@pytest.mark.parametrize("name", [exhaustive("copy"), exhaustive("block"), "copy and block", exhaustive("head, copy and block")])
+@pytest.mark.parametrize("adaptive", [False, exhaustive(True)])
 def test_the_text_is_that_of_plain_decoding(name, adaptive):
     """Also with few pages, so that requests are preempted and find their own pages again, and with plain cycles in between."""
     expected = run(tiny_engine(PLAIN, target=TARGET))
-    tree = TreeShape(3, 1) if name == "copy" else TreeShape(3, 2, 6)
+    tree = TreeShape(3, 1) if name == "copy" else TREE
     engine = tiny_engine(tree, target=TARGET, head=drafters()[name], adaptive=adaptive, num_pages=24, context_length=80)
     assert run(engine) == expected
     assert run(engine) == expected, "with the pages of the first time in the cache"
@@ -85,12 +85,14 @@ def drafted(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
 def test_pages_of_a_drafters_own_follow_the_text(name):
     """However tokens come (one chunk, several, a prefix hit), the block finds the same features, so it drafts the same trees."""
     prompt = PROMPTS[1]
-    whole = tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=drafters()[name], prefill_chunk=64)
-    chunked = tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=drafters()[name], prefill_chunk=5)
+    whole = tiny_engine(TREE, target=TARGET, head=drafters()[name], prefill_chunk=64)
+    chunked = tiny_engine(TREE, target=TARGET, head=drafters()[name], prefill_chunk=5)
     expected = drafted(whole, prompt)
     assert expected and drafted(chunked, prompt) == expected
     assert drafted(whole, prompt) == expected and whole.stats().prefix_hit_tokens > 0
-    nothing = tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=block().with_weights(np.zeros_like(block().weights)))
+    unweighted = block().with_weights(np.zeros_like(block().weights))
+    other = unweighted if name == "block" else Merged((CopyDrafter(), unweighted))
+    nothing = tiny_engine(TREE, target=TARGET, head=other, prefill_chunk=5)
     assert drafted(nothing, prompt) != expected, "the features decide"
 
 
@@ -120,7 +122,7 @@ def test_drafters_that_read_different_features_are_refused():
 
 def test_a_tree_that_is_wider_than_the_drafter_is_refused():
     with pytest.raises(ValueError, match="topk=2 is more than the 1 tokens"):
-        tiny_engine(TreeShape(3, 2, 6), target=TARGET, head=CopyDrafter())
+        tiny_engine(TREE, target=TARGET, head=CopyDrafter())
 
 
 # Merging

@@ -29,7 +29,7 @@ TABLE = jnp.array([[5, 2, 9, 0, 7, 11, 3, 1, 10, 4, 8, 6]])
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 18)]
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, presence_penalty=1.5, seed=5, logprobs=3)
-PLAIN, TREE = TreeShape(num_steps=0), TreeShape(3, 2, 5)
+PLAIN, TREE = TreeShape(num_steps=0), TreeShape(2, 2, 4)
 HEADS = ("EAGLE3", exhaustive("EAGLE"))
 
 
@@ -276,7 +276,7 @@ def test_the_first_token_is_penalized_for_the_whole_prompt():
     assert root == int(np.argmax(np.where(np.arange(len(penalized)) == newest, -np.inf, penalized)))
 
 
-@pytest.mark.parametrize(("size", "width"), [(18, 40), exhaustive(18, 18), (5, 24), exhaustive(7, 7)])
+@pytest.mark.parametrize(("size", "width"), [exhaustive(18, 40), exhaustive(18, 18), (5, 24), exhaustive(7, 7)])
 def test_prompt_logprobs_are_those_of_a_whole_forward(size, width):
     expected = log_probabilities(PROMPT)
     state = fresh("EAGLE3", PROMPT, SamplingParams(temperature=0.5, top_k=3, presence_penalty=1.0, prompt_logprobs=0))

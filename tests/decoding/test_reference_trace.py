@@ -1,5 +1,7 @@
 """The reference implementation's own traces are reproduced: every tree, accept length and token."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +16,12 @@ from jaxspec.decoding.tree import ancestor_mask
 from jaxspec.sampling_params import SamplingParams
 from tests.decoding.rows import admission_of, chunk_of, models_of, poisoned_state
 from tests.reference import head, target, trace
+from tests.sets import exhaustive
 
 PAGES, PAGE_SIZE, CHUNK = 12, 16, 8
 ROWS, PAGE_TABLE = jnp.array([0]), jnp.arange(PAGES)[None]
-CASES = [(case, number) for case in ("e3_trained_sgl3_4_16_t0", "e1_bias_t0") for number in range(len(trace(case)["runs"]))]
+NAMES = {"e3_trained_sgl3_4_16_t0": pytest.param, "e1_bias_t0": exhaustive}
+CASES = [make(case, number) for case, make in NAMES.items() for number in range(len(trace(case)["runs"]))]
 GREEDY = SamplingParams(temperature=0, max_tokens=1000)
 
 
@@ -44,14 +48,14 @@ class Reference:
         return step, depth
 
 
-@pytest.fixture(scope="module")
-def references() -> dict[str, Reference]:
-    return {case: Reference(case) for case, _ in CASES}
+@cache
+def reference_of(case: str) -> Reference:
+    return Reference(case)
 
 
 @pytest.mark.parametrize(("case", "number"), CASES)
-def test_trace(references, case, number):
-    reference, run = references[case], trace(case)["runs"][number]
+def test_trace(case, number):
+    reference, run = reference_of(case), trace(case)["runs"][number]
     prompt, params = run["prompt"], reference.params
     length = PAGES * PAGE_SIZE
     state = poisoned_state(target(), reference.head, rows=1, pages=PAGES, page_size=PAGE_SIZE, max_length=length)

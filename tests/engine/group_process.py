@@ -1,7 +1,8 @@
-"""One process of a group, for test_hosts.py: python -m tests.engine.group_process WHAT RANK HOST:PORT.
+"""One process of a group of two, for test_hosts.py: python -m tests.engine.group_process WHAT RANK HOST:PORT.
 
-WHAT is `stub` (connections alone; this imports no JAX), `equal` (rank 0 prints what engines of one process and of two say) or
-`load` (an engine that never runs out of work). SIGUSR1 raises an exception; SIGTERM ends in order.
+WHAT is `stub` (connections alone; this imports no JAX), `texts` (rank 0 prints what an engine says), `halves` (the same, with
+cycles as two programs) or `load` (an engine that never runs out of work). Without RANK and HOST:PORT one process does
+it on one device. SIGUSR1 raises an exception; SIGTERM ends in order.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxspec.engine.hosts import Follower, Hosts, Leader, run_to_the_end
+from jaxspec.engine.hosts import ALONE, Follower, Hosts, Leader, run_to_the_end
 from jaxspec.engine.messages import Kept
 
 KEY = b"the key of the tests"
@@ -58,10 +59,8 @@ def end_when_told() -> list[int]:
     return told
 
 
-def engine(hosts: Hosts, *, equal: bool) -> int:
-    """A tiny model whose feed-forward two processes share."""
-    import jax
-
+def engine(hosts: Hosts, what: str) -> int:
+    """A tiny model, whose layers two processes share."""
     from jaxspec.config import EngineConfig, TreeShape
     from jaxspec.decoding.programs import Settlement
     from jaxspec.engine.engine import Engine
@@ -69,19 +68,19 @@ def engine(hosts: Hosts, *, equal: bool) -> int:
     from jaxspec.engine.program_cache import enable_compilation_cache
     from jaxspec.engine.request import GenerationRequest
     from jaxspec.engine.runner import Start
-    from jaxspec.placement import SPLITTABLE, Placement
     from jaxspec.sampling_params import SamplingParams
     from jaxspec.testing import random_eagle, tiny_target
 
-    group = join(hosts, KEY)
+    group = join(hosts, KEY) if hosts.nnodes > 1 else ALONE
     from tests.engine.test_in_two import run_in_two  # makes arrays
 
     enable_compilation_cache()
     target = tiny_target(num_layers=1)
     head, tree = random_eagle(target.config), TreeShape(1, 2, 3)
-    fields = dict(max_running_requests=2, prefill_chunk=16, context_length=128)
+    fields = dict(max_running_requests=2, prefill_chunk=16, context_length=128, tp_size=hosts.nnodes)
 
-    def made(num_pages: int, start: Start) -> Engine:
+    def made(num_pages: int) -> Engine:
+        start = Start(group=ALONE if isinstance(group, Follower) else group)
         return Engine(target, head, None, tree, EngineConfig(**fields, num_pages=num_pages), start=start)
 
     def ask(made: Engine, max_tokens: int = 24) -> list:
@@ -91,31 +90,28 @@ def engine(hosts: Hosts, *, equal: bool) -> int:
             for place, params in enumerate(sampled)
         ]
 
-    everywhere = Placement(tuple(range(jax.device_count())), SPLITTABLE)
     if isinstance(group, Follower):
         signal.signal(signal.SIGTERM, lambda *_: group.stop())
-        follow(group, lambda num_pages: made(num_pages, Start(placement=everywhere)).runner)
-    assert isinstance(group, Leader)
-    found = {}
-    if equal:
-        for name, start in {"one": Start(), "two": Start(placement=everywhere, group=group)}.items():
-            made_here = made(40, start)
-            made_here.warm_up()
-            requests = ask(made_here)
-            while made_here.has_work:
-                made_here.step()
-            found[name] = {"text": [each.output for each in requests], "in two": run_in_two(made(40, start), Settlement.of)}
-        print(json.dumps(found), flush=True)
+        follow(group, lambda num_pages: made(num_pages).runner)
+    running = made(40)
+    if what == "texts":
+        requests = ask(running)
+        while running.has_work:
+            running.step()
+        print(json.dumps([each.output for each in requests]), flush=True)
+    elif what == "halves":
+        print(json.dumps(run_in_two(running, Settlement.of)), flush=True)
     else:
-        running, is_told = made(40, Start(placement=everywhere, group=group)), end_when_told()
+        is_told, has_said = end_when_told(), False
         while not is_told:
             if not running.has_work:
                 ask(running, 80)
             running.step()
-            if running.counts.generated_tokens and not found:
-                found["running"] = True
+            if running.counts.generated_tokens and not has_said:
+                has_said = True
                 print("running", flush=True)
-    group.close()
+    if isinstance(group, Leader):
+        group.close()
     return 0
 
 
@@ -124,7 +120,7 @@ def raise_error(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    what, rank, address = sys.argv[1:]
+    what, *place = sys.argv[1:]
     signal.signal(signal.SIGUSR1, raise_error)
-    hosts = Hosts(2, int(rank), address)
-    run_to_the_end(hosts, partial(stub, hosts) if what == "stub" else partial(engine, hosts, equal=what == "equal"))
+    hosts = Hosts(2, int(place[0]), place[1]) if place else Hosts()
+    run_to_the_end(hosts, partial(stub, hosts) if what == "stub" else partial(engine, hosts, what))

@@ -103,7 +103,7 @@ def test_every_request_ends_once_and_says_what_it_would_have_said_alone(monkeypa
     stats = engine.stats()
     assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0 and (stats.running, stats.waiting) == (0, 0)
 
-    alone = tiny_engine(TreeShape(num_steps=0), max_running_requests=1, page_size=PAGE)
+    alone = tiny_engine(TreeShape(num_steps=0), page_size=PAGE)
     compared = Counter()
     for client, result in zip(everyone, results, strict=True):
         compared[check(client, result, solo(alone, client))] += 1

@@ -9,9 +9,9 @@ from jaxspec.decoding.programs import PrefillProgram, Program
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import tiny_engine, tiny_target
+from jaxspec.testing import tiny_engine
 
-PROMPT, TARGET = [3, 1, 4, 1, 5], tiny_target(num_layers=1)
+PROMPT = [3, 1, 4, 1, 5]
 SCORED, OTHER = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=1), SamplingParams(max_tokens=6, temperature=0)
 
 
@@ -33,7 +33,7 @@ class Gate:
 
 
 def started(now: list[float] | None = None) -> Engine:
-    engine = tiny_engine(PLAIN, target=TARGET, clock=(lambda: now[0]) if now else lambda: 0.0)
+    engine = tiny_engine(PLAIN, clock=(lambda: now[0]) if now else lambda: 0.0)
     engine.warm_up()
     assert not any(isinstance(each, PrefillProgram) and each.scores for each in engine.runner.programs.compilations)
     return engine
@@ -49,7 +49,7 @@ def run(engine: Engine) -> dict[str, GenerationOutput]:
 @pytest.fixture(scope="module")
 def expected() -> GenerationOutput:
     """Of an engine that compiles at first use."""
-    engine = tiny_engine(PLAIN, target=TARGET)
+    engine = tiny_engine(PLAIN)
     name = engine.add(GenerationRequest(PROMPT, SCORED)).id
     return run(engine)[name]
 

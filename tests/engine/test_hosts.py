@@ -53,6 +53,16 @@ def test_wrong_hosts_are_refused():
     assert hosts.address == ("::1", 5000) and hosts.coordinator == "[::1]:5001"
 
 
+def test_devices_are_shared_evenly():
+    hosts = Hosts(2, 0, "a:1")
+    hosts.check_devices(4, 1)
+    Hosts().check_devices(3, 2)
+    with pytest.raises(ValueError, match="--tp-size counts the devices of all hosts: 3 can't be divided by --nnodes 2"):
+        hosts.check_devices(3, 1)
+    with pytest.raises(ValueError, match="--dp-size 2 starts servers on one host"):
+        hosts.check_devices(2, 2)
+
+
 def test_the_key_is_in_the_environment():
     assert group_key({"JAXSPEC_GROUP_KEY": "k" * 16}) == b"k" * 16
     for environment in ({}, {"JAXSPEC_GROUP_KEY": "k" * 15}):
@@ -327,14 +337,16 @@ def test_engines_under_load_end_as_one(victim, number, times):
 
 
 @pytest.mark.exhaustive
-def test_two_processes_say_what_one_says():
+@pytest.mark.parametrize("what", ["texts", "halves"])
+def test_two_processes_say_what_one_says(what):
     """Greedy, sampled and biased texts; cycles as one program and as two; every launch goes through a message."""
-    leader, follower = group("equal", free_address())
+    command = [sys.executable, "-m", "tests.engine.group_process", what]
+    alone = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True, timeout=600)
+    leader, follower = group(what, free_address())
     try:
         printed, said = leader.communicate(timeout=600)
         assert (leader.returncode, follower.wait(60)) == (0, 0), said + follower.stderr.read()
-        found = json.loads(printed)
-        assert found["two"] == found["one"] and all(len(text) == 24 for text in found["one"]["text"])
+        assert json.loads(printed) == json.loads(alone.stdout) and all(len(text) == 24 for text in json.loads(printed))
     finally:
         leader.kill()
         follower.kill()

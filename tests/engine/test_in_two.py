@@ -14,34 +14,34 @@ from jaxspec.decoding.verify import unpack
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import tiny_engine, tiny_target
+from tests.grammar.cases import TREES, engine
 from tests.sets import exhaustive
 
 PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50))]
-TARGET = tiny_target(num_layers=1)
+TREE = TREES[0]  # as tests/grammar has it: the same programs
 KINDS = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "seed": 4}]
 ALLOWED = [5, 17, 33, 64, 100, 127]
 
 
-def requests_of(engine: Engine, **options) -> list[Request]:
-    params = [SamplingParams(max_tokens=24, **kind, **options) for kind in KINDS]
-    return [engine.add(GenerationRequest(prompt, each)) for prompt in PROMPTS for each in params]
+def requests_of(made: Engine, **options) -> list[Request]:
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, **kind, **options) for kind in KINDS]
+    return [made.add(GenerationRequest(prompt, each)) for prompt in PROMPTS for each in params]
 
 
-def run(engine: Engine, **options) -> list[list[int]]:
-    requests = requests_of(engine, **options)
-    while engine.has_work:
-        engine.step()
+def run(made: Engine, **options) -> list[list[int]]:
+    requests = requests_of(made, **options)
+    while made.has_work:
+        made.step()
     return [request.output for request in requests]
 
 
-def run_in_two(engine: Engine, between: Callable[[Proposal], Settlement], mask: np.ndarray | None = None) -> list[list[int]]:
+def run_in_two(made: Engine, between: Callable[[Proposal], Settlement], mask: np.ndarray | None = None) -> list[list[int]]:
     """The engine's loop with launches in two; `mask`: of the first token."""
-    requests, runner = requests_of(engine), engine.runner
-    while engine.scheduler.has_work:
-        plan, launched = engine.scheduler.plan(engine.trees.most_emitted), []
+    requests, runner = requests_of(made), made.runner
+    while made.scheduler.has_work:
+        plan, launched = made.scheduler.plan(made.trees.most_emitted), []
         if plan.cycle:
-            half = runner.launch_proposal(plan.cycle, engine.tree, masked=mask is not None)
+            half = runner.launch_proposal(plan.cycle, made.tree, masked=mask is not None)
             launched.append(runner.launch_settlement(half, between(half.proposal)))
         for chunk in plan.prefills:
             if chunk.request in plan.newly_admitted:
@@ -50,7 +50,7 @@ def run_in_two(engine: Engine, between: Callable[[Proposal], Settlement], mask: 
         for program in launched:
             if program.most_emitted:
                 for request, new in zip(program.requests, runner.read(program), strict=True):
-                    engine.output.add(request, new, program.tree)
+                    made.output.add(request, new, program.tree)
     return [request.output for request in requests]
 
 
@@ -62,43 +62,43 @@ def packed(allowed: list[int], *shape: int) -> np.ndarray:
     return np.broadcast_to(words, (*shape, len(words))).copy()
 
 
-@pytest.mark.parametrize("tree", [TreeShape(3, 2, 6), exhaustive(TreeShape(2, 1)), PLAIN], ids=str)
+@pytest.mark.parametrize("tree", [TREE, exhaustive(TreeShape(2, 1)), exhaustive(PLAIN)], ids=str)
 def test_two_programs_say_what_one_says(tree):
-    expected = run(tiny_engine(tree, target=TARGET))
-    engine = tiny_engine(tree, target=TARGET)
-    assert run_in_two(engine, Settlement.of) == expected
-    programs = engine.runner.programs.compilations
+    expected = run(engine(tree))
+    made = engine(tree)
+    assert run_in_two(made, Settlement.of) == expected
+    programs = made.runner.programs.compilations
     assert {type(each) for each in programs} >= {ProposeProgram, SettleProgram} and not any(
-        each in engine.runner.table.all() for each in programs if isinstance(each, (ProposeProgram, SettleProgram))
+        each in made.runner.table.all() for each in programs if isinstance(each, (ProposeProgram, SettleProgram))
     ), "a start compiles no halves"
 
 
 def test_the_host_may_add_candidates_of_its_own():
     """It ranks them with the drafter's; text stays the same, whatever it proposes."""
-    tree, trees = TreeShape(3, 2, 6), []
+    trees = []
 
     def with_a_guess(proposal: Proposal) -> Settlement:
         root = proposal.tree.tokens[:, 0]
         guess = as_candidates(Chain(jnp.broadcast_to(root[:, None] + jnp.arange(1, 4), (len(root), 3)) % 128))
-        ranked = rank(root, merge([as_candidates(proposal.candidates), guess], tree.num_steps), tree)
+        ranked = rank(root, merge([as_candidates(proposal.candidates), guess], TREE.num_steps), TREE)
         trees.append((np.asarray(root), np.asarray(ranked.tokens)))
         return Settlement.of(proposal)._replace(tokens=np.asarray(ranked.tokens), parents=np.asarray(ranked.parents))
 
-    assert run_in_two(tiny_engine(tree, target=TARGET), with_a_guess) == run(tiny_engine(tree, target=TARGET))
+    assert run_in_two(engine(TREE), with_a_guess) == run(engine(TREE))
     assert all(
         {*range(root + 1, root + 4)} <= {*tokens, *range(128, 131)} for each in trees for root, tokens in zip(*each, strict=True)
     )
 
 
-@pytest.mark.parametrize("tree", [TreeShape(3, 2, 6), PLAIN], ids=str)
+@pytest.mark.parametrize("tree", [TREE, PLAIN], ids=str)
 def test_masked_text_is_that_of_allowed_tokens(tree):
     """The mask of the first token travels with the prompt's last chunk."""
 
     def masked(proposal: Proposal) -> Settlement:
         return Settlement.of(proposal, packed(ALLOWED, *proposal.tree.tokens.shape))
 
-    expected = run(tiny_engine(tree, target=TARGET), allowed_token_ids=ALLOWED)
-    assert run_in_two(tiny_engine(tree, target=TARGET), masked, packed(ALLOWED, 1, 1)) == expected
+    expected = run(engine(tree), allowed_token_ids=ALLOWED)
+    assert run_in_two(engine(tree), masked, packed(ALLOWED, 1, 1)) == expected
     assert {token for output in expected for token in output} <= set(ALLOWED)
 
 
@@ -109,7 +109,7 @@ def test_masks_may_differ_from_node_to_node():
         tokens = np.asarray(proposal.tree.tokens)
         return Settlement.of(proposal, np.where((tokens == 9)[..., None], packed([7], 1, 1), packed([9], 1, 1)))
 
-    for output in run_in_two(tiny_engine(TreeShape(3, 2, 6), target=TARGET), masked, packed([9], 1, 1)):
+    for output in run_in_two(engine(TREE), masked, packed([9], 1, 1)):
         assert output == [9, 7] * 12
 
 

@@ -6,7 +6,6 @@ from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.testing import largest_sizes_only
-from tests.sets import exhaustive
 
 SYSTEM = "import os\nimport sys\n\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 PROMPTS = [SYSTEM + end for end in ("        self.items", "        return", "", "        if item is None:\n")]
@@ -27,7 +26,8 @@ def run(engine: Engine, llm: LLM, prompts: list[str | list[int]]) -> list[Genera
     return outputs
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), [exhaustive(1, 64), (16, 7), exhaustive(64, 24)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 64), (16, 7), (64, 24)])
 def test_the_cache_changes_neither_text_nor_accept_length(page_size, chunk):
     """With the built-in model, whose head really has drafts accepted: wrong keys in a shared page would show."""
     options = dict(max_running_requests=1, context_length=160, page_size=page_size, prefill_chunk=chunk)

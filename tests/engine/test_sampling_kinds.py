@@ -50,7 +50,7 @@ def run(engine: Engine, params: list[SamplingParams]) -> list[GenerationOutput]:
 @pytest.fixture(scope="module")
 def alone() -> dict[str, GenerationOutput]:
     """Each kind by plain decoding, one request at a time, with log probabilities."""
-    engine = tiny_engine(PLAIN, max_running_requests=1, prefix_cache=False)
+    engine = tiny_engine(PLAIN, prefix_cache=False)
     return {kind: run(engine, [params_of(kind, logprobs=5, prompt_logprobs=3)])[0] for kind in KINDS}
 
 

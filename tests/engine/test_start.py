@@ -87,15 +87,14 @@ def test_too_little_memory_is_refused_with_its_parts(memory, temporaries, messag
 
 
 def test_an_engine_compiles_first_and_then_allocates_what_fits():
-    small: dict[str, Any] = {"target": tiny_target(num_layers=1)}
-    usual = tiny_engine(PLAIN, **small)
+    usual = tiny_engine(PLAIN)
     shapes, pages, first = usual.runner.programs.state, usual.runner.num_pages, usual.runner.table.first()
     usual.runner.programs.compile_all(first)
     temporaries, largest = usual.runner.programs.most_temporaries()
     page_bytes = nbytes(shapes.cache) // pages
     limit = nbytes(usual.runner.params) + nbytes(shapes) + temporaries - 20 * page_bytes  # 20 pages too little
 
-    engine = tiny_engine(PLAIN, **small, start=Start(memory_limit=limit), mem_fraction=1.0)
+    engine = tiny_engine(PLAIN, start=Start(memory_limit=limit), mem_fraction=1.0)
     programs, fitting = engine.runner.programs, engine.runner.num_pages
     assert set(programs.compilations) == set(first) and programs.most_temporaries() == (temporaries, largest)
     assert engine.pages.num_pages == engine.stats().total_pages == fitting
@@ -278,7 +277,7 @@ class Faulty(Programs):
 
 @pytest.mark.parametrize("kind", [CycleProgram, PrefillProgram, AdmitProgram])
 def test_a_program_that_fails_ends_the_start_with_its_name(kind):
-    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=1))
+    engine = tiny_engine(PLAIN)
     engine.runner.programs.__class__, engine.runner.programs.kind = Faulty, kind
     engine.runner.programs.at_compilation = False
     (program,) = (each for each in engine.runner.table.first() if isinstance(each, kind))
@@ -297,7 +296,7 @@ def test_a_program_that_fails_ends_the_start_with_its_name(kind):
 
 @pytest.mark.compiles
 def test_a_program_that_can_not_be_compiled_ends_the_start_with_its_name():
-    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=1))
+    engine = tiny_engine(PLAIN)
     engine.runner.programs.__class__, engine.runner.programs.kind = Faulty, AdmitProgram
     engine.runner.programs.at_compilation = True
     with pytest.raises(ProgramError, match=r"^the program \(admit\) could not be compiled: RuntimeError: INTERNAL: ptxas failed$"):
@@ -305,7 +304,7 @@ def test_a_program_that_can_not_be_compiled_ends_the_start_with_its_name():
 
 
 def test_a_cache_that_can_not_be_allocated_is_refused(monkeypatch):
-    engine = tiny_engine(PLAIN, target=tiny_target(num_layers=1))
+    engine = tiny_engine(PLAIN)
 
     def no_memory():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nwith many lines")

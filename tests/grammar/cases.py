@@ -21,7 +21,7 @@ from jaxspec.testing import tiny_engine, tiny_target
 
 TREES = (TreeShape(3, 2, 6), TreeShape(5, 4, 16))
 MORE_TREES = (*TREES, TreeShape(1, 2, 3), TreeShape(3, 1, 4))
-LENGTH = 72
+LENGTH, PAGES = 72, 80
 REGEXES = ("[a-c]{2,6}", "(yes|no)( sir)?", "[0-9]{1,3}(,[0-9]{3})*", r"\([a-z]+\)|[A-Z]{4}", "a+b+c?")
 GRAMMARS = (
     ('root ::= "(" root ")" | [a-z]', r"\(*[a-z]\)*"),
@@ -98,9 +98,9 @@ def random_case(rng: random.Random) -> Case:
 
 
 def engine(tree: TreeShape, **options: Any) -> Engine:
-    """Of the tiny model that all cases share."""
+    """Of the tiny model that all cases share. It has few pages, so that requests are preempted."""
     target = tiny_target(num_layers=1, eos_token_ids=(0,))
-    return tiny_engine(tree, target=target, max_running_requests=8, **options)
+    return tiny_engine(tree, target=target, max_running_requests=8, num_pages=PAGES, **options)
 
 
 def run(made: Engine, cases: Sequence[Case]) -> list[GenerationOutput]:
@@ -140,7 +140,7 @@ def check(cases: Sequence[Case], trees: Sequence[TreeShape]) -> Result:
     ]
     unequal, preemptions, hits, forced = [], 0, 0, 0
     for place, tree in enumerate(trees):
-        made = engine(tree, num_pages=80)
+        made = engine(tree)
         own = list(range(place, len(cases), len(trees)))
         again = own + own[: len(own) // 8]
         for number, output in zip(again, run(made, [cases[number] for number in again]), strict=True):

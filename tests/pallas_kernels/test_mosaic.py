@@ -21,10 +21,8 @@ CASES = {
     "no pages": ((1, 5, 5, 2, 1, 64, 16, 0), [0], [0], None),
 }
 IN_DEFAULT_SET = (
-    "verification",
     "two tiles per head, causal, merged",
     "the ring goes round",
-    "empty prefixes, more splits than blocks",
 )
 
 

@@ -87,7 +87,10 @@ def test_the_time_model_is_called_a_model(flags, capsys):
         and "copies at 4.30 TB/s" in said
         and "target: weights" in said
     )
-    assert plan(flags, capsys, "--tp", "2")[1]["time_model"]["milliseconds"] == {}
+    two = plan(flags, capsys, "--tp", "2")[1]["time_model"]["milliseconds"]["plain step"]
+    assert two["exchanges between GPUs"] == pytest.approx(10e-3 * (2 * 32 + 2), rel=0.05)
+    machines = plan(flags, capsys, "--tp", "2", "--nnodes", "2")[1]["time_model"]["milliseconds"]["plain step"]
+    assert machines["exchanges between GPUs"] > 2.5 * two["exchanges between GPUs"]
 
 
 def test_gpus_may_be_described_by_hand_and_several(flags, capsys):
@@ -95,7 +98,15 @@ def test_gpus_may_be_described_by_hand_and_several(flags, capsys):
     assert (found["gpu"]["memory"], found["gpu"]["bandwidth"], found["head"]) == (100e9, 1e12, None)
     assert found["weight_bytes"] == {"target": 8_030_261_248} and list(found["tokens_per_second"]) == ["1"]
     assert main([*flags, "--tp", "2"]) == 0
-    assert "this version of jaxspec runs on one GPU" in capsys.readouterr().out
+    assert "1 of these are the fewest for this batch and context: --tp 1" in capsys.readouterr().out
+    assert plan(flags, capsys, "--tp", "3")[1]["cache_bytes_per_token"]["target"] == 131072  # heads that 3 can't divide
+    assert main([*flags, "--tp", "3"]) == 0 and "3 GPUs can't divide the attention heads" in capsys.readouterr().out
+
+
+def test_the_fewest_gpus_are_found(flags, capsys):
+    status, found = plan(flags, capsys, "--gpu-memory", "12")
+    assert (status, found["fits"], found["smallest_tp"]) == (1, False, 4)
+    assert plan(flags, capsys, "--gpu-memory", "12", "--tp", "4")[1]["fits"]
 
 
 def test_the_built_in_model_is_the_default(capsys):
@@ -106,7 +117,7 @@ def test_the_built_in_model_is_the_default(capsys):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--tp", "3"], "--tp 3 does not divide the 8 KV heads"),
+        (["--tp", "3", "--nnodes", "2"], "--nnodes 2 machines can't have the same number of --tp 3 GPUs"),
         (["--accept-length", "7"], "--accept-length must be from 1 to 6 with the tree 5/4/8, got 7"),
         (["--gpu-memory", "0"], "--gpu-memory must be above 0, got 0.0"),
         (["--gpu-memory", "inf"], "--gpu-memory must be a number between 0 and 1000000, got inf"),
@@ -149,7 +160,15 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
     assert main(flags) == 0
     said = capsys.readouterr()
     shape = CycleShape(TreeShape(), 2, 1000, 16)
-    how = {"gpu": "h200", "dtype": "bfloat16", "token_map": None, "quantization": (None, None), "driver": "13.0.0"}
+    how = {
+        "gpu": "h200",
+        "dtype": "bfloat16",
+        "token_map": None,
+        "quantization": (None, None),
+        "driver": "13.0.0",
+        "tp": 1,
+        "nodes": 1,
+    }
     how |= {"refuse_spills": True}
     assert asked == [("config.json", "head.json", [shape], how)]
     assert "of which the cycle uses" in said.out and "|  0.02 |" in said.out
@@ -172,7 +191,6 @@ def test_a_cycle_that_takes_too_much_while_it_runs_does_not_fit(flags, capsys, m
     ("more", "reason"),
     [
         (["--gpu", "l4"], "description of the GPU"),
-        (["--tp", "2"], "no program for several GPUs"),
         ([], "the compiler failed: no luck"),
     ],
 )

@@ -56,7 +56,7 @@ def fake_logprob(token: int, alternatives: int) -> TokenLogprob:
 
 
 class FakeEngine:
-    """Continues every prompt with TEXT, two tokens a step after the first, whatever the prompt is."""
+    """Continues every prompt with `text`, two tokens a step after the first, whatever the prompt is."""
 
     def __init__(self) -> None:
         self.tokenizer = byte_tokenizer()
@@ -69,6 +69,8 @@ class FakeEngine:
         """So many requests may be unfinished; one more is refused."""
         self.tree = TREE
         """Of requests that ask for none."""
+        self.text = TEXT
+        """What every prompt is continued with, again and again."""
         self.adaptive: AdaptiveState | None = None
         self.cached_tokens = 0
         """What requests report."""
@@ -170,7 +172,7 @@ class FakeEngine:
         self._finished[request.finish_reason] += 1
 
     def _advance(self, request: Request) -> Update:
-        endless = TEXT.encode() * 100
+        endless = self.text.encode() * 100
         shown, new, verification = len(request.detokenizer.text), [], None
         for _ in range(2 if request.output else 1):
             token = endless[len(request.output)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from jaxspec.server import info_api, openai_api, responses, sglang_api, tokenize_api
+from jaxspec.server import chat_responses, completion_responses, info_api, openai_api, responses, sglang_api, tokenize_api
 from tests.server.conftest import Client
 
 USER = [{"role": "user", "content": "hi"}]
@@ -70,10 +70,10 @@ NATIVE = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
 @pytest.mark.parametrize(
     ("model", "path", "body"),
     [
-        (openai_api.CompletionResponse, "/v1/completions", {"prompt": "x", **SPOKEN}),
-        (openai_api.CompletionResponse, "/v1/completions", {"prompt": "xy", "logprobs": 2, "echo": True, **SPOKEN}),
-        (openai_api.ChatResponse, "/v1/chat/completions", {"messages": USER, **SPOKEN}),
-        (openai_api.ChatResponse, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
+        (completion_responses.CompletionResponse, "/v1/completions", {"prompt": "x", **SPOKEN}),
+        (completion_responses.CompletionResponse, "/v1/completions", {"prompt": "xy", "logprobs": 2, "echo": True, **SPOKEN}),
+        (chat_responses.ChatResponse, "/v1/chat/completions", {"messages": USER, **SPOKEN}),
+        (chat_responses.ChatResponse, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
         (sglang_api.GenerateResponse, "/generate", NATIVE),
         (list[sglang_api.GenerateResponse], "/generate", {**NATIVE, "text": ["x", "y"]}),
         (tokenize_api.TokenizeResponse, "/tokenize", {"prompt": "x", "return_token_strs": True}),
@@ -96,8 +96,8 @@ def test_responses_are_as_documented(client: Client, model: Any, path: str, body
 
 
 EVENTS = [
-    (openai_api.CompletionEvent, "/v1/completions", {"prompt": "x", "logprobs": 1, **SPOKEN}),
-    (openai_api.ChatEvent, "/v1/chat/completions", {"messages": USER, "logprobs": True, **SPOKEN}),
+    (completion_responses.CompletionEvent, "/v1/completions", {"prompt": "x", "logprobs": 1, **SPOKEN}),
+    (chat_responses.ChatEvent, "/v1/chat/completions", {"messages": USER, "logprobs": True, **SPOKEN}),
     (sglang_api.GenerateEvent, "/generate", {**NATIVE, "return_logprob": True}),
 ]
 

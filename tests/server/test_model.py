@@ -102,24 +102,23 @@ def test_templates_run_in_a_sandbox():
 def test_a_slow_template_does_not_delay_other_conversations():
     template = "{% for a in range(99999) if messages[0].role == 'system' %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"
     tokenizer = byte_tokenizer(template)
-    model = ServedModel("slow", CONTEXT, TreeShape(), tokenizer, ChatTemplate(template, {}, "test", seconds=1))
-    seconds = {}
+    model = ServedModel("slow", CONTEXT, TreeShape(), tokenizer, ChatTemplate(template, {}, "test", seconds=3))
+    answered = []
 
     def chat(role: str) -> httpx.Response:
-        started = time.monotonic()
-        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": role, "content": "hi"}]}, timeout=20)
-        seconds[role] = time.monotonic() - started
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": role, "content": "hi"}]}, timeout=60)
+        answered.append(role)
         return answer
 
     with serving(FakeEngine(), model) as url, ThreadPoolExecutor() as pool:
         slow, fast = pool.map(chat, ("system", "user"))
-        health = httpx.get(f"{url}/health")
+        health = httpx.get(f"{url}/health", timeout=60)
         again = chat("user")
     error = slow.json()["error"]
     assert (slow.status_code, error["param"], error["type"]) == (400, "messages", "invalid_request_error")
-    assert "more than 1 seconds" in error["message"]
+    assert "more than 3 seconds" in error["message"]
     assert fast.status_code == again.status_code == health.status_code == 200
-    assert 1 <= seconds["system"] < 10
+    assert answered == ["user", "system", "user"]
 
 
 def test_a_format_by_name_ends_answers_where_its_turns_end():
@@ -202,7 +201,7 @@ def test_the_template_writes_the_special_tokens():
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="a $A", pair=None, special_tokens=[("a", bos)])
     with ChatTemplate.of_model(tokenizer) as template:
         model = ServedModel("bos", CONTEXT, TreeShape(), tokenizer, template)
-        ids = model.chat_token_ids(USER, "messages")
+        ids = model.chat_token_ids(model.chat_text(USER, "messages"), "messages")
     assert ids == [bos, *b"hi"] == tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
     assert model.token_ids("hi", "prompt") == [bos, *b"hi"]
 
@@ -213,9 +212,9 @@ def test_a_conversation_counts_as_the_template_leaves_it():
     with ChatTemplate.of_model(tokenizer) as template:
         model = ServedModel("short", CONTEXT, TreeShape(), tokenizer, template)
         messages = [{"role": "user", "content": "long " * 10_000}, *USER]
-        assert model.chat_token_ids(messages, "messages") == [*b"hi"]
+        assert model.chat_token_ids(model.chat_text(messages, "messages"), "messages") == [*b"hi"]
         with pytest.raises(ApiError, match="has more than"):
-            model.chat_token_ids(messages[:1], "messages")
+            model.chat_token_ids(model.chat_text(messages[:1], "messages"), "messages")
 
 
 def test_tokens_keep_the_space_in_front_of_them():

@@ -263,7 +263,7 @@ def test_the_command(checkpoints: list[str], expected: list[list[int]]):
 @pytest.mark.parametrize(
     ("command", "said", "status"),
     [
-        (["--model-path", "/no/such/directory"], "/no/such/directory", 2),
+        (["--model-path", "/no/such/directory", "--port", "0"], "/no/such/directory", 2),
         (["--host", "203.0.113.1"], "203.0.113.1:30000", 1),
         (["--host", "no-such-host.invalid"], "no-such-host.invalid", 1),
     ],

@@ -14,6 +14,8 @@ from tests.server.wrong_fields import CHAT, COMPLETIONS, GENERATE, USER
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ANY_OBJECT = ("json_schema", '{"type": "object"}')
 OF_SCHEMA = ("json_schema", json.dumps(SCHEMA))
+TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f>"]}
+OF_TAGS = ("structural_tag", json.dumps(TAGS))
 WRAPPED = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
 
 
@@ -27,6 +29,8 @@ WRAPPED = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, OF_SCHEMA),
         ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
         ({"structured_outputs": {"regex": "a*"}}, ("regex", "a*")),
+        ({"response_format": {"type": "structural_tag", **TAGS}}, OF_TAGS),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, OF_TAGS),
         ({"structured_outputs": {"choice": ["a", "b"]}}, ("choice", '["a", "b"]')),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, ("grammar", 'root ::= "a"')),
         ({"guided_json": SCHEMA}, OF_SCHEMA),
@@ -46,10 +50,12 @@ def test_every_form_asks_the_engine_for_the_same(client: Client, fields: dict[st
     assert [params.constraint for params in client.engine.params] == [asked, asked]
 
 
-def test_sglangs_endpoint_has_three_of_them(client: Client):
-    for name, value in {"json_schema": json.dumps(SCHEMA), "regex": "a*", "ebnf": 'root ::= "a"'}.items():
+def test_sglangs_endpoint_has_four_of_them(client: Client):
+    texts = {"json_schema": json.dumps(SCHEMA), "regex": "a*", "ebnf": 'root ::= "a"', "structural_tag": json.dumps(TAGS)}
+    for name, value in texts.items():
         assert client.post(GENERATE, text="x", sampling_params={name: value}).status_code == 200
-    assert [params.constraint for params in client.engine.params] == [OF_SCHEMA, ("regex", "a*"), ("grammar", 'root ::= "a"')]
+    asked = [OF_SCHEMA, ("regex", "a*"), ("grammar", 'root ::= "a"'), OF_TAGS]
+    assert [params.constraint for params in client.engine.params] == asked
 
 
 NOT = {"type": "object", "properties": {"b": {"type": "array", "items": {"not": {}}}}}
@@ -64,11 +70,12 @@ NOT = {"type": "object", "properties": {"b": {"type": "array", "items": {"not": 
             "#/properties/b/items",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
-        ({"response_format": {"type": "structural_tag"}}, "response_format.type", "'json_schema'"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "type must be one of"),
+        ({"structured_outputs": {"structural_tag": {"format": {"type": "tag"}}}}, "structured_outputs.structural_tag", "at format"),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex", "together with response_format"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "one grammar"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported yet"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "a structural tag"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
         ({"guided_grammar": "root ::= nope"}, "guided_grammar", "nope"),
         ({"guided_json": "[1"}, "guided_json", "JSON schema"),

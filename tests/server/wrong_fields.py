@@ -107,7 +107,7 @@ WRONG_FIELDS = [
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
     (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # by the template
-    (CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+    (CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
     (CHAT, {"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"messages": USER, "chat_template": "{{ x }}"}, "chat_template"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),

@@ -255,6 +255,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, target, data):
     assert [place.name for place in checkpoints_of(again.work)] == ["00000001", "00000002"]
 
 
+@pytest.mark.exhaustive
 def test_four_devices_have_the_losses_of_one(tmp_path, target, data):
     write_target(tmp_path / "target", target)
     program = f"""
@@ -277,6 +278,7 @@ print(jax.device_count(), *[float(run.learn().loss) for _ in range(3)], run.eval
     np.testing.assert_allclose(losses[:3], [float(alone.learn().loss) for _ in range(3)], atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_devices_share_the_logits_too(data, tmp_path, target):
     """Each has about a quarter of the work of one device, of which logits are most here."""
     write_target(tmp_path / "target", target)
@@ -319,6 +321,7 @@ def in_dtype(model, dtype):
     return replace(model, params=jax.tree.map(lambda array: array.astype(dtype), model.params), dtype=jnp.dtype(dtype))
 
 
+@pytest.mark.exhaustive
 def test_a_target_in_16_bits(tmp_path, target, data):
     """The head runs in the target's dtype; its parameters are kept and changed in 32 bits."""
     half = in_dtype(target, "bfloat16")
@@ -397,6 +400,7 @@ def test_a_head_that_could_not_be_written_is_not_begun_with(tmp_path, target, da
         trainer(TrainSettings("eagle", begin="HEAD", rows=4, length=24), target, data, tmp_path / "work")
 
 
+@pytest.mark.exhaustive
 def test_the_engine_evaluates(tmp_path, target, data):
     run = trainer(SETTINGS, target, data, tmp_path / "work")
     trial = Trial.of(run.parts.heldout, 3, 8, 64)

@@ -1,0 +1,220 @@
+"""How devices share a model's layers: which parameters they divide, along which axis, and the part that each of them holds.
+
+Inside a program each device has a smaller model: fewer heads, a narrower feed-forward, some rows of the vocabulary.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec.config import ModelConfig
+from jaxspec.host_memory import aligned_empty
+from pallas_kernels.quantized import InBlocks, QuantizedAs
+from pallas_kernels.rows import AsInFile
+from pallas_kernels.weight import ANYWHERE, Grain
+
+MESH_AXIS = "devices"
+"""The name of the axis along which devices stand."""
+
+
+class Axis(NamedTuple):
+    """The axis of a matrix that devices divide."""
+
+    name: str
+    """qkv: [queries | keys | values]; heads: query heads; kv_heads: those of keys and values; gate_up: [gate | up]; ffn, vocab and
+    columns: any numbers alike."""
+    is_input: bool = False
+    """Of the products' inputs, whose sum is then over devices too. False: of the outputs."""
+
+
+AXES: Mapping[str, Axis] = {
+    "qkv_proj": Axis("qkv"),
+    "o_proj": Axis("heads", is_input=True),
+    "gate_up_proj": Axis("gate_up"),
+    "down_proj": Axis("ffn", is_input=True),
+    "lm_head": Axis("vocab"),
+    "fc": Axis("columns"),
+    "input_proj": Axis("columns"),
+    "embed_tokens": Axis("vocab"),
+    "k_scale": Axis("kv_heads"),
+    "v_scale": Axis("kv_heads"),
+}
+"""By the name of a layer, or of a parameter that is no layer's. All others are whole on every device."""
+GATHERED = frozenset({"vocab", "columns"})
+"""Axes whose parts of an output are put together at once, because what follows reads all of it."""
+OF_ATTENTION = frozenset({"qkv", "heads", "kv_heads"})
+KERNEL, BIAS = "kernel", "bias"
+"""The names of a dense matrix [inputs, outputs] and of a bias. All other arrays of a layer have its outputs in front."""
+BESIDE = re.compile(r"weights_(\d+)_")
+"""Begins the names of the arrays of a weight that stands beside others (pallas_kernels.rows.Beside)."""
+
+
+def axis_of(keys: Sequence[str | int]) -> Axis | None:
+    """The axis of a parameter; None: it is whole.
+
+    In:  ("layers", 0, "mlp", "down_proj", "kernel")
+    Out: Axis("ffn", is_input=True)
+    """
+    return next((AXES[name] for name in map(str, keys[-2:]) if name in AXES), None)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How `devices` share the layers of a model. Attention is whole on each if its heads can't be divided evenly."""
+
+    config: ModelConfig
+    devices: int
+
+    @cached_property
+    def grain(self) -> Grain:
+        """Numbers of a matrix that a cut must not part, the same for all of the model's matrices."""
+        storages = [self.config.storage, *(storage for _, storage in self.config.storages)]
+        grains = [each.grain if isinstance(each, QuantizedAs | InBlocks | AsInFile) else ANYWHERE for each in storages]
+        return Grain(*(math.lcm(*sizes) for sizes in zip(*grains, strict=True)))
+
+    @cached_property
+    def splits_heads(self) -> bool:
+        """False: every device has all heads. KV heads are repeated where there are fewer than devices."""
+        heads, kv_heads, size = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        if heads % self.devices or (kv_heads % self.devices and self.devices % kv_heads):
+            return False
+        own = max(1, kv_heads // self.devices) * size
+        return heads // self.devices * size % self.grain.inputs == 0 == own % self.grain.outputs
+
+    @property
+    def heads(self) -> int:
+        """Query heads of one device."""
+        return self.config.num_heads // self.devices if self.splits_heads else self.config.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads of one device."""
+        return max(1, self.config.num_kv_heads // self.devices) if self.splits_heads else self.config.num_kv_heads
+
+    def divides(self, axis: Axis | None) -> bool:
+        """Whether each device has a part of it only."""
+        return axis is not None and self.devices > 1 and (axis.name not in OF_ATTENTION or self.splits_heads)
+
+    def starts(self, axis: str, size: int) -> tuple[int, ...]:
+        """Where the parts that the axis consists of begin: queries, keys and values; gate and up; or one."""
+        if axis == "qkv":
+            queries, pairs = self.config.num_heads, self.config.num_kv_heads
+            return 0, queries * self.config.head_dim, (queries + pairs) * self.config.head_dim
+        return (0, size // 2) if axis == "gate_up" else (0,)
+
+    def slices(self, axis: str, device: int, size: int) -> tuple[slice, ...]:
+        """The stretches that a device holds of an axis of this size: one of each of its parts (`starts`). Zeros follow those that
+        are shorter than their `room`.
+
+        In:  "gate_up", device 1 of 2, size 12: gate 0-5, up 6-11
+        Out: 3-5 and 9-11
+        In:  "qkv", device 1 of 4, heads of one number, 4 of q (0-3), 2 of k (4, 5) and 2 of v (6, 7)
+        Out: 1, 4 and 6
+        """
+        starts, rooms = self.starts(axis, size), self.room(axis, size)
+        if axis in OF_ATTENTION:
+            number = 1 if axis == "kv_heads" else self.config.head_dim
+            first = device * self.heads if self.splits_heads else 0
+            pair = device * self.config.num_kv_heads // self.devices if self.splits_heads else 0
+            own = {"qkv": (first, pair, pair), "heads": (first,), "kv_heads": (pair,)}[axis]
+            begins = [start + head * number for start, head in zip(starts, own, strict=True)]
+            return tuple(slice(begin, begin + room) for begin, room in zip(begins, rooms, strict=True))
+        part, room = size // len(starts), rooms[0]
+        ends = min(device * room, part), min((device + 1) * room, part)
+        return tuple(slice(*(start + end for end in ends)) for start in starts)
+
+    def room(self, axis: str, size: int) -> tuple[int, ...]:
+        """The room for each of the `slices`, the same on all devices."""
+        if axis in OF_ATTENTION:
+            heads, pairs, number = self.heads, self.kv_heads, self.config.head_dim
+            return {"qkv": (heads * number, pairs * number, pairs * number), "heads": (heads * number,), "kv_heads": (pairs,)}[axis]
+        parts = len(self.starts(axis, size))
+        grain = math.lcm(*self.grain) if axis in ("gate_up", "ffn") else self.grain.outputs
+        return (-(-(size // parts) // (self.devices * grain)) * grain,) * parts
+
+    def width(self, axis: str, size: int) -> int:
+        """Size of the axis on one device, padding included."""
+        return sum(self.room(axis, size))
+
+    def input_size(self, axis: Axis) -> int:
+        """The size of an axis of inputs, which not every storage tells."""
+        return self.config.num_heads * self.config.head_dim if axis.name == "heads" else self.config.intermediate_size
+
+
+class Division(NamedTuple):
+    """How one array of a layer is divided: a dimension in stretches, each with its room."""
+
+    dimension: int
+    stretches: tuple[tuple[slice, ...], ...]
+    """By device, in numbers of this array."""
+    rooms: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Of the dimension on one device."""
+        return sum(self.rooms)
+
+    def of(self, array: Any, device: int, dtype: np.dtype) -> np.ndarray:
+        """What the device holds of the array, in this dtype. The array may be a view of a file: no more of it is read."""
+        shape = [self.width if place == self.dimension else size for place, size in enumerate(array.shape)]
+        out, begin, before = aligned_empty(tuple(shape), dtype), 0, (slice(None),) * self.dimension
+        for stretch, room in zip(self.stretches[device], self.rooms, strict=True):
+            end = begin + stretch.stop - stretch.start
+            out[*before, begin:end] = array[*before, stretch]
+            out[*before, end : begin + room] = 0
+            begin += room
+        return out
+
+
+def parts_of(arrays: Mapping[str, Any], axis: Axis, shares: Shares) -> dict[str, Division]:
+    """How the arrays of one layer (linear.parameters, and `bias`) are divided, by name. Those that it leaves out are whole.
+
+    In:  {"kernel": [8, 12], "bias": [12]}, Axis("gate_up"), two devices
+    Out: {"kernel": dimension 1, 0-2 and 6-8 | 3-5 and 9-11, "bias": dimension 0, the same}
+    """
+    dimensions = {name: int((name == KERNEL) != axis.is_input) for name in arrays}  # other matrices are transposed
+    if axis.is_input:
+        divided = {name: array for name, array in arrays.items() if array.ndim == 2}
+        ranges = dict.fromkeys(divided, (0, shares.input_size(axis)))
+    else:
+        divided, ranges = dict(arrays), _outputs(arrays, dimensions)
+    size = max(end for _, end in ranges.values())
+    return {
+        name: _part(axis, shares, size, dimensions[name], array.shape[dimensions[name]], *ranges[name])
+        for name, array in divided.items()
+    }
+
+
+def _outputs(arrays: Mapping[str, Any], dimensions: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The outputs that each array belongs to, first and end: all, but for the weights of a Beside."""
+    weights = [name for name in arrays if name != BIAS] or [BIAS]
+    places = {name: int(found[1]) if (found := BESIDE.match(name)) else 0 for name in weights}
+    sizes = [
+        max(arrays[name].shape[dimensions[name]] for name, at in places.items() if at == place)
+        for place in sorted(set(places.values()))
+    ]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return {name: (ends[places[name]], ends[places[name] + 1]) if name in places else (0, ends[-1]) for name in arrays}
+
+
+def _part(axis: Axis, shares: Shares, size: int, dimension: int, length: int, begin: int, end: int) -> Division:
+    """Of a dimension of this length, which stands for the numbers begin <= i < end of an axis of this size, or for their blocks."""
+
+    def scaled(number: int) -> int:
+        return number * length // (end - begin)
+
+    inside = [begin <= start < end for start in shares.starts(axis.name, size)]
+    stretches = tuple(
+        tuple(
+            slice(scaled(each.start - begin), scaled(each.stop - begin))
+            for each in itertools.compress(shares.slices(axis.name, device, size), inside)
+        )
+        for device in range(shares.devices)
+    )
+    return Division(dimension, stretches, tuple(map(scaled, itertools.compress(shares.room(axis.name, size), inside))))

@@ -1,0 +1,147 @@
+"""The responses of /v1/chat/completions: thinking, content and tool calls, as a message or in pieces."""
+
+import uuid
+
+from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.server.logprobs import ChatLogprobs, chat_logprobs
+from jaxspec.server.model import ServedModel
+from jaxspec.server.openai_requests import ChatRequest
+from jaxspec.server.openai_responses import Choice, OpenAIBuilder, OpenAIEvent, Usage
+from jaxspec.server.responses import ResponseModel
+from jaxspec.server.running import RequestBatch
+from jaxspec.text.answer_parser import Answer, AnswerParser
+from jaxspec.text.answer_reader import Arguments, CallStart, Content, Reasoning, merged
+
+
+class CalledFunction(ResponseModel):
+    """A function that the answer calls, or a piece of it: the first has the name."""
+
+    name: str | None = None
+    arguments: str
+    """The text of a JSON object."""
+
+
+class ToolCallInAnswer(ResponseModel):
+    """In a stream, only the first piece of a call has id and type."""
+
+    index: int | None = None
+    """In a stream: which call it is a piece of."""
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+
+class ChatMessage(ResponseModel):
+    role: str
+    content: str | None
+    """Null if there is nothing but calls."""
+    refusal: str | None
+    reasoning_content: str | None = None
+    """The thinking, if the server separates it."""
+    tool_calls: list[ToolCallInAnswer] | None = None
+
+
+class ChatChoice(Choice):
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatResponse(OpenAIEvent):
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(ResponseModel):
+    """A piece of a message: the first has the role."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallInAnswer] | None = None
+
+
+class ChatDeltaChoice(Choice):
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+
+
+class ChatEvent(OpenAIEvent):
+    choices: list[ChatDeltaChoice]
+
+
+class ChatBuilder(OpenAIBuilder):
+    """Builds the responses of /v1/chat/completions."""
+
+    id_prefix = "chatcmpl"
+    whole_type, whole_object = ChatResponse, "chat.completion"
+    event_type, event_object = ChatEvent, "chat.completion.chunk"
+
+    def __init__(self, model: ServedModel, body: ChatRequest, batch: RequestBatch):
+        super().__init__(model, body, batch)
+        self._parsers: dict[int, AnswerParser] = {}
+        self._has_calls: set[int] = set()
+        """Choices that call a tool."""
+        self._leaves_reasoning_out = body.include_reasoning is False
+
+    def choice(self, index: int, output: GenerationOutput) -> Choice:
+        parser = AnswerParser(self._batch.answer)
+        answer = Answer.of([*parser.add(output.text), *parser.finish()])
+        message = ChatMessage(role="assistant", content=answer.content or (None if answer.calls else ""), refusal=None)
+        if answer.reasoning and not self._leaves_reasoning_out:
+            message.reasoning_content = answer.reasoning
+        if answer.calls:
+            self._has_calls.add(index)
+            message.tool_calls = [
+                ToolCallInAnswer(id=call_id(), type="function", function=CalledFunction(**call._asdict())) for call in answer.calls
+            ]
+        logprobs = None if output.logprobs is None else chat_logprobs(self._model, output.logprobs)
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=self._finish_reason(index, output))
+
+    def empty(self, index: int) -> Choice:
+        return ChatDeltaChoice(index=index, delta=ChatDelta(content=""), logprobs=None, finish_reason=None)
+
+    def pieces(self, index: int, update: Update, is_first: bool) -> list[Choice]:
+        deltas = self._deltas(index, update)
+        if update.logprobs and not deltas:
+            deltas.append(ChatDelta(content=""))
+        pieces = [ChatDeltaChoice(index=index, delta=delta, logprobs=None, finish_reason=None) for delta in deltas]
+        if update.logprobs:
+            pieces[0].logprobs = chat_logprobs(self._model, update.logprobs)
+        if is_first:
+            delta = ChatDelta(role="assistant", content="")
+            pieces.insert(0, ChatDeltaChoice(index=index, delta=delta, logprobs=None, finish_reason=None))
+        if update.output is not None:
+            finish_reason = self._finish_reason(index, update.output)
+            pieces.append(ChatDeltaChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=finish_reason))
+        return [*pieces]
+
+    def _deltas(self, index: int, update: Update) -> list[ChatDelta]:
+        """What an update adds to the parts of a choice."""
+        if index not in self._parsers:
+            self._parsers[index] = AnswerParser(self._batch.answer)
+        parser, deltas = self._parsers[index], []
+        for event in merged([*parser.add(update.text), *(parser.finish() if update.output is not None else ())]):
+            match event:
+                case Content(text):
+                    deltas.append(ChatDelta(content=text))
+                case Reasoning(text):
+                    if not self._leaves_reasoning_out:
+                        deltas.append(ChatDelta(reasoning_content=text))
+                case CallStart(number, name):
+                    self._has_calls.add(index)
+                    function = CalledFunction(name=name, arguments="")
+                    call = ToolCallInAnswer(index=number, id=call_id(), type="function", function=function)
+                    deltas.append(ChatDelta(tool_calls=[call]))
+                case Arguments(number, text):
+                    call = ToolCallInAnswer(index=number, function=CalledFunction(arguments=text))
+                    deltas.append(ChatDelta(tool_calls=[call]))
+        return deltas
+
+    def _finish_reason(self, index: int, output: GenerationOutput) -> str:
+        """A complete answer that calls ends for its calls."""
+        return "tool_calls" if index in self._has_calls and output.finish_reason == "stop" else output.finish_reason
+
+
+def call_id() -> str:
+    """A new name for a tool call, in OpenAI's form."""
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,127 @@
+"""The messages of a conversation in OpenAI's form, tool calls and their results included, and what chat templates get of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from jaxspec.server.errors import ApiError
+from jaxspec.server.fields import RequestModel, described_as
+from jaxspec.server.neutral_fields import each, neutral
+
+MAX_TOOLS = 128
+"""As in OpenAI's API; also the calls of one message."""
+
+type ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
+
+
+class TextPart(RequestModel):
+    """A part of a message; images and audio are not supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+type TextParts = Annotated[list[TextPart], FailFast()]
+
+
+class FunctionCall(RequestModel):
+    """What an earlier answer called."""
+
+    name: ToolName
+    arguments: str
+    """A JSON object; empty: no arguments."""
+
+
+class ToolCall(RequestModel):
+    """A call of an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+    """Its number in a stream. Without effect."""
+
+
+type ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS), FailFast()]
+
+
+# openai-python sends these fields when a reply becomes part of the next request.
+@neutral(each("refusal audio function_call") | each("annotations", []))
+class Message(RequestModel):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: ToolCalls | None = None
+    """Of an assistant."""
+    content: Annotated[str | TextParts | None, described_as('a string or a list of {"type": "text", "text": ...} parts')] = Field(
+        default=None, validate_default=True
+    )
+    """An assistant with tool_calls may leave it out."""
+    name: str | None = None
+    tool_call_id: str | None = None
+    """Of a tool: the call that this is the result of."""
+    reasoning_content: str | None = None
+    """Of an assistant: its thinking, for templates that read it."""
+
+    @field_validator("tool_calls")
+    @classmethod
+    def check_role(cls, value: Any, info: ValidationInfo) -> Any:
+        """Only an assistant calls."""
+        if value and info.data.get("role") != "assistant":
+            raise PydanticCustomError("role", "Input should be in a message of the role assistant")
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def check_content(cls, value: Any, info: ValidationInfo) -> Any:
+        """Only calls make up for content."""
+        if value is None and not info.data.get("tool_calls"):
+            raise PydanticCustomError("missing", "Input should be a string or a list of text parts")
+        return value
+
+    @property
+    def text(self) -> str:
+        """The content as one string, parts joined by line breaks."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content)
+
+    def for_template(self, param: str) -> dict[str, Any]:
+        """The message as chat templates expect it. `param`: its name. Raises ApiError for arguments that are no JSON object."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": _arguments(call, f"{param}.tool_calls.{index}")},
+                }
+                for index, call in enumerate(self.tool_calls)
+            ]
+        return message
+
+
+type Messages = Annotated[list[Message], Field(min_length=1), FailFast()]
+
+
+def for_template(messages: Sequence[Message], param: str) -> list[dict[str, Any]]:
+    """A conversation as chat templates expect it; `param`: the client's name of it. Raises ApiError."""
+    return [message.for_template(f"{param}.{index}") for index, message in enumerate(messages)]
+
+
+def _arguments(call: ToolCall, param: str) -> dict[str, Any]:
+    """Templates write them as JSON themselves."""
+    try:
+        found = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        param = f"{param}.function.arguments"
+        raise ApiError(400, f"{param} must be the text of a JSON object", param=param)
+    return found

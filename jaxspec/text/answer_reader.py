@@ -1,0 +1,232 @@
+"""Reading an answer whose text comes in pieces: what its parsers are made of.
+
+A parser is a generator: it yields events, and None where it needs more text. So it reads like one for the whole text, and what it
+finds does not depend on how the text was cut.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+from jaxspec.text.detokenizer import overlap
+
+MAX_NAME = 256
+"""Characters of the names of tools and arguments."""
+_SPACES = re.compile(r"\s*")
+_WORD = re.compile(r"[\w.\-]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_LITERAL = re.compile(r"[-+.\w]*")
+
+
+class Content(NamedTuple):
+    """A piece of what the answer says."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """A piece of the thinking before it."""
+
+    text: str
+
+
+class CallStart(NamedTuple):
+    """A tool call begins. Its arguments follow."""
+
+    call: int
+    """Its number in the answer, from 0."""
+    name: str
+
+
+class Arguments(NamedTuple):
+    """A piece of a call's arguments, a JSON object."""
+
+    call: int
+    text: str
+
+
+type Event = Content | Reasoning | CallStart | Arguments
+type Reading[T] = Generator[Event | None, None, T]
+type MakeEvent = Callable[[str], Event]
+
+
+class MalformedCall(Exception):
+    """What looked like a tool call is none: it is text."""
+
+
+class AnswerReader:
+    """The text so far, and how much of it was read."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        """All before it was read."""
+        self.mark = 0
+        """All before it has become events."""
+        self.has_ended = False
+        """No more text will come."""
+
+    def more(self) -> Reading[bool]:
+        """Waits for more text; False: there is none."""
+        before = len(self.text)
+        while len(self.text) == before and not self.has_ended:
+            yield None
+        return len(self.text) > before
+
+    def peek(self) -> Reading[str]:
+        """The next character; "" at the end."""
+        if self.at == len(self.text):
+            yield from self.more()
+        return self.text[self.at : self.at + 1]
+
+    def take(self, word: str) -> Reading[bool]:
+        """Reads this word, if it is what comes next."""
+        while True:
+            found = self.text[self.at : self.at + len(word)]
+            if found == word:
+                self.at += len(word)
+                return True
+            if not word.startswith(found) or not (yield from self.more()):
+                return False
+
+    def expect(self, word: str) -> Reading[None]:
+        """Reads this word. Raises MalformedCall if something else comes next."""
+        if not (yield from self.take(word)):
+            raise MalformedCall
+
+    def spaces(self) -> Reading[None]:
+        """Reads white space."""
+        yield from self._run(_SPACES)
+
+    def word(self) -> Reading[str]:
+        """Reads a name of letters, digits and _ . -"""
+        return (yield from self._run(_WORD))
+
+    def _run(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Reads all that matches, which any beginning of a match does too."""
+        start = self.at
+        while True:
+            found = pattern.match(self.text, self.at)
+            assert found is not None
+            self.at = found.end()
+            if self.at < len(self.text) or not (yield from self.more()):
+                return self.text[start : self.at]
+
+    def until(self, word: str | None, make: MakeEvent, trim: Callable[[str], str] = str.rstrip) -> Reading[bool]:
+        """Reads the text before a word and the word, and yields the former; True if the word was found, else that was all the text.
+
+        `trim`: removes what shall not stand between the text and the word, such as white space. The mark then stays before it.
+        """
+        while True:
+            found = -1 if word is None else self.text.find(word, self.at)
+            piece = self.text[self.at : None if found < 0 else found]
+            if word is not None and not (found < 0 and self.has_ended):
+                piece = trim(piece if found >= 0 else piece[: len(piece) - overlap(piece, word)])
+            self.at += len(piece)
+            self.mark = self.at
+            if piece:
+                yield make(piece)
+            if word is not None and found >= 0:
+                self.at = found + len(word)
+                return True
+            if self.has_ended and self.at == len(self.text):
+                return False
+            yield from self.more()
+
+    def name_until(self, word: str) -> Reading[str]:
+        """Reads a short text and the word behind it. Raises MalformedCall."""
+        start = self.at
+        while (end := self.text.find(word, start, start + MAX_NAME)) < 0:
+            if len(self.text) - start >= MAX_NAME or not (yield from self.more()):
+                raise MalformedCall
+        self.at = end + len(word)
+        return self.text[start:end]
+
+    def string(self) -> Reading[str]:
+        """Reads a short JSON string. Raises MalformedCall."""
+        if (yield from self.peek()) != '"':
+            raise MalformedCall
+        while (found := _STRING.match(self.text, self.at, self.at + MAX_NAME)) is None:
+            if len(self.text) - self.at >= MAX_NAME or not (yield from self.more()):
+                raise MalformedCall
+        self.at = found.end()
+        try:
+            return str(json.loads(found[0], strict=False))
+        except ValueError:
+            raise MalformedCall from None
+
+    def braces(self, make: MakeEvent | None) -> Reading[None]:
+        """Reads a JSON object or array, to where its brackets close or the text ends, and yields it as it comes."""
+        depth, in_string, escaped = 0, False, False
+        while True:
+            start = self.at
+            for character in self.text[start:]:
+                self.at += 1
+                if escaped:
+                    escaped = False
+                elif in_string:
+                    escaped, in_string = character == "\\", character != '"'
+                elif character == '"':
+                    in_string = True
+                elif character in "{[":
+                    depth += 1
+                elif character in "}]":
+                    depth -= 1
+                    if depth == 0:
+                        break
+            if make is not None and self.at > start:
+                yield make(self.text[start : self.at])
+            if (depth == 0 and self.at > start) or not (yield from self.more()):
+                return
+
+    def value(self) -> Reading[None]:
+        """Reads a JSON value that nobody asked for. Raises MalformedCall."""
+        first = yield from self.peek()
+        if first == '"':
+            yield from self.string()
+        elif first in ("{", "["):
+            yield from self.braces(None)
+        elif not (yield from self._run(_LITERAL)):
+            raise MalformedCall
+
+    def python_value(self) -> Reading[str]:
+        """Reads the source of an argument of a Python call, up to a comma or the closing parenthesis. Raises MalformedCall."""
+        start, depth, quote, escaped = self.at, 0, "", False
+        while True:
+            for character in self.text[self.at :]:
+                if escaped:
+                    escaped = False
+                elif quote:
+                    escaped, quote = character == "\\", "" if character == quote else quote
+                elif character in "\"'":
+                    quote = character
+                elif depth == 0 and character in ",)":
+                    return self.text[start : self.at].strip()
+                elif character in "([{":
+                    depth += 1
+                elif character in ")]}":
+                    depth -= 1
+                self.at += 1
+            if not (yield from self.more()):
+                raise MalformedCall
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """The events with adjacent pieces of one text joined.
+
+    In:  [Content("a"), Content("b"), CallStart(0, "f"), Arguments(0, "{"), Arguments(0, "}")]
+    Out: [Content("ab"), CallStart(0, "f"), Arguments(0, "{}")]
+    """
+    found: list[Event] = []
+    for event in events:
+        match found[-1:], event:
+            case [Content(before)], Content(text):
+                found[-1] = Content(before + text)
+            case [Reasoning(before)], Reasoning(text):
+                found[-1] = Reasoning(before + text)
+            case [Arguments(call, before)], Arguments(same, text) if same == call:
+                found[-1] = Arguments(call, before + text)
+            case _:
+                found.append(event)
+    return found

@@ -1,0 +1,252 @@
+"""The tool calls in an answer, in the ways that models write them. What is no call of one of the tools is content."""
+
+import ast
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxspec.text.answer_reader import AnswerReader, Arguments, CallStart, Content, Event, MalformedCall, Reading
+
+TAG, END_TAG = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+_ARGUMENTS = ("arguments", "parameters")
+"""Members of a call in JSON."""
+
+type Schema = Mapping[str, Any]
+type Tools = Mapping[str, Schema]
+"""The JSON schema of each tool's arguments, by the tool's name."""
+type ToolParser = Callable[[AnswerReader, Tools], Reading[None]]
+"""Reads an answer to its end."""
+
+
+class Calls:
+    """The calls of an answer so far."""
+
+    def __init__(self, reader: AnswerReader, tools: Tools):
+        self._reader, self._tools, self._count = reader, tools, 0
+
+    def check(self, name: str | None) -> str:
+        """Raises MalformedCall if there is no such tool."""
+        if name is None or name not in self._tools:
+            raise MalformedCall
+        return name
+
+    def start(self, name: str) -> CallStart:
+        """The next call. From here on it can't become content."""
+        self._count += 1
+        self._reader.mark = self._reader.at
+        return CallStart(self._count - 1, name)
+
+    def arguments(self, text: str) -> Arguments:
+        """A piece of the newest call's arguments."""
+        return Arguments(self._count - 1, text)
+
+    def end(self) -> None:
+        """The call has ended, in order or not."""
+        self._reader.mark = self._reader.at
+
+    def given_back(self) -> list[Event]:
+        """What was read since the last event, as content. White space around calls is none."""
+        reader = self._reader
+        text, reader.mark = reader.text[reader.mark : reader.at], reader.at
+        return [Content(text)] if text.strip() or (text and not self._count) else []
+
+    def schema_of(self, name: str, argument: str) -> Schema:
+        """The schema of one argument."""
+        found = self._tools[name].get("properties", {})
+        found = found.get(argument) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+
+def read_tagged(reader: AnswerReader, tools: Tools) -> Reading[None]:
+    """<tool_call> and </tool_call> around a call in JSON (Hermes, Qwen), a list of them (SmolLM2), or <function=...> (MiMo)."""
+    calls = Calls(reader, tools)
+    while (yield from reader.until(TAG, Content)):
+        try:
+            yield from reader.spaces()
+            if (yield from reader.peek()) == "<":
+                yield from _read_xml_call(reader, calls)
+            else:
+                yield from _read_json_calls(reader, calls)
+            yield from reader.spaces()
+            yield from reader.expect(END_TAG)
+            yield from reader.spaces()
+        except MalformedCall:
+            yield from calls.given_back()
+
+
+def read_llama3(reader: AnswerReader, tools: Tools) -> Reading[None]:
+    """Calls in JSON at the beginning of the answer, or behind <|python_tag|>, with semicolons between them."""
+    yield from _read_at_start(reader, Calls(reader, tools), "{", _read_json_calls)
+
+
+def read_pythonic(reader: AnswerReader, tools: Tools) -> Reading[None]:
+    """A list of Python calls at the beginning of the answer, or behind <|python_tag|>: [f(a=1), g(b="x")]."""
+    yield from _read_at_start(reader, Calls(reader, tools), "[", _read_python_calls)
+
+
+def _read_at_start(
+    reader: AnswerReader, calls: Calls, opening: str, read: Callable[[AnswerReader, Calls], Reading[None]]
+) -> Reading[None]:
+    while True:
+        try:
+            yield from reader.spaces()
+            yield from reader.take(PYTHON_TAG)
+            yield from reader.spaces()
+            if (yield from reader.peek()) != opening:
+                raise MalformedCall
+            yield from read(reader, calls)
+            yield from reader.spaces()
+        except MalformedCall:
+            yield from calls.given_back()
+        if not (yield from reader.until(PYTHON_TAG, Content)):
+            return
+        reader.at -= len(PYTHON_TAG)
+
+
+def _read_json_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
+    """Calls in JSON, one or several, with [ , ; ] around and between them. Raises MalformedCall at what is none."""
+    in_list = yield from reader.take("[")
+    yield from reader.spaces()
+    while not (in_list and (yield from reader.take("]"))):
+        yield from _read_json_call(reader, calls)
+        calls.end()
+        yield from reader.spaces()
+        if not (yield from reader.take(",")):
+            yield from reader.take(";")
+        yield from reader.spaces()
+        if not in_list and (yield from reader.peek()) != "{":
+            return
+
+
+def _read_json_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
+    """{"name": ..., "arguments": {...}}, in any order. Raises MalformedCall, unless the call has begun."""
+    name, arguments, has_begun = None, "{}", False
+    try:
+        yield from reader.expect("{")
+        while True:
+            yield from reader.spaces()
+            key = yield from reader.string()
+            yield from reader.spaces()
+            yield from reader.expect(":")
+            yield from reader.spaces()
+            if key == "name" and name is None:
+                name = calls.check((yield from reader.string()))
+            elif key in _ARGUMENTS and not has_begun:
+                if (yield from reader.peek()) != "{":
+                    raise MalformedCall
+                start = reader.at
+                if name is None:
+                    yield from reader.braces(None)
+                    arguments = reader.text[start : reader.at]
+                else:
+                    has_begun = True
+                    yield calls.start(name)
+                    yield from reader.braces(calls.arguments)
+            else:
+                yield from reader.value()
+            yield from reader.spaces()
+            if not (yield from reader.take(",")):
+                break
+        yield from reader.expect("}")
+        if not has_begun:
+            yield calls.start(calls.check(name))
+            yield calls.arguments(arguments)
+    except MalformedCall:
+        if not has_begun:
+            raise
+
+
+def _read_python_calls(reader: AnswerReader, calls: Calls) -> Reading[None]:
+    """[f(a=1), g(b="x")]. Raises MalformedCall at what is none."""
+    yield from reader.expect("[")
+    while True:
+        yield from reader.spaces()
+        name = yield from reader.word()
+        yield from reader.expect("(")
+        yield calls.start(calls.check(name))
+        with contextlib.suppress(MalformedCall):
+            yield from _read_python_arguments(reader, calls)
+        calls.end()
+        yield from reader.spaces()
+        if not (yield from reader.take(",")):
+            yield from reader.expect("]")
+            return
+
+
+def _read_python_arguments(reader: AnswerReader, calls: Calls) -> Reading[None]:
+    opening = "{"
+    yield from reader.spaces()
+    while not (yield from reader.take(")")):
+        name = yield from reader.word()
+        yield from reader.spaces()
+        yield from reader.expect("=")
+        value = python_to_json((yield from reader.python_value()))
+        yield calls.arguments(f"{opening}{json.dumps(name)}: {value}")
+        opening = ", "
+        yield from reader.take(",")
+        yield from reader.spaces()
+    yield calls.arguments("}" if opening == ", " else "{}")
+
+
+def python_to_json(source: str) -> str:
+    """A literal of Python or of JSON as JSON; what is neither, as a string."""
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            return json.dumps(read(source), ensure_ascii=False)
+    return json.dumps(source, ensure_ascii=False)
+
+
+def _read_xml_call(reader: AnswerReader, calls: Calls) -> Reading[None]:
+    """<function=NAME>, <parameter=NAME>value</parameter> for each argument, </function>. Raises MalformedCall before it begins."""
+    yield from reader.expect("<function=")
+    name = calls.check((yield from reader.name_until(">")))
+    yield calls.start(name)
+    opening = "{"
+    yield from reader.spaces()
+    with contextlib.suppress(MalformedCall):
+        while (yield from reader.take("<parameter=")):
+            argument = yield from reader.name_until(">")
+            yield calls.arguments(f"{opening}{json.dumps(argument, ensure_ascii=False)}: ")
+            opening = ", "
+            yield from _read_xml_value(reader, calls, is_text=is_text(calls.schema_of(name, argument)))
+            yield from reader.spaces()
+    if (yield from reader.peek()):  # else the text was cut off
+        yield calls.arguments("}" if opening == ", " else "{}")
+        yield from reader.take("</function>")
+    calls.end()
+
+
+def _read_xml_value(reader: AnswerReader, calls: Calls, *, is_text: bool) -> Reading[None]:
+    """A value between tags, without one line break on each side."""
+    yield from reader.take("\n")
+    if is_text:
+        yield calls.arguments('"')
+        if (yield from reader.until("</parameter>", lambda piece: calls.arguments(_escaped(piece)), _without_line_break)):
+            yield calls.arguments('"')
+        return
+    start = reader.at
+    while (end := reader.text.find("</parameter>", start)) < 0:
+        if not (yield from reader.more()):
+            reader.at = len(reader.text)
+            raise MalformedCall
+    reader.at = end + len("</parameter>")
+    yield calls.arguments(python_to_json(_without_line_break(reader.text[start:end])))
+
+
+def _escaped(text: str) -> str:
+    """As it stands in a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _without_line_break(text: str) -> str:
+    return text.removesuffix("\n")
+
+
+def is_text(schema: Schema) -> bool:
+    """Whether all values that fit the schema are strings, which tags hold without quotes."""
+    given = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(given, list):
+        return all(isinstance(each, str) for each in given)
+    return schema.get("type") == "string"

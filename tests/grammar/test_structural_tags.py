@@ -1,0 +1,120 @@
+"""Structural tags as grammars, and those of tool calls: what they allow is what the parsers read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from jaxspec.grammar.compiling import compiled
+from jaxspec.grammar.vocabulary import source_of
+from jaxspec.testing import TinyTokenizer
+from jaxspec.text.answer_parser import Answer, AnswerFormat, AnswerParser, Call
+from jaxspec.text.tool_formats import TOOL_FORMATS
+
+VOCABULARY = source_of(TinyTokenizer(), 128, (0,)).load()
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+JSON = {"type": "json_schema", "json_schema": SCHEMA}
+TAGGED = {"type": "tag", "begin": "<f>", "content": JSON, "end": "</f>"}
+THINK = {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"}
+
+
+def fits(tag: dict[str, Any], text: str) -> bool:
+    """Whether the whole text follows the structural tag."""
+    matcher = compiled(VOCABULARY, "structural_tag", json.dumps(tag)).deep_copy()
+    return all(matcher.consume_token(ord(character)) for character in text) and matcher.is_accepting()
+
+
+OLD = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+Y = {"type": "grammar", "grammar": 'root ::= "y"'}
+ONCE = {"type": "tags_with_separator", "tags": [TAGGED], "separator": ",", "at_least_one": True, "stop_after_first": True}
+NOT = {"type": "json_schema", "json_schema": {"properties": {"b": {"not": {}}}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (OLD, ["", "x<f>{\"a\": 1}</f>y"], ["x<f y"]),
+        ({"format": {"type": "const_string", "value": "a\n\"é"[:3]}}, ['a\n"'], ["", "a"]),
+        ({"format": {"type": "any_text"}}, ["", "a\nb"], []),
+        ({"format": {"type": "or", "elements": [JSON, {"type": "regex", "pattern": "[/x]+"}]}}, ['{"a": 1}', "/x"], ["", "a"]),
+        ({"format": {"type": "sequence", "elements": [THINK, Y]}}, ["<think>x</think>y"], ["y"]),
+        (
+            {"format": {"type": "tags_with_separator", "tags": [TAGGED], "separator": ","}},
+            ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
+            ["x", '<f>{"a": 1}</f>,'],
+        ),
+        (
+            {"format": ONCE},
+            ['<f>{"a": 1}</f>'],
+            ["", '<f>{"a": 1}</f>,<f>{"a": 2}</f>'],
+        ),
+        (
+            {"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAGGED], "at_least_one": True}},
+            ['x<f>{"a": 1}</f>y'],
+            ["x"],
+        ),
+        (
+            {"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAGGED], "stop_after_first": True}},
+            ["x", 'x<f>{"a": 1}</f>'],
+            ['<f>{"a": 1}</f>y'],
+        ),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)  # fmt: skip
+def test_formats(form: dict[str, Any], good: list[str], bad: list[str]):
+    assert [fits(form, text) for text in good + bad] == [True] * len(good) + [False] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [
+        ({}, "type must be one of any_text, .*at format"),
+        ({"format": {"type": "any_text", "excludes": []}}, "excludes is not supported"),
+        ({"format": {"type": "or", "elements": [{"type": "tag"}]}}, "begin must be a string .at format.elements.0"),
+        ({"structures": [{"begin": "<f", "schema": {}, "end": ""}], "triggers": ["g"]}, "no tag begins with the trigger 'g'"),
+        ({"format": {**TAGGED, "content": NOT}}, "'<f>'.*#/properties/b"),
+        ({"format": {"type": "grammar", "grammar": "start: x"}}, "format.grammar: .*unknown name"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_place(tag: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        compiled(VOCABULARY, "structural_tag", json.dumps(tag))
+
+
+F = {
+    "type": "object",
+    "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "k": {"enum": ["x", "y"]}},
+    "required": ["s"],
+    "additionalProperties": False,
+}
+G = {"type": "object", "properties": {"o": {"$ref": "#/$defs/o"}, "p": {}}, "$defs": {"o": {"type": "integer"}}}
+CALLS = [Call("f", '{"s": "a", "k": "x"}'), Call("g", '{"o": 4}')]
+TEXTS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"s": "a", "k": "x"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {"o": 4}}\n</tool_call>',
+    "smollm2": '<tool_call>[{"name": "f", "arguments": {"s": "a", "k": "x"}}, {"name": "g", "arguments": {"o": 4}}]</tool_call>',
+    "llama3": '{"name": "f", "parameters": {"s": "a", "k": "x"}}; {"name": "g", "parameters": {"o": 4}}',
+    "pythonic": '[f(s="a", k="x"), g(o=4)]',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=k>\nx\n</parameter>\n</function>\n"
+    "</tool_call>\n<tool_call>\n<function=g>\n<parameter=o>\n4\n</parameter>\n</function>\n</tool_call>",
+    "mimo": "<tool_call>\n<function=f>\n<parameter=s>a</parameter>\n<parameter=k>x</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=g>\n<parameter=o>4</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_allowed_is_what_is_read(name: str):
+    form, tools, text = TOOL_FORMATS[name], {"f": F, "g": G}, TEXTS[name]
+    parser = AnswerParser(AnswerFormat(tool_parser=form.read, tools=tools))
+    assert Answer.of([*parser.add(text), *parser.finish()]) == Answer("", "", CALLS)
+    calls, one = ({"format": form.structures.calls(tools, only_one=only_one)} for only_one in (False, True))
+    free = {"format": form.structures.within_text(tools, only_one=False)}
+    assert fits(calls, text) and fits(free, text) and fits(free, "Hello.") and not fits(calls, "") and not fits(one, text)
+    unknown, wrong = text.replace('"f"', '"h"').replace("f(", "h(").replace("=f", "=h"), text.replace("x", "z")
+    missing = text.replace('"s": ', '"t": ').replace("s=", "t=").replace("=s", "=t")
+    assert not any(fits(form, other) for form in (calls, free) for other in (unknown, wrong, missing))
+
+
+def test_smollm2s_earlier_calls_are_written_as_it_writes_them():
+    form = TOOL_FORMATS["smollm2"]
+    assert form.message_with([(call.name, json.loads(call.arguments)) for call in CALLS]) == TEXTS["smollm2"]

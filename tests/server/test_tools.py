@@ -1,0 +1,266 @@
+"""Tools and thinking in chats over HTTP: what the model reads, what it may write, and what clients get of it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from jaxspec.server.model import ServedModel
+from jaxspec.text.answer_parser import REASONING_FORMATS
+from jaxspec.text.chat_template import ChatTemplate
+from jaxspec.text.tool_formats import TOOL_FORMATS
+from tests.server.conftest import Client, serving, wait_until
+from tests.server.fakes import TREE, FakeEngine, byte_tokenizer
+from tests.server.test_bad_input import refusal
+from tests.server.wrong_fields import CHAT, USER
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments|tojson }}{% endfor %}|{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if closed %}<think></think>{% endif %}{% endif %}"
+)
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": WEATHER}}
+TIME = {"type": "function", "function": {"name": "time"}}
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CALLS = (
+    'Wait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def shared_tools() -> Iterator[Client]:
+    engine, tokenizer = FakeEngine(), byte_tokenizer(TEMPLATE)
+    model = ServedModel(
+        "fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer),
+        tool_format=TOOL_FORMATS["hermes"], reasoning=REASONING_FORMATS["qwen3"],
+    )  # fmt: skip
+    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
+        yield Client(http, engine)
+
+
+@pytest.fixture
+def client(shared_tools: Client) -> Iterator[Client]:
+    shared_tools.engine.params.clear()
+    yield shared_tools
+    wait_until(lambda: not shared_tools.engine.running)
+
+
+def ask(client: Client, text: str, **body: Any) -> dict[str, Any]:
+    """The choice of an answer that ends after this text."""
+    client.engine.text = text + "\x00"
+    response = client.post(CHAT, messages=USER, stop=["\x00"], **body)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def streamed(client: Client, text: str, **body: Any) -> tuple[dict[str, Any], str]:
+    """The same as a stream: the message that the deltas make, and the finish_reason."""
+    client.engine.text = text + "\x00"
+    message: dict[str, Any] = {}
+    for event in client.events(CHAT, messages=USER, stop=["\x00"], **body):
+        [choice] = event["choices"]
+        for name, value in choice["delta"].items():
+            if name != "tool_calls":
+                message[name] = message.get(name, "") + value
+                continue
+            [piece] = value
+            calls = message.setdefault("tool_calls", [])
+            if piece["index"] == len(calls):
+                calls.append({"id": piece["id"], "type": piece["type"], "function": piece["function"]})
+                assert piece["function"]["name"] and piece["function"]["arguments"] == ""
+            else:
+                assert set(piece) == {"index", "function"} and set(piece["function"]) == {"arguments"}
+                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    return message, choice["finish_reason"]
+
+
+def functions(message: dict[str, Any]) -> list[tuple[str, str]]:
+    assert len({call["id"] for call in message["tool_calls"]}) == len(message["tool_calls"])
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+
+
+def test_calls_whole_and_streamed(client: Client):
+    choice = ask(client, CALLS, tools=[TOOL, TIME])
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Wait.", "tool_calls")
+    assert functions(choice["message"]) == [("weather", '{"city": "Paris"}'), ("time", "{}")]
+    message, reason = streamed(client, CALLS, tools=[TOOL, TIME])
+    assert (message["content"], reason, functions(message)) == ("Wait.", "tool_calls", functions(choice["message"]))
+    assert client.engine.params[0].constraint is None
+
+
+def test_nothing_but_calls_has_no_content(client: Client):
+    assert ask(client, CALLS.removeprefix("Wait.\n"), tools=[TOOL, TIME])["message"]["content"] is None
+
+
+def test_without_tools_or_with_none_calls_are_content(client: Client):
+    for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        choice = ask(client, CALLS, **fields)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALLS, "stop")
+        assert "tool_calls" not in choice["message"]
+
+
+def test_one_call_if_there_shall_be_one(client: Client):
+    fields = {"tools": [TOOL, TIME], "parallel_tool_calls": False}
+    assert (
+        functions(ask(client, CALLS, **fields)["message"])
+        == functions(streamed(client, CALLS, **fields)[0])
+        == [("weather", '{"city": "Paris"}')]
+    )
+
+
+def test_a_call_that_was_cut_off_has_the_reason_of_its_end(client: Client):
+    client.engine.text = CALLS
+    response = client.post(CHAT, messages=USER, tools=[TOOL], max_tokens=CALLS.index('is"')).json()["choices"][0]
+    assert response["finish_reason"] == "length" and functions(response["message"]) == [("weather", '{"city": "Par')]
+
+
+def structure(client: Client) -> dict[str, Any]:
+    """What the newest request's text must follow."""
+    constraint = client.engine.params[-1].constraint
+    assert constraint is not None and constraint[0] == "structural_tag"
+    return json.loads(constraint[1])["format"]
+
+
+THOUGHTLESS = {"chat_template_kwargs": {"closed": True}}
+
+
+def test_required_and_named_calls_follow_their_schemas(client: Client):
+    ask(client, CALLS, tools=[TOOL, TIME], tool_choice="required", **THOUGHTLESS)
+    form = structure(client)
+    assert (form["type"], form["at_least_one"], form["stop_after_first"], len(form["tags"])) == (
+        "tags_with_separator",
+        True,
+        False,
+        2,
+    )
+    assert form["tags"][0]["content"]["json_schema"] == WEATHER and '"weather"' in form["tags"][0]["begin"]
+    ask(client, CALLS, tools=[TIME, TOOL], tool_choice=NAMED, **THOUGHTLESS)
+    form = structure(client)
+    assert form["stop_after_first"] and [tag["content"]["json_schema"] for tag in form["tags"]] == [WEATHER]
+
+
+def test_strict_tools_are_constrained_where_a_call_begins(client: Client):
+    ask(client, CALLS, tools=[STRICT, TIME], **THOUGHTLESS)
+    form = structure(client)
+    assert (form["type"], form["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    assert [tag["content"]["json_schema"] for tag in form["tags"]] == [WEATHER, {"type": "object"}]
+
+
+def test_an_answer_with_a_schema_may_call_instead(client: Client):
+    ask(client, CALLS, tools=[TOOL], response_format={"type": "json_object"}, **THOUGHTLESS)
+    calls, own = structure(client)["elements"]
+    assert calls["type"] == "tags_with_separator" and own == {"type": "json_schema", "json_schema": {"type": "object"}}
+
+
+def test_a_grammar_begins_after_the_thinking(client: Client):
+    for fields in ({"regex": "a+"}, {"structured_outputs": {"choice": ["a", "b"]}}, {"guided_json": {"type": "object"}}):
+        ask(client, "a", **fields)
+        thought, _ = structure(client)["elements"]
+        assert thought["elements"][1]["elements"][0] == {
+            "type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>",
+        }  # fmt: skip
+    ask(client, "a", regex="a+", **THOUGHTLESS)
+    assert client.engine.params[-1].constraint == ("regex", "a+")
+
+
+def test_reasoning_is_separate_unless_the_client_minds(client: Client):
+    text = "<think>\nhm\n</think>\n\nYes."
+    for message in (ask(client, text)["message"], streamed(client, text)[0]):
+        assert (message["reasoning_content"], message["content"]) == ("hm", "Yes.")
+    for message in (ask(client, text, separate_reasoning=False)["message"], streamed(client, text, separate_reasoning=False)[0]):
+        assert message["content"] == text and "reasoning_content" not in message
+    for message in (ask(client, text, include_reasoning=False)["message"], streamed(client, text, include_reasoning=False)[0]):
+        assert message["content"] == "Yes." and "reasoning_content" not in message
+    assert ask(client, text, **THOUGHTLESS)["message"]["content"] == text
+
+
+def prompt_of(client: Client, messages: list[dict[str, Any]], **body: Any) -> str:
+    answer = client.post("/tokenize", messages=messages, **body)
+    assert answer.status_code == 200, answer.text
+    return bytes(answer.json()["tokens"]).decode()
+
+
+def test_the_template_gets_tools_calls_and_results(client: Client):
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    turns = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "9"},
+    ]
+    assert prompt_of(client, turns, tools=[TOOL]) == 'weather;user:hi|assistant:weather{"city": "Paris"}|tool:9|assistant:'
+
+
+def test_the_last_message_can_be_continued(client: Client):
+    turns = [*USER, {"role": "assistant", "content": "Well, "}]
+    assert prompt_of(client, turns, continue_final_message=True) == "user:hi|assistant:Well, "
+    assert prompt_of(client, turns, add_generation_prompt=False) == "user:hi|assistant:Well, |"
+    client.engine.text = "x</think>y\x00"
+    thinking = [*USER, {"role": "assistant", "content": "<think>a"}]
+    answer = client.post(CHAT, messages=thinking, continue_final_message=True, add_generation_prompt=False, stop="\x00").json()
+    assert answer["choices"][0]["message"]["reasoning_content"] == "x"
+
+
+ASSISTANT = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1"}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [TOOL] * 2}, "tools"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"messages": [*USER, ASSISTANT]}, "messages.1.tool_calls.0.function.arguments"),
+        ({"messages": [{**ASSISTANT, "role": "user", "content": "x"}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+    ids=lambda value: json.dumps(value)[:50],
+)
+def test_what_is_wrong_is_refused_by_name(client: Client, body: dict[str, Any], param: str):
+    error = refusal(client.post(CHAT, **({"messages": USER} | body)), 400)
+    assert error["param"] == param and param in error["message"]
+    assert client.engine.params == []
+
+
+def test_a_model_without_a_known_format_refuses_tools():
+    engine, tokenizer = FakeEngine(), byte_tokenizer("{{ messages[-1].content }}")
+    for name, said in ((None, "--tool-call-parser"), ("hermes", "does not take tools")):
+        form = None if name is None else TOOL_FORMATS[name]
+        model = ServedModel("fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer), tool_format=form)
+        with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
+            error = refusal(Client(http, engine).post(CHAT, messages=USER, tools=[TOOL]), 400)
+            assert error["param"] == "tools" and said in error["message"]
+            assert (
+                refusal(Client(http, engine).post(CHAT, messages=USER, include_reasoning=False), 400)["param"]
+                == "include_reasoning"
+            )
+
+
+def test_a_template_without_tools_gets_instructions():
+    engine, tokenizer = FakeEngine(), byte_tokenizer("{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}")
+    model = ServedModel("fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer), tool_format=TOOL_FORMATS["smollm2"])
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
+        own = Client(http, engine)
+        turns = [{"role": "system", "content": "Be kind."}, *USER, {"role": "assistant", "tool_calls": [call]}]
+        prompt = prompt_of(own, turns, tools=[TOOL])
+        assert prompt.startswith("system:Be kind.\n\nYou are an expert") and '<tools>[{"name": "weather"' in prompt
+        assert prompt.endswith('assistant:<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_call>|')
+        assert prompt_of(own, USER, tools=[TOOL]).startswith("system:You are an expert")
