@@ -69,7 +69,7 @@ def engine(hosts: Hosts, what: str) -> int:
     from jaxspec.engine.request import GenerationRequest
     from jaxspec.engine.runner import Start
     from jaxspec.sampling_params import SamplingParams
-    from jaxspec.testing import random_eagle, tiny_target
+    from jaxspec.testing import largest_sizes_only, random_eagle, tiny_target
 
     group = join(hosts, KEY) if hosts.nnodes > 1 else ALONE
     from tests.engine.test_in_two import run_in_two  # makes arrays
@@ -94,6 +94,7 @@ def engine(hosts: Hosts, what: str) -> int:
         signal.signal(signal.SIGTERM, lambda *_: group.stop())
         follow(group, lambda num_pages: made(num_pages).runner)
     running = made(40)
+    largest_sizes_only(running)
     if what == "texts":
         requests = ask(running)
         while running.has_work:
