@@ -19,7 +19,8 @@ from jaxspec.server.logs import configure_logging
 
 SOURCE = "jaxspec.serve_ray"
 OURS = {"num_gpus": (1, 0), "min_replicas": (1, 0), "max_replicas": (1, 1)}
-"""Arguments that are not the server's: their defaults, and the least that they may be. num_gpus is that of each replica."""
+"""Arguments that are not the server's: their defaults, and the least that they may be. num_gpus counts for each of a replica's
+tp_size devices."""
 RAYS = {
     "host": "Ray's proxy listens",
     "port": "Ray's proxy listens",
@@ -74,11 +75,15 @@ def application(options: Mapping[str, Any]) -> serve.Application:
     if most < least:
         raise ValueError(f"{SOURCE}: max_replicas ({most}) must be at least min_replicas ({least})")
     argv = command_line(given)
-    running = parse_arguments(argv).engine.get("max_running_requests", EngineConfig.max_running_requests)
+    engine = parse_arguments(argv).engine
+    running = engine.get("max_running_requests", EngineConfig.max_running_requests)
     many: dict[str, Any] = {"num_replicas": most}
     if least < most:
         many = {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": running}}
-    resources = {"ray_actor_options": {"num_gpus": numbers["num_gpus"]}, "max_ongoing_requests": QUEUE * running}
+    resources = {
+        "ray_actor_options": {"num_gpus": numbers["num_gpus"] * engine.get("tp_size", EngineConfig.tp_size)},
+        "max_ongoing_requests": QUEUE * running,
+    }
     deployment: Any = Replica  # a class to type checkers that have no Ray
     return deployment.options(**resources, **many).bind(argv)
 

@@ -108,6 +108,16 @@ class AsInFile:
     one."""
 
     @property
+    def names(self) -> list[str]:
+        """What the weight calls its arrays, of nested weights as in linear.parameters.
+
+        In:  one kind, float32        Out: ["rows"]
+        In:  float32, then q8_0       Out: ["weights_0_rows", "weights_1_blocks"]
+        """
+        own = ["blocks" if kind in FORMATS else "rows" for _, kind in self.tensors]
+        return own if len(own) == 1 else [f"weights_{place}_{name}" for place, name in enumerate(own)]
+
+    @property
     def grain(self) -> Grain:
         """Blocks stay whole."""
         return Grain(math.lcm(*(FORMATS[kind][0] for _, kind in self.tensors if kind in FORMATS)), 1)

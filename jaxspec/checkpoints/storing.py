@@ -115,25 +115,23 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
     if not isinstance(source, Stack | QuantizedStack) or keys[-1] not in (MATRIX, EMBEDDING):
         return {keys: source.join(checkpoint.read)}
     path = keys[:-1] if keys[-1] == MATRIX else keys
-    storage, weight = storage_of(config, *path), None
+    storage, named = storage_of(config, *path), dict[str, Any]()
     if isinstance(source, QuantizedStack):
         if not isinstance(storage, QuantizedAs):
             return {keys: source.join(checkpoint.read)}
-        weight = storage.of(source.numbers(checkpoint.read))
+        named = parameters(storage.of(source.numbers(checkpoint.read)))
     elif isinstance(storage, AsInFile):
-        weight = storage.of(list(_in_file(storage, source, checkpoint)))
+        named = dict(zip(storage.names, _in_file(storage, source, checkpoint), strict=True))
     elif isinstance(storage, QuantizedAs | InBlocks):
-        weight = storage(source.stacked(checkpoint.read).T)
+        named = parameters(storage(source.stacked(checkpoint.read).T))
     elif keys[-1] == MATRIX and isinstance(storage, ByRows):
-        rows: Any = source._replace(is_kernel=False).view(checkpoint.read)
-        weight = Rows(rows)
+        named = {"rows": source._replace(is_kernel=False).view(checkpoint.read)}
     else:
         return {keys: source.view(checkpoint.read)}
-    named = parameters(weight)
     return {keys: next(iter(named.values()))} if keys[-1] == EMBEDDING else {(*path, name): each for name, each in named.items()}
 
 
-def _in_file(storage: AsInFile, source: Stack, checkpoint: Checkpoint) -> Iterator[Any]:
+def _in_file(storage: AsInFile, source: Stack, checkpoint: Checkpoint) -> Iterator[Stacked]:
     """The tensors of one kind that follow each other, together."""
     names = iter(source.tensors)
     for rows, kind in storage.tensors:

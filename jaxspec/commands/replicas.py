@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from jaxspec.commands.serve_options import ServerArguments
+from jaxspec.config import EngineConfig
 from jaxspec.server.kv_events import FLAG as KV_EVENTS
 
 ROUTERS = ("sglang_router", "smg")
@@ -49,7 +50,7 @@ class GroupEnded(Exception):
 
 
 @dataclass
-class Replica:
+class LocalServer:
     """One server of the group."""
 
     command: list[str]
@@ -99,10 +100,10 @@ def serve_replicas(arguments: ServerArguments, argv: Sequence[str]) -> int:
         raise ValueError("--dp-size needs a --port: a router can't choose a free one")
     ports = free_ports(arguments.dp_size + 1)
     replicas = [
-        Replica(
+        LocalServer(
             [sys.executable, "-m", "jaxspec.serve", *argv, *own_options(arguments, rank, port)],
             f"http://{LOOPBACK}:{port}",
-            own_gpus(os.environ, rank, arguments.dp_size),
+            own_gpus(os.environ, rank, arguments.dp_size, arguments.engine.get("tp_size", EngineConfig.tp_size)),
         )
         for rank, port in enumerate(ports[1:])
     ]
@@ -122,20 +123,21 @@ def own_options(arguments: ServerArguments, rank: int, port: int) -> list[str]:
     return options
 
 
-def own_gpus(environment: Mapping[str, str], rank: int, servers: int) -> dict[str, str]:
-    """An environment in which server number `rank` sees its GPU only. Without GPUs the variable means nothing.
+def own_gpus(environment: Mapping[str, str], rank: int, servers: int, each: int = 1) -> dict[str, str]:
+    """An environment in which server number `rank` sees its own GPUs only, `each` of them. Without GPUs the variable means nothing.
 
-    In:  CUDA_VISIBLE_DEVICES=2,3,5, server 1 of 2
-    Out: CUDA_VISIBLE_DEVICES=3
+    In:  CUDA_VISIBLE_DEVICES=2,3,5,7, server 1 of 2, with 2 each
+    Out: CUDA_VISIBLE_DEVICES=5,7
 
     Raises:
         ValueError: the environment names fewer GPUs than there are servers.
     """
     given = environment.get("CUDA_VISIBLE_DEVICES", "")
-    visible = given.split(",") if given else [str(number) for number in range(servers)]
-    if len(visible) < servers:
-        raise ValueError(f"CUDA_VISIBLE_DEVICES={given} names {len(visible)} GPUs, but --dp-size is {servers}")
-    return {**environment, "CUDA_VISIBLE_DEVICES": visible[rank]}
+    visible = given.split(",") if given else [str(number) for number in range(servers * each)]
+    if len(visible) < servers * each:
+        needed = f"--dp-size is {servers}" + (f" and --tp-size {each}" if each > 1 else "")
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={given} names {len(visible)} GPUs, but {needed}")
+    return {**environment, "CUDA_VISIBLE_DEVICES": ",".join(visible[rank * each : (rank + 1) * each])}
 
 
 def free_ports(count: int) -> list[int]:
@@ -148,7 +150,7 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def run_group(replicas: Sequence[Replica], router_command: Sequence[str], patience: float) -> int:
+def run_group(replicas: Sequence[LocalServer], router_command: Sequence[str], patience: float) -> int:
     """Starts all and watches over them. `patience`: seconds that servers get to end in order. Returns the exit status."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)

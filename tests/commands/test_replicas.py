@@ -29,11 +29,11 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
 GROUP = """
 import logging, os, sys
-from jaxspec.commands.replicas import Replica, run_group
+from jaxspec.commands.replicas import LocalServer, run_group
 logging.basicConfig(level="INFO", format="%(message)s")
 *ports, router = sys.argv[1:]
 server = {server!r}
-made = [Replica([sys.executable, "-c", server, port], f"http://127.0.0.1:{{port}}", os.environ) for port in ports]
+made = [LocalServer([sys.executable, "-c", server, port], f"http://127.0.0.1:{{port}}", os.environ) for port in ports]
 sys.exit(run_group(made, [sys.executable, "-c", server if router != "bad" else "raise SystemExit(3)", router], 20))
 """
 
@@ -143,6 +143,9 @@ def test_the_command_line_is_that_of_each_server_but_for_its_place(router, monke
 
 def test_gpus_are_dealt_out():
     assert [own_gpus({}, rank, 2)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == ["0", "1"]
+    assert own_gpus({"CUDA_VISIBLE_DEVICES": "2,3,5,7"}, 1, 2, 2)["CUDA_VISIBLE_DEVICES"] == "5,7"
+    with pytest.raises(ValueError, match="names 3 GPUs, but --dp-size is 2 and --tp-size 2"):
+        own_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 0, 2, 2)
     with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=4 names 1 GPUs, but --dp-size is 2"):
         own_gpus({"CUDA_VISIBLE_DEVICES": "4"}, 0, 2)
 
