@@ -20,7 +20,7 @@ from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import SMOLLM2
 from jaxspec.engine.hosts import Hosts, group_key
-from jaxspec.server.kv_events import KvEventsConfig, require_installed
+from jaxspec.server.kv_events import KvEventsConfig, checked_config
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_formats import CHAT_FORMATS
 
@@ -164,7 +164,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
             hosts = Hosts(options.nnodes, options.node_rank, options.dist_init_addr)
             hosts.check_devices(engine.get("tp_size", EngineConfig.tp_size), options.dp_size)
             secret = group_key(environment) if hosts.nnodes > 1 else None
-            kv_events = _kv_events(options)
+            kv_events = checked_config(options.kv_events_config, prefix_cache=not options.disable_radix_cache)
             keys = {option.dest: _key(option.dest, options, environment) for option in OPTIONS.values() if option.secret}
         except ValueError as error:
             parser.error(in_flags(str(error)))
@@ -296,18 +296,6 @@ def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--max-total-tokens must be at least one page, {page_size} tokens, got {options.max_total_tokens}")
         fields["num_pages"] = options.max_total_tokens // page_size
     return fields
-
-
-def _kv_events(options: argparse.Namespace) -> KvEventsConfig:
-    """What is published of the prefix cache; nothing if the option was not given."""
-    config = KvEventsConfig() if options.kv_events_config is None else KvEventsConfig.of(options.kv_events_config)
-    if config.is_on:
-        if options.disable_radix_cache:
-            raise ValueError(
-                "--kv-events-config tells about the prefix cache, which --disable-radix-cache turns off: leave one out"
-            )
-        require_installed()
-    return config
 
 
 def _check_paths(options: argparse.Namespace) -> None:
