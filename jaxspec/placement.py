@@ -62,10 +62,11 @@ class Placement:
             raise ValueError(f"tp_size={tp_size} needs {tp_size} devices, and JAX finds {found}{virtual if on_cpu else ''}")
         return cls(tuple(range(tp_size)))
 
-    @cached_property
+    @property
     def device(self) -> jax.Device:
         """The first one of this process, which speaks for all."""
-        return next(each for each in self.mesh.devices if each.process_index == jax.process_index())
+        own = (jax.devices()[number] for number in self.devices)
+        return next(each for each in own if each.process_index == jax.process_index())
 
     @property
     def mesh(self) -> Mesh:
