@@ -21,7 +21,6 @@ from statistics import median
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from tqdm import tqdm
 
 from jaxspec import SamplingParams
@@ -131,7 +130,7 @@ def time_cycle_parts(
     if any(request.status is not Status.RUNNING for request in requests):
         raise BenchmarkError("--max-tokens is too small: some texts ended before the last prompt was computed")
     runner = engine.runner
-    rows, page_table = map(jnp.asarray, runner.cycle_of(requests, engine.tree)[1:])
+    rows, page_table = (each.array for each in runner.cycle_of(requests, engine.tree)[1:])
     parts, runner.state = time_parts(runner.merge, runner.params, runner.state, rows, page_table, engine.tree, in_milliseconds)
     return {part: Spread(values).describe() for part, values in parts.items()}
 

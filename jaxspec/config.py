@@ -26,6 +26,7 @@ QUANTIZATIONS = ("int8", "fp8", "int4")
 """How matrices can be quantised while they are loaded: 8-bit numbers with a scale per row, or 4-bit ones with a scale per group."""
 UNQUANTIZED = ("none", "None", "unquant")
 """Names of no quantisation."""
+QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 

@@ -18,6 +18,7 @@ from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -43,12 +44,14 @@ class LoadedModels:
     config: EngineConfig
     progress: bool
     """Show progress bars."""
+    group: HostGroup = ALONE
+    """The other processes that run it, if this one leads them."""
 
     @cached_property
     def engine(self) -> Engine:
         """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
         LLM."""
-        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress))
+        return Engine(self.target, self.head, self.tokenizer, self.tree, self.config, start=Start(self.progress, group=self.group))
 
 
 def load_models(

@@ -45,7 +45,16 @@ class Placement:
 
     @classmethod
     def of(cls, tp_size: int) -> "Placement":
-        """The first devices. Raises ValueError if there are fewer."""
+        """The first devices; in a group of processes, as many of each. Raises ValueError if there are fewer."""
+        processes = jax.process_count()
+        if processes > 1:
+            each, rest = divmod(tp_size, processes)
+            own = [[n for n, one in enumerate(jax.devices()) if one.process_index == rank] for rank in range(processes)]
+            if rest or any(len(numbers) < each for numbers in own):
+                raise ValueError(
+                    f"tp_size={tp_size} needs as many devices of each of {processes} hosts, and they have {[*map(len, own)]}"
+                )
+            return cls(tuple(number for numbers in own for number in numbers[:each]))
         found = jax.device_count()
         if found < tp_size:
             virtual = f"; JAX_NUM_CPU_DEVICES={tp_size} makes virtual ones to try it with, which are no faster"
@@ -55,8 +64,9 @@ class Placement:
 
     @property
     def device(self) -> jax.Device:
-        """The first one, which speaks for all."""
-        return jax.devices()[self.devices[0]]
+        """The first one of this process, which speaks for all."""
+        own = (jax.devices()[number] for number in self.devices)
+        return next(each for each in own if each.process_index == jax.process_index())
 
     @property
     def mesh(self) -> Mesh:
@@ -67,9 +77,21 @@ class Placement:
         """Of arrays that every device has."""
         return SingleDeviceSharding(self.device) if len(self.devices) == 1 else NamedSharding(self.mesh, PartitionSpec())
 
+    @cached_property
+    def spans_processes(self) -> bool:
+        """Whether other processes have some of the devices."""
+        return any(each.process_index != jax.process_index() for each in self.mesh.devices)
+
     def put(self, values: Any) -> Any:
-        """These arrays, whole on every device."""
-        return jax.device_put(values, self.whole)
+        """These arrays, whole on every device. Every process puts the same."""
+        if not self.spans_processes:
+            return jax.device_put(values, self.whole)
+
+        def everywhere(each: Any) -> jax.Array:
+            array = np.asarray(each)  # device_put would compare what the processes have, by a collective: 1.3 ms instead of 15 us
+            return jax.make_array_from_callback(array.shape, self.whole, lambda index: array[index])
+
+        return jax.tree.map(everywhere, values)
 
     def new(self, make: Callable[[], Any]) -> Any:
         """The arrays that it makes, each device its part of keys and values."""
@@ -131,6 +153,8 @@ class Placement:
             here = NamedSharding(self.mesh, PartitionSpec(*(None,) * part.dimension, MESH_AXIS))
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here)
+        if part is None and self.spans_processes:
+            return self.put(np.asarray(array).astype(dtype))
         if part is None:
             return self.put(array if isinstance(array, jax.Array) else own_copy(np.asarray(array))).astype(dtype)
         values, own = np.asarray(array) if isinstance(array, jax.Array) else array, part

@@ -10,8 +10,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
+from multiprocessing import AuthenticationError
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -19,6 +21,7 @@ from jaxspec.commands.options import in_flags
 from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
 from jaxspec.config import EngineConfig
+from jaxspec.engine.hosts import ALONE, HostGroup, Leader, run_to_the_end
 from jaxspec.engine.pages import PageObserver
 from jaxspec.server.kv_events import Publisher
 from jaxspec.server.logs import DecodeLog, configure_logging
@@ -40,19 +43,54 @@ EXAMPLE_WITHOUT_TOKENIZER = f"""/generate {_JSON} '{{"input_ids": [1, 2, 3], "sa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT. The exit status is 0 then, 1 if it can't listen or a program fails at the start, 2 if the
-    settings or files are wrong."""
-    status = 0
+    settings or files are wrong, and 13 if another process of its group has ended."""
     arguments = parse_arguments(argv)
     configure_logging(arguments.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     log_settings(arguments)
+    if arguments.hosts.nnodes > 1:
+        run_to_the_end(arguments.hosts, partial(take_part, arguments))
     if arguments.dp_size > 1:
         try:
             return serve_replicas(arguments, list(sys.argv[1:] if argv is None else argv))
         except ValueError as error:
             return _refuse(str(error), 2)
+    return load_and_serve(arguments, ALONE)
 
+
+def take_part(arguments: ServerArguments) -> int:
+    """Does the work of one process of several, and returns its exit status."""
+    from jaxspec.engine.following import follow, join  # loads JAX
+
+    assert arguments.group_key is not None
+    try:
+        group = join(arguments.hosts, arguments.group_key)
+    except (ValueError, OSError, AuthenticationError) as error:
+        return _refuse(f"can't join the group at {arguments.hosts.dist_init_addr}: {error or type(error).__name__}", 1)
+    if isinstance(group, Leader):
+        try:
+            status = load_and_serve(arguments, group)
+        except SystemExit as ended:  # by a signal
+            status = ended.code if isinstance(ended.code, int) else 1
+        if status == 0:
+            group.close()
+        return status
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: group.stop())
+    from jaxspec.commands.serve_loading import read
+
+    try:
+        models = read(arguments)
+    except (ValueError, OSError) as error:
+        return _refuse(in_flags(str(error)), 2)
+    follow(group, lambda pages: replace(models, config=replace(models.config, num_pages=pages)).engine.runner)
+    return 0
+
+
+def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
+    """Does the work of the process that answers HTTP, and returns its exit status."""
+    status = 0
     try:  # before loading, so that an unavailable address fails at once
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
@@ -63,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not is_loopback(listener) and arguments.settings.api_key is None:
             logger.warning("ANYONE WHO REACHES %s CAN USE THIS SERVER: set JAXSPEC_API_KEY or --api-key", arguments.host)
         try:
-            loaded = load_all(arguments, stack)
+            loaded = load_all(arguments, stack, group)
         except (ValueError, OSError) as error:
             return _refuse(in_flags(str(error)), 2)
         except ProgramError as error:
@@ -75,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             serve(loaded, arguments, listener)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
-    if loaded.models.engine.runner.programs.is_compiling:  # XLA can't be interrupted: Python must not end while a thread is in it
+    if group is ALONE and loaded.models.engine.runner.programs.is_compiling:
+        # XLA can't be interrupted, and Python must not end while a thread is in it
         logging.shutdown()
         os._exit(status)
     return status
@@ -99,16 +138,16 @@ class Loaded(NamedTuple):
     """Of OpenAI's endpoints."""
 
 
-def load_all(arguments: ServerArguments, stack: contextlib.ExitStack) -> Loaded:
-    """The model and what belongs to it, its programs compiled. The stack closes what must be closed. Raises ValueError, OSError or
-    ProgramError."""
+def load_all(arguments: ServerArguments, stack: contextlib.ExitStack, group: HostGroup = ALONE) -> Loaded:
+    """The model, which `group` runs, and what belongs to it, its programs compiled. The stack closes what must be closed. Raises
+    ValueError, OSError or ProgramError."""
     from jaxspec.commands.serve_loading import compile_programs, load, load_chat_template, sampling_defaults
 
     observer = PageObserver()
     if arguments.kv_events.is_on:  # first, so that an unavailable address fails at once
         page_size = arguments.engine.get("page_size", EngineConfig.page_size)
         observer = stack.enter_context(contextlib.closing(Publisher(arguments.kv_events, page_size)))
-    models = load(arguments)
+    models = load(arguments, group)
     models.engine.prefix_cache.observer = observer
     chat_template = load_chat_template(arguments, models)
     stack.enter_context(chat_template or contextlib.nullcontext())
@@ -151,7 +190,7 @@ def make_app(loaded: Loaded, arguments: ServerArguments) -> "Application":
         strict_name=arguments.settings.strict_model_name,
     )
     metrics, steps = RequestCollector(name), StepTimes()
-    engine = EngineThread(models.engine, [DecodeLog(), metrics, steps])
+    engine = EngineThread(models.engine, [DecodeLog(), metrics, steps], failed=models.group.failed)
     try:
         return create_app(engine, model, known_settings(arguments, models), metrics=metrics, steps=steps)
     except BaseException:

@@ -27,6 +27,7 @@ RAYS = {
     "shutdown_timeout": "graceful_shutdown_timeout_s is Ray's name of it",
     "config": "the options are arguments here",
     "dp_size": "Ray starts replicas",
+    "nnodes": "a replica is one process",
     "kv_events_config": "replicas of one machine would all take its port",
 }
 """Options of the server that have no meaning here, and why."""

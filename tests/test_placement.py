@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -141,3 +142,12 @@ def test_one_room_of_serving_knows_shardings():
         if re.search(r"jax\.sharding import|\bshard_map\(|SingleDeviceSharding\(", file.read_text())
     }
     assert {each for each in knows if each.split("/")[0] not in ("planner", "train")} == {"placement.py"}
+
+
+def test_a_group_gives_as_many_devices_of_each_host(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(process_index=number // 4) for number in range(8)])
+    assert Placement.of(4) == Placement((0, 1, 4, 5))
+    for wrong in (3, 10):
+        with pytest.raises(ValueError, match=f"tp_size={wrong} needs as many devices of each of 2 hosts"):
+            Placement.of(wrong)

@@ -25,7 +25,7 @@ class Ignored(NamedTuple):
 NO_GRAPHS = "programs for batches of up to --max-running-requests requests are compiled ahead"
 XLA = "XLA compiles every program"
 ATTENTION = "jaxspec has its own attention kernels (--attention-kernel)"
-ONE_DEVICE = "one process runs the model, on --tp-size devices"
+ONE_DEVICE = "--tp-size devices run the model, in one process on each of --nnodes hosts"
 ACCESS_LOG = "the log has one line per request"
 LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
@@ -44,10 +44,10 @@ IGNORED = (
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
     Ignored("--enable-auto-tool-choice", "models may call tools wherever the format of calls is known (--tool-call-parser)"),
     Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
-    Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size= --nnodes=", ONE_DEVICE, ("1",)),
+    Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size=", ONE_DEVICE, ("1",)),
     Ignored("--api-server-count= --tokenizer-worker-num=", ONE_DEVICE, ("1",)),
-    Ignored("--node-rank= --base-gpu-id=", ONE_DEVICE, ("0",)),
-    Ignored("--dist-init-addr= --dist-timeout= --nccl-port= --distributed-executor-backend=", ONE_DEVICE),
+    Ignored("--base-gpu-id=", ONE_DEVICE, ("0",)),
+    Ignored("--dist-timeout= --nccl-port= --distributed-executor-backend=", ONE_DEVICE),
     Ignored("--disable-custom-all-reduce --enable-p2p-check --disable-frontend-multiprocessing", ONE_DEVICE),
     Ignored("--device=", "JAX uses the device that it finds (JAX_PLATFORMS=cpu selects the CPU)"),
     Ignored("--load-format=", LOADING, ("auto", "safetensors", "pt")),

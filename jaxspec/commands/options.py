@@ -12,26 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxspec.checks import docstrings
-from jaxspec.config import (
-    ATTENTION_KERNELS,
-    DTYPES,
-    FP8,
-    KV_CACHE_DTYPES,
-    MATMULS,
-    QUANTIZATIONS,
-    UNQUANTIZED,
-    EngineConfig,
-    TreeShape,
-)
+from jaxspec.config import ATTENTION_KERNELS, DTYPES, FP8, KV_CACHE_DTYPES, MATMULS, QUANTIZED, EngineConfig, TreeShape
+from jaxspec.engine.hosts import Hosts
 from jaxspec.server.settings import ServerSettings, origins, positive_seconds, seconds
 from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.tool_formats import TOOL_FORMATS
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
 MAX_QUEUED_REQUESTS = 1024
 """Default of --max-queued-requests: a server's queue must be bounded."""
-CONFIGS: dict[str, type[Any]] = {"engine": EngineConfig, "server": ServerSettings}
+CONFIGS: dict[str, type[Any]] = {"engine": EngineConfig, "server": ServerSettings, "hosts": Hosts}
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -122,7 +112,7 @@ class Option(NamedTuple):
             number = next((kind for kind in (int, float) if self.sets and self.field.type in (kind, kind | None)), None)
             metavar = self.metavar or ("N" if number is int else "X" if number is float else None)
             settings |= {"type": self.type or number, "metavar": metavar, "choices": self.choices, "default": self.default}
-            if self.sets.startswith("server."):
+            if self.sets.startswith(("server.", "hosts.")):
                 settings["default"] = self.field.default
         if self.names.endswith("..."):
             settings |= {"nargs": "+", "metavar": self.names.split()[-1].removesuffix("...")}
@@ -260,6 +250,11 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "background when needed), or all, for measurements (default: first on a CPU, all on a GPU)",
             choices=("first", "all"),
         ),
+    ),
+    "several hosts": (
+        Option("--nnodes", sets="hosts.nnodes", type=whole(1)),
+        Option("--node-rank", sets="hosts.node_rank", type=whole(0)),
+        Option("--dist-init-addr ADDRESS", sets="hosts.dist_init_addr"),
     ),
     "server": (
         Option("--host HOST", "address to listen on", default="127.0.0.1"),

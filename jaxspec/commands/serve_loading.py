@@ -1,10 +1,11 @@
 """Loads and warms up the model of a checked command line, and logs it."""
 
+import contextlib
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
 from jaxspec.defaults import model_directory, own_head
 from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.memory import readable
 from jaxspec.engine.programs import Compilation
 from jaxspec.load import LoadedModels, load_models
@@ -35,8 +37,19 @@ SLOWEST = 3
 logger = logging.getLogger("jaxspec")
 
 
-def load(arguments: ServerArguments) -> LoadedModels:
-    """The model, without compiled programs. Raises ValueError or OSError if the settings or files are wrong."""
+def load(arguments: ServerArguments, group: HostGroup = ALONE) -> LoadedModels:
+    """The model, without compiled programs, and its engine, which leads the group. Raises ValueError or OSError if the settings or
+    files are wrong."""
+    models = read(arguments)
+    models.group = group
+    with warnings_in_log():
+        models.engine  # noqa: B018  # made here: it may warn, and refuse a setting
+    log_model(models, arguments)
+    return models
+
+
+def read(arguments: ServerArguments) -> LoadedModels:
+    """The model, without an engine. Raises ValueError or OSError if the settings or files are wrong."""
     head = find_head(arguments)
     trees = arguments.request_trees
     if trees is None:
@@ -46,14 +59,18 @@ def load(arguments: ServerArguments) -> LoadedModels:
     options |= arguments.hub._asdict()
     logger.info("loading %s", arguments.model or "the built-in model")
     bars = arguments.shows_progress and sys.stderr.isatty()
+    with warnings_in_log():
+        return load_models(arguments.model, arguments.draft, arguments.tree, progress=bars, **options)
+
+
+@contextlib.contextmanager
+def warnings_in_log() -> Iterator[None]:
+    """Logs warnings, such as that lossy thresholds are set, with flags in place of the names of fields."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        models = load_models(arguments.model, arguments.draft, arguments.tree, progress=bars, **options)
-        models.engine  # noqa: B018  # loaded here: it may warn, and refuse a setting
+        yield
     for warning in caught:
-        logger.warning("%s", in_flags(str(warning.message)))  # such as that lossy thresholds are set
-    log_model(models, arguments)
-    return models
+        logger.warning("%s", in_flags(str(warning.message)))
 
 
 def log_model(models: LoadedModels, arguments: ServerArguments) -> None:

@@ -19,7 +19,8 @@ from jaxspec.commands.compat import JSON_FLAGS, SpeculativeConfig, add_ignored, 
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import SMOLLM2
-from jaxspec.server.kv_events import KvEventsConfig, require_installed
+from jaxspec.engine.hosts import Hosts, group_key
+from jaxspec.server.kv_events import KvEventsConfig, checked_config
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_formats import CHAT_FORMATS
 
@@ -81,6 +82,9 @@ class ServerArguments:
     """Requests to OpenAI's endpoints that leave sampling values out get those of the model's generation_config.json."""
     settings: ServerSettings = field(repr=False)
     """Holds secrets."""
+    hosts: Hosts
+    group_key: bytes | None = field(repr=False)
+    """None: there is one process."""
     dp_size: int
     kv_events: KvEventsConfig
     compile_ahead: str | None
@@ -157,7 +161,10 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
             speculation = _speculation(options, given, needing_head)
             engine = _engine_fields(options)
             EngineConfig(**engine, request_trees=request_trees or ())
-            kv_events = _kv_events(options)
+            hosts = Hosts(options.nnodes, options.node_rank, options.dist_init_addr)
+            hosts.check_devices(engine.get("tp_size", EngineConfig.tp_size), options.dp_size)
+            secret = group_key(environment) if hosts.nnodes > 1 else None
+            kv_events = checked_config(options.kv_events_config, prefix_cache=not options.disable_radix_cache)
             keys = {option.dest: _key(option.dest, options, environment) for option in OPTIONS.values() if option.secret}
         except ValueError as error:
             parser.error(in_flags(str(error)))
@@ -193,6 +200,8 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         reasoning_parser=options.reasoning_parser,
         model_sampling=options.sampling_defaults in ("model", "auto"),
         settings=settings,
+        hosts=hosts,
+        group_key=secret,
         dp_size=options.dp_size,
         kv_events=kv_events,
         compile_ahead=options.compile_ahead,
@@ -287,18 +296,6 @@ def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--max-total-tokens must be at least one page, {page_size} tokens, got {options.max_total_tokens}")
         fields["num_pages"] = options.max_total_tokens // page_size
     return fields
-
-
-def _kv_events(options: argparse.Namespace) -> KvEventsConfig:
-    """What is published of the prefix cache; nothing if the option was not given."""
-    config = KvEventsConfig() if options.kv_events_config is None else KvEventsConfig.of(options.kv_events_config)
-    if config.is_on:
-        if options.disable_radix_cache:
-            raise ValueError(
-                "--kv-events-config tells about the prefix cache, which --disable-radix-cache turns off: leave one out"
-            )
-        require_installed()
-    return config
 
 
 def _check_paths(options: argparse.Namespace) -> None:

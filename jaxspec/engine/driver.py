@@ -94,9 +94,11 @@ class EngineThread:
         *,
         closed: str = "the server is shutting down",
         broken: str = BROKEN,
+        failed: Callable[[Exception], object] = lambda _: None,
     ):
-        """`closed` and `broken`: what those are told who ask too late."""
-        self._work = _Work(engine, observers, closed, broken)
+        """`closed` and `broken`: what those are told who ask too late. `failed` is told, in the engine's thread, what the engine
+        raised."""
+        self._work = _Work(engine, observers, closed, broken, failed)
         self._process = os.getpid()
         self.grammars = engine.grammars
         """Compiles what requests ask for before they are submitted: `Grammars.tried`."""
@@ -191,8 +193,10 @@ class _Call(NamedTuple):
 class _Work:
     """What the thread does. It does not refer to the EngineThread, so that this one can be collected."""
 
-    def __init__(self, engine: "Engine", observers: Sequence[Observer], closed: str, broken: str):
-        self._engine, self._observers, self._closed, self._broken = engine, observers, closed, broken
+    def __init__(
+        self, engine: "Engine", observers: Sequence[Observer], closed: str, broken: str, failed: Callable[[Exception], object]
+    ):
+        self._engine, self._observers, self._closed, self._broken, self._failed = engine, observers, closed, broken, failed
         self.stats = engine.stats()
         self.is_closing = self._has_ended = False
         self._failure: Exception | None = None
@@ -229,6 +233,7 @@ class _Work:
         except Exception as error:
             self._failure = error
             logger.exception("engine state is corrupt; stopping and failing %d requests", len(self._tickets))
+            self._failed(error)
         finally:  # no caller may wait forever
             self.is_closing = self._has_ended = True
             self._refuse_all()

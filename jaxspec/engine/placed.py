@@ -4,13 +4,14 @@ They are copied again when they change. A large page table is not: most changes 
 table that is there. So few bytes are sent, and a CUDA graph finds the table where it was.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxspec.decoding.programs import Program
+from jaxspec.engine.messages import Kept, Leaf
 from jaxspec.placement import Placement
 from jaxspec.typing import Array, Int
 
@@ -55,13 +56,13 @@ class PlacedInputs:
             array, entries = (jax.ShapeDtypeStruct(size, np.int32, sharding=self._placement.whole) for size in sizes)
             self._writers[shape] = jax.jit(write_entries, donate_argnums=0).lower(array, entries).compile()
 
-    def get(self, program: Program, name: str, values: np.ndarray) -> jax.Array:
+    def get(self, program: Program, name: str, values: np.ndarray) -> Placed:
         """These values, int32, on the device. If they have not changed, the array of the program's previous launch is reused: a
         copy would wait for the running program, and a CUDA graph must be updated when an argument has moved."""
         placed = self._placed.get((program, name))
         if placed is None or not np.array_equal(placed.values, values):
             placed = self._placed[program, name] = Placed(values, self._new(placed, values))
-        return placed.array
+        return placed
 
     def forget(self) -> None:
         """After a failure."""
@@ -78,3 +79,14 @@ class PlacedInputs:
                 return writer(before.array, entries)
         self._count(values)
         return self._placement.put(values)
+
+
+def leaves_to_send(arguments: Sequence[Any]) -> list[Leaf]:
+    """The arrays of a launch, for other processes; what is on the device and not placed here they have themselves."""
+    leaves: list[Leaf] = []
+    for each in arguments:
+        if isinstance(each, Placed):
+            leaves.append(Kept(each.values))
+        else:
+            leaves += [leaf if isinstance(leaf, np.ndarray) else None for leaf in jax.tree.leaves(each)]
+    return leaves

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import hashlib
 import logging
 import os
 import queue
@@ -22,6 +23,7 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.programs import Program
 from jaxspec.decoding.sampling import Thresholds
 from jaxspec.decoding.state import State
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import ProgramCount, ProgramTable
 from jaxspec.placement import ONE_DEVICE, Placement
@@ -65,12 +67,15 @@ class Programs:
         thresholds: Thresholds | None = None,
         table: ProgramTable | None = None,
         placement: Placement = ONE_DEVICE,
+        group: HostGroup = ALONE,
     ):
-        """`params` and `state` may be abstract: programs need only shapes. `table`: of which `ready` tells."""
+        """`params` and `state` may be abstract: programs need only shapes. `table`: of which `ready` tells. `group`: processes that
+        compile the same programs."""
         self.traces: StoredTraces | None = stored_traces(ADDRESS.sub("", repr(merge)), thresholds, placement)
         """Where traced programs are kept, if they are: a process with the same models and options need not trace them again."""
         self.compilations: dict[Program, Compilation] = {}
         self._merge, self._params, self._thresholds, self._placement = merge, params, thresholds, placement
+        self._group = group
         self.state = jax.tree.map(abstract, state)
         """The shapes of the device state."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
@@ -237,13 +242,22 @@ class Programs:
         """What launches may use; published anew when it changes, so that no step has to ask."""
 
     def _compile(self, program: Program) -> jax.stages.Compiled:
-        return self.lower(program).compile(compiler_options=self._placement.compiler_options(timed=self.may_time))
+        timed = self.may_time
+        with self._group.compiling(program, timed=timed):
+            return self.lower(program).compile(compiler_options=self._placement.compiler_options(timed=timed))
 
     def identity(self, program: Program) -> Hashable:
         """Everything that the compiled program depends on: equal identities, even in another Programs, mean equal programs."""
         leaves, structure = jax.tree.flatten((self._params, self.state))
         shapes = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
         return program, self._merge, self._thresholds, self._placement, structure, shapes, repr(jax.config.values)
+
+    @property
+    def digest(self) -> str:
+        """Of the shapes of weights and state, and of thresholds: equal in processes that run one engine together."""
+        leaves, structure = jax.tree.flatten((self._params, self.state))
+        shapes = [f"{leaf.dtype} {leaf.shape}" for leaf in leaves]
+        return hashlib.sha256(repr((structure, shapes, self._thresholds)).encode()).hexdigest()
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""

@@ -8,6 +8,7 @@ produce the same text.
 import logging
 from collections.abc import Sequence
 
+from jaxspec.engine.hosts import ALONE
 from jaxspec.engine.launched import Launched
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import IntegrityError
@@ -29,7 +30,7 @@ class ProgramFailed(Exception):
 
 
 class Recovery:
-    """Keeps an engine running after failures."""
+    """Keeps an engine running after failures, unless other processes run it, too: what they have launched can't be taken back."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, trees: TreeChoice, output: Output, counts: EngineStats):
         self._runner, self._scheduler, self._trees, self._output, self._counts = runner, scheduler, trees, output, counts
@@ -56,8 +57,8 @@ class Recovery:
 
         Raises:
             IntegrityError: the bookkeeping of pages is wrong, so no result can be trusted.
-            BaseException: whatever no program's request is to blame for, so retrying would fail again; and Ctrl-C, which may
-                arrive in the middle of a launch.
+            BaseException: whatever no program's request is to blame for, so retrying would fail again; in a group of processes
+                everything; and Ctrl-C, which may arrive in the middle of a launch.
         """
         if isinstance(error, IntegrityError):
             raise error
@@ -66,6 +67,8 @@ class Recovery:
             self._counts.failed_steps += 1
         if not isinstance(error, ProgramFailed):
             raise error
+        if self._runner.group is not ALONE:
+            raise error.__cause__ or error
         logger.error("an engine step failed; its %d requests end with an error", len(error.requests), exc_info=error.__cause__)
         for request in error.requests:
             self._output.fail(request, error.__cause__ or error)

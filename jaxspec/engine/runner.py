@@ -35,10 +35,11 @@ from jaxspec.engine.device_state import (
     prefill_chunk,
     thresholds_of,
 )
+from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.launched import Launched, emitted, launched, token_logprobs
 from jaxspec.engine.memory import CacheSize, DeviceMemory, readable
 from jaxspec.engine.output import Emitted
-from jaxspec.engine.placed import PlacedInputs
+from jaxspec.engine.placed import Placed, PlacedInputs, leaves_to_send
 from jaxspec.engine.prefill_groups import grouped
 from jaxspec.engine.program_table import ProgramTable
 from jaxspec.engine.programs import ProgramError, Programs
@@ -59,6 +60,8 @@ class Start(NamedTuple):
     """Show the progress where the start compiles programs."""
     memory_limit: int | None = None
     """Bytes on the device that the engine may plan with. None: what JAX may use, or on a CPU what is available (host_memory)."""
+    group: HostGroup = ALONE
+    """The other processes that run it, if this one leads them."""
 
 
 DEFAULT_START = Start()
@@ -71,8 +74,8 @@ class Half(NamedTuple):
     proposal: Proposal
     settle: SettleProgram
     """The second half."""
-    rows: jax.Array
-    page_table: jax.Array
+    rows: Placed
+    page_table: Placed
     """Its inputs."""
 
 
@@ -93,7 +96,7 @@ class Runner:
         start: Start = DEFAULT_START,
     ):
         """Raises ValueError if the memory is too small, and ProgramError if a program can't be compiled."""
-        self.placement = placement = Placement.of(config.tp_size)
+        self.placement, self.group = placement, group = Placement.of(config.tp_size), start.group
         check_kernel(config.attention_kernel, placement.device)
         self.params = {"target": placement.weights(target.params, target.config), "draft": drafter.placed(placement.weights)}
         pages_per_sequence = -(-context_length // config.page_size)
@@ -111,7 +114,7 @@ class Runner:
             devices=len(placement.devices),
         )
         self._vocab_size, self._max_length = target.config.vocab_size, context_length
-        self._no_bias = placement.put(np.zeros((1, self._vocab_size), np.float32))
+        self.no_bias = placement.put(np.zeros((1, self._vocab_size), np.float32))
         self.merge = merge = Merger.of(target.graph(kernels_of(config)), drafter)
 
         def state_of(num_pages: int) -> State:
@@ -122,7 +125,9 @@ class Runner:
 
         def programs_for(num_pages: int) -> Programs:
             state = placement.abstract(partial(state_of, num_pages))
-            return Programs(merge, self.params, state, thresholds_of(config), table, placement)
+            programs = Programs(merge, self.params, state, thresholds_of(config), table, placement, group)
+            group.pages(num_pages, programs.digest)
+            return programs
 
         def compile_for(num_pages: int) -> Programs:
             programs = programs_for(num_pages)
@@ -146,7 +151,7 @@ class Runner:
         self._new_state = lambda: placement.new(partial(state_of, self.num_pages))
         self.cache_bytes = self.num_pages * page_bytes
         self._state: State | None = None
-        self._inputs = PlacedInputs(placement, self._count_uploads)
+        self.inputs = PlacedInputs(placement, self._count_uploads)
         self.launching, self.waiting = Stopwatch(), Stopwatch()
         self.uploaded_arrays = self.uploaded_bytes = 0
         """Copied to the device by launches."""
@@ -174,7 +179,7 @@ class Runner:
 
     def reset(self) -> None:
         """Empty caches and free rows, after a failure that may have left the donated state unusable."""
-        self._inputs.forget()
+        self.inputs.forget()
         for array in jax.tree.leaves(self._state):  # two caches would not fit
             if not array.is_deleted():
                 array.delete()
@@ -198,9 +203,9 @@ class Runner:
             ) from error
         for program in list(self.programs.compilations):
             if isinstance(program, BatchProgram):
-                self._inputs.compile_for((program.batch, program.pages))
+                self.inputs.compile_for((program.batch, program.pages))
             try:
-                jax.block_until_ready(self._run(program, *self._idle(program)))
+                jax.block_until_ready(self.run(program, *self._idle(program)))
             except Exception as error:
                 self._state = None  # it was donated to the program
                 raise ProgramError(program, "failed on its first run", error) from error
@@ -211,7 +216,7 @@ class Runner:
 
     def launch_admission(self, request: Request) -> None:
         """Sets up the request's row."""
-        self._run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self._no_bias))
+        self.run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self.no_bias))
 
     def program_to_wait_for(self, request: Request) -> Program | None:
         """A program without which the request can't run and which is being compiled, or can't be: no start compiles what prompt log
@@ -257,7 +262,7 @@ class Runner:
             program = self.programs.choose(self.programs.table.prefills(chunks[0].size, masked=mask is not None, scores=scores))
         inputs = prefill_chunk(chunks, program, self._padding_row, self._page_size)
         requests = [chunk.request for chunk in chunks if chunk.is_last or scores]
-        return launched(self._run(program, inputs, *(() if mask is None else (mask,))), requests, chunks=chunks)
+        return launched(self.run(program, inputs, *(() if mask is None else (mask,))), requests, chunks=chunks)
 
     def launch_cycle(self, requests: list[Request], tree: TreeShape) -> Launched:
         """Starts one cycle of these requests."""
@@ -265,7 +270,7 @@ class Runner:
             for each in self.programs.table.own:
                 self.programs.ask_for(next(self.programs.table.cycles(len(requests), each)))
         program, rows, page_table = self.cycle_of(requests, tree)
-        return launched(self._run(program, rows, page_table), requests, tree=tree)
+        return launched(self.run(program, rows, page_table), requests, tree=tree)
 
     def launch_proposal(self, requests: list[Request], tree: TreeShape, *, masked: bool = True) -> Half:
         """Starts the first half of one cycle of these requests. The host, which may wait for the tree, then makes of the proposal
@@ -275,17 +280,17 @@ class Runner:
         for smaller in halves[0]:
             self.programs.ask_for(smaller)
         _, rows, page_table = self._batch(requests, self._lengths(requests, tree), [propose])
-        proposal = self._run(propose, rows, page_table).proposal
+        proposal = self.run(propose, rows, page_table).proposal
         for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.candidates)):
             array.copy_to_host_async()
         return Half(requests, proposal, settle, rows, page_table)
 
     def launch_settlement(self, half: Half, settlement: Settlement) -> Launched:
         """Starts the second half."""
-        output = self._run(half.settle, half.rows, half.page_table, settlement)
+        output = self.run(half.settle, half.rows, half.page_table, settlement)
         return launched(output, half.requests, tree=half.settle.tree)
 
-    def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, jax.Array, jax.Array]:
+    def cycle_of(self, requests: list[Request], tree: TreeShape) -> tuple[CycleProgram, Placed, Placed]:
         """The program of a cycle of these requests, and its inputs beside weights and state: state rows [batch] and page tables
         [batch, pages]."""
         return self._batch(requests, self._lengths(requests, tree), self.programs.table.cycles(len(requests), tree))
@@ -297,21 +302,22 @@ class Runner:
     def launch_catch_up(self, requests: list[Request]) -> None:
         """Extends the head by the slots that it lags behind after plain cycles of these requests."""
         lengths = [len(each.tokens) + each.in_flight_tokens for each in requests]
-        self._run(*self._batch(requests, lengths, self.programs.table.catch_ups(len(requests))))
+        self.run(*self._batch(requests, lengths, self.programs.table.catch_ups(len(requests))))
 
     def time_cycle(self, batch: int, tree: TreeShape, repeats: int = 3) -> list[float]:
         """Seconds that a cycle of `batch` sequences takes, several times, measured on rows that are done."""
         program, seconds = self.programs.choose(self.programs.table.cycles(batch, tree)), []
-        arguments = self.placement.put(self._idle(program))
+        rows, page_table = self._idle(program)
+        arguments = self.inputs.get(program, "rows", rows), self.inputs.get(program, "page table", page_table)
         for _ in range(repeats + 1):
             started = time.perf_counter()
-            self._run(program, *arguments).report.block_until_ready()
+            self.run(program, *arguments).report.block_until_ready()
             seconds.append(time.perf_counter() - started)
         return seconds[1:]
 
     def _batch[Kind: (CycleProgram, CatchUpProgram, ProposeProgram)](
         self, requests: list[Request], lengths: list[int], fitting: Iterable[Kind]
-    ) -> tuple[Kind, jax.Array, jax.Array]:
+    ) -> tuple[Kind, Placed, Placed]:
         """The smallest of the `fitting` programs that is there; state rows, and page tables of the slots that the launch may reach
         (`lengths`), padded to its size."""
         held = [request.held.pages[: self._pages_for(length)] for request, length in zip(requests, lengths, strict=True)]
@@ -320,8 +326,8 @@ class Runner:
         rows[: len(requests)] = [request.row for request in requests]
         page_table = padded_table(held, program.batch, program.pages)
         if not self.programs.is_sealed:
-            self._inputs.compile_for(page_table.shape)
-        return program, self._inputs.get(program, "rows", rows), self._inputs.get(program, "page table", page_table)
+            self.inputs.compile_for(page_table.shape)
+        return program, self.inputs.get(program, "rows", rows), self.inputs.get(program, "page table", page_table)
 
     def _count_uploads(self, arguments: Any) -> None:
         for leaf in jax.tree.leaves(arguments):
@@ -332,11 +338,16 @@ class Runner:
     def _pages_for(self, slots: int) -> int:
         return -(-slots // self._page_size)
 
-    def _run(self, program: Program, *arguments: Any) -> Any:
-        """Launches the program and keeps its state. Returns its output: a ProgramOutput or, without a report, the state."""
+    def run(self, program: Program, *arguments: Any) -> Any:
+        """Launches the program, here and in the other processes of the group, and keeps its state. Returns its output: a
+        ProgramOutput or, without a report, the state."""
         with self.launching:
-            self._count_uploads(arguments)
-            output = self.programs[program](self.params, self.state, *arguments)
+            inputs = [each.array if isinstance(each, Placed) else each for each in arguments]
+            self._count_uploads(inputs)
+            compiled = self.programs[program]
+            if self.group is not ALONE:
+                self.group.launch(program, leaves_to_send(arguments))
+            output = compiled(self.params, self.state, *inputs)
             self.state = output if isinstance(output, State) else output.state
         return output
 

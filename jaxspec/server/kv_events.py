@@ -144,6 +144,16 @@ def require_installed() -> None:
         raise ValueError(f"{FLAG} needs pyzmq and msgpack, which are not installed: pip install 'jaxspec-llm[fleet]'")
 
 
+def checked_config(text: str | None, *, prefix_cache: bool) -> KvEventsConfig:
+    """What the option asks for; nothing if it was not given. Raises ValueError if it is wrong, or can't be done here."""
+    config = KvEventsConfig() if text is None else KvEventsConfig.of(text)
+    if config.is_on:
+        if not prefix_cache:
+            raise ValueError(f"{FLAG} tells about the prefix cache, which --disable-radix-cache turns off: leave one out")
+        require_installed()
+    return config
+
+
 class Publisher(PageObserver):
     """Publishes what happens to the pages of one prefix cache, in threads of its own. The engine's thread only appends to a queue,
     and never waits: not for a slow reader, and not for the other threads."""

@@ -331,6 +331,8 @@ def test_the_parts_are_what_the_arrays_take_and_add_up(llm: LoadedModels):
 @pytest.mark.usefixtures("made")
 def test_the_share_of_the_device_if_it_tells(llm: LoadedModels, monkeypatch: pytest.MonkeyPatch):
     class Device:
+        process_index = 0
+
         def memory_stats(self):
             return {"bytes_limit": 2 * 10**9}
 
@@ -375,7 +377,8 @@ def test_a_failed_start_ends_with_one_line(failing, error, status, line, monkeyp
     def fail(*_, **__):
         raise error
 
-    found = {"load": SimpleNamespace(directory=None), "load_chat_template": None, "sampling_defaults": {}, "compile_programs": None}
+    models = SimpleNamespace(directory=None, engine=SimpleNamespace(prefix_cache=SimpleNamespace()))
+    found = {"load": models, "load_chat_template": None, "sampling_defaults": {}, "compile_programs": None}
     for name, loaded in found.items():
         monkeypatch.setattr(loading, name, fail if name == failing else lambda *_, loaded=loaded: loaded)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

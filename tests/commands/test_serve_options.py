@@ -11,6 +11,7 @@ from jaxspec.commands.compat import IGNORED
 from jaxspec.commands.options import FLAG_OF, OPTIONS, in_flags
 from jaxspec.commands.serve_options import MAX_BYTES, ServerArguments, help_text, make_parser, parse_arguments
 from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.engine.hosts import Hosts
 from jaxspec.server.settings import ServerSettings
 
 PLAIN = TreeShape(num_steps=0)
@@ -30,6 +31,22 @@ def test_without_flags_the_built_in_model_is_served():
 def test_options_may_be_written_with_underscores():
     arguments = parse_arguments(["--speculative_algorithm=EAGLE3", "--speculative_draft_model_path", "a_b", "--model_path", "m_n"])
     assert (arguments.algorithm, arguments.draft, arguments.model) == ("EAGLE3", "a_b", "m_n")
+
+
+def test_one_of_several_hosts_needs_the_key_of_their_group(capsys):
+    """The key is never on the command line, and never shown."""
+    flags = ["--tp-size", "2", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:5000"]
+    arguments = parse_arguments(flags, {"JAXSPEC_GROUP_KEY": SECRET})
+    assert arguments.hosts == Hosts(2, 1, "10.0.0.1:5000") and arguments.group_key == SECRET.encode()
+    assert SECRET not in repr(arguments) and parse_arguments([]).group_key is None and parse_arguments([]).hosts == Hosts()
+    for wrong, message in (
+        (flags, "JAXSPEC_GROUP_KEY must hold"),
+        (["--nnodes", "2"], "--nnodes 2 needs --dist-init-addr"),
+        (flags[2:], "1 can't be divided by --nnodes 2"),
+    ):
+        with pytest.raises(SystemExit):
+            parse_arguments(wrong, {})
+        assert message in capsys.readouterr().err
 
 
 def test_target_and_head_are_quantised_apart():

@@ -83,7 +83,7 @@ class Uploads:
         self.inputs = PlacedInputs(ONE_DEVICE, lambda array: self.bytes.append(array.nbytes))
 
     def put(self, values: np.ndarray) -> jax.Array:
-        found = self.inputs.get(CYCLE, "page table", values)
+        found = self.inputs.get(CYCLE, "page table", values).array
         np.testing.assert_array_equal(found, values)
         return found
 

@@ -100,8 +100,8 @@ def test_a_matcher_that_fails_ends_its_request_alone(made, method):
 def test_requests_without_a_grammar_keep_their_program_and_text(made):
     free = [sampled(seed) for seed in range(3)]
     alone = [request.output for request in finish(engine(TREES[0]), *free)]
-    ran, run = [], made.runner._run
-    made.runner._run = lambda program, *inputs: ran.append(type(program)) or run(program, *inputs)
+    ran, run = [], made.runner.run
+    made.runner.run = lambda program, *inputs: ran.append(type(program)) or run(program, *inputs)
     mixed = finish(made, *free, *(sampled(seed, **WORDS) for seed in range(3)))
     assert [request.output for request in mixed[:3]] == alone
     after = ran[::-1].index(ProposeProgram)

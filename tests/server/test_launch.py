@@ -140,7 +140,7 @@ def test_the_pages_request_is_answered(name: str, hub: Hub, tmp_path: Path, monk
     ids=str,
 )
 def test_a_server_without_a_key_listens_on_loopback_or_warns(monkeypatch, caplog, flags, warns):
-    def no_model(_: ServerArguments) -> None:
+    def no_model(*_: object) -> None:
         raise ValueError("enough")
 
     monkeypatch.setattr("jaxspec.commands.serve_loading.load", no_model)

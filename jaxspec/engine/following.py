@@ -1,0 +1,143 @@
+"""The processes of a group beside rank 0: each compiles and launches what rank 0 does, in the same order (hosts.py)."""
+
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jaxlib
+
+from jaxspec.config import TreeShape
+from jaxspec.decoding.cycle import Proposal
+from jaxspec.decoding.programs import (
+    AdmitProgram,
+    BatchProgram,
+    CatchUpProgram,
+    CycleProgram,
+    PrefillProgram,
+    Program,
+    ProposeProgram,
+    Settlement,
+    SettleProgram,
+)
+from jaxspec.engine.hosts import Follower, Hosts, Leader, end
+from jaxspec.engine.messages import Kept, Leaf
+from jaxspec.engine.runner import Runner
+from jaxspec.version import own_version
+
+PROGRAMS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram)
+}
+"""All kinds of programs."""
+
+logger = logging.getLogger(__name__)
+
+
+def join(hosts: Hosts, key: bytes) -> Leader | Follower:
+    """Waits for the other processes and makes JAX know all their devices. Nothing may have used JAX's devices before.
+
+    Raises OSError, AuthenticationError or ValueError as Leader and Follower.
+    """
+    versions = f"jaxspec {own_version()}, jax {jax.__version__} and jaxlib {jaxlib.__version__}"
+    logger.info("%s: the group meets at %s", hosts.name(hosts.node_rank), hosts.dist_init_addr)
+    group = Follower(hosts, key, versions) if hosts.node_rank else Leader(hosts, key, versions, on_stop=stop_this_process)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        hosts.coordinator,
+        hosts.nnodes,
+        hosts.node_rank,
+        cluster_detection_method="deactivate",  # of Slurm it would take one device
+        coordinator_bind_address=hosts.coordinator,  # of rank 0 only; JAX's default are all addresses
+    )
+    return group
+
+
+def stop_this_process() -> None:
+    """As whoever sends SIGTERM would."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def follow(group: Follower, runner_of: Callable[[int], Runner]) -> None:
+    """Does what rank 0 tells, for ever: the process ends when rank 0 does. `runner_of`: a Runner with so many pages."""
+    launching = threading.Thread(target=_follow, args=[group, runner_of], name="launching", daemon=True)
+    launching.start()
+    launching.join()  # signals come through while that thread waits in XLA
+
+
+def _follow(group: Follower, runner_of: Callable[[int], Runner]) -> None:
+    repeating: Repeating | None = None
+    with ThreadPoolExecutor(os.cpu_count(), "compiler") as pool:
+        for header, data in group.messages():
+            if "pages" in header:
+                repeating = None  # frees the memory of what is no longer used
+                repeating = Repeating(runner_of(header["pages"]), header["identity"])
+            assert repeating is not None
+            if "compile" in header:
+                repeating.runner.programs.may_time = header["timed"]
+                pool.submit(_compile, group, repeating.runner, program_of(header["compile"]), header["number"])
+            elif "launch" in header:
+                program = program_of(header["launch"])
+                repeating.launch(program, group.arrays.decode(program, header["arrays"], data))
+
+
+def _compile(group: Follower, runner: Runner, program: Program, number: int) -> None:
+    error = ""
+    try:
+        runner.programs[program]
+        if isinstance(program, BatchProgram):
+            runner.inputs.compile_for((program.batch, program.pages))
+    except Exception as failed:
+        error = f"{type(failed).__name__}: {next(iter(str(failed).splitlines()), ''):.300}"
+    group.answer(number, error)
+
+
+def program_of(described: Sequence[Any]) -> Program:
+    """The inverse of messages.described.
+
+    In:  ["CycleProgram", [1, 8, [3, 1, 4]]]
+    Out: CycleProgram(1, 8, TreeShape(3, 1, 4))
+    """
+    kind, fields = described
+    return PROGRAMS[kind](*(TreeShape(*each) if isinstance(each, list) else each for each in fields))
+
+
+class Repeating:
+    """Launches programs with the arrays that rank 0 launches them with."""
+
+    def __init__(self, runner: Runner, identity: str):
+        """Ends the process if its programs are not those of rank 0."""
+        if runner.programs.digest != identity:
+            end("this process has another model, other options or other devices than rank 0")
+        self.runner = runner
+        self._structures: dict[Program, jax.tree_util.PyTreeDef] = {}
+        self._proposals = deque[Proposal]()
+        """Of first halves of cycles; rank 0 launches the second halves in the order of the first."""
+
+    def launch(self, program: Program, leaves: Sequence[Leaf]) -> None:
+        """Launches it. A leaf that is None is on this device already."""
+        runner = self.runner
+        if program not in self._structures:
+            self._structures[program] = jax.tree.structure(runner.programs.inputs(program))
+        own = self._own(program, len(leaves)) if any(leaf is None for leaf in leaves) else ()
+        arguments: list[Any] = [
+            runner.inputs.get(program, str(place), leaf.values) if isinstance(leaf, Kept) else own[place] if leaf is None else leaf
+            for place, leaf in enumerate(leaves)
+        ]
+        output = runner.run(program, *jax.tree.unflatten(self._structures[program], arguments))
+        if isinstance(program, ProposeProgram) and isinstance(leaves[0], Kept):  # not a first run, which nothing follows
+            self._proposals.append(output.proposal)
+
+    def _own(self, program: Program, count: int) -> list[Any]:
+        """The leaves that are on this device, at their places among `count`."""
+        if isinstance(program, SettleProgram):
+            of_proposal = jax.tree.leaves(Settlement.of(self._proposals.popleft()))
+            return [None, None, *of_proposal]  # behind rows and page table
+        if isinstance(program, AdmitProgram):
+            return [*[None] * (count - 1), self.runner.no_bias]
+        raise ValueError(f"the arrays of the program ({program}) must be sent")

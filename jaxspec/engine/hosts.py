@@ -1,0 +1,351 @@
+"""Several processes, one on each host, that run one engine: rank 0 schedules and answers HTTP, the others launch what it launches.
+
+Rank 0 has an authenticated connection to each of the others. Messages are JSON and the bytes of small arrays; nothing is pickled. A
+process that dies closes its connections, at which the others end, too: a collective that waits for a dead process can't be given
+up. Importing this loads no JAX.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from typing import Any, NoReturn
+
+from jaxspec.engine.messages import Arrays, Header, Leaf, described, pack, unpack
+
+EXIT = 13
+"""Exit status of a process whose group has lost one."""
+KEY = "JAXSPEC_GROUP_KEY"
+"""The variable with the key of the connections."""
+LEAST_KEY = 16
+PATIENCE = 600.0
+"""Seconds in which all processes must have found rank 0. They may start in any order."""
+HANDSHAKE = 5
+"""Seconds for each step of the proof that both ends know the key."""
+LEAVING = 2.0
+"""Seconds that rank 0 waits for the others when it ends in order."""
+DEAD = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
+"""A host that loses power closes nothing: after five seconds without an answer of its kernel it counts as gone."""
+STOP = {"stop": True}
+"""A process was told to end: rank 0 ends the group in order."""
+END = {"end": True}
+"""Rank 0 has ended in order."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The processes that run one engine together, one on each host."""
+
+    nnodes: int = 1
+    """Processes that run one model together, one on each host."""
+    node_rank: int = 0
+    """Which of these this is, from 0; 0 schedules and answers HTTP."""
+    dist_init_addr: str | None = None
+    """Address of rank 0, HOST:PORT, where the others find it; JAX takes the port after it, too. None: there is one process."""
+
+    def __post_init__(self):
+        if self.nnodes < 1 or not 0 <= self.node_rank < self.nnodes:
+            raise ValueError(f"--node-rank must be from 0 to --nnodes - 1 = {self.nnodes - 1}, got {self.node_rank}")
+        if self.nnodes > 1 and self.dist_init_addr is None:
+            raise ValueError(f"--nnodes {self.nnodes} needs --dist-init-addr: the address of rank 0, as in 10.0.0.1:5000")
+        if self.dist_init_addr is not None:
+            host, colon, port = self.dist_init_addr.rpartition(":")
+            if not (host and colon and port.isdecimal() and 0 < int(port) < 65535):
+                raise ValueError(f"--dist-init-addr must be HOST:PORT with a port below 65535, got {self.dist_init_addr!r:.200}")
+
+    def check_devices(self, tp_size: int, dp_size: int) -> None:
+        """Raises ValueError if these processes can't share a model's devices evenly, or would do it several times."""
+        if tp_size % self.nnodes:
+            raise ValueError(f"--tp-size counts the devices of all hosts: {tp_size} can't be divided by --nnodes {self.nnodes}")
+        if self.nnodes > 1 and dp_size > 1:
+            raise ValueError(f"--dp-size {dp_size} starts servers on one host: leave it out, or --nnodes {self.nnodes}")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where rank 0 listens for the others."""
+        host, _, port = (self.dist_init_addr or "").rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT of JAX's own service."""
+        host, _, port = (self.dist_init_addr or "").rpartition(":")
+        return f"{host}:{int(port) + 1}"
+
+    def name(self, rank: int) -> str:
+        """As messages call a process."""
+        return f"rank {rank} of {self.nnodes}"
+
+
+def group_key(environment: Mapping[str, str]) -> bytes:
+    """The key. Raises ValueError if the variable has none."""
+    key = environment.get(KEY, "")
+    if len(key) < LEAST_KEY:
+        raise ValueError(
+            f"the variable {KEY} must hold a secret of at least {LEAST_KEY} characters, the same on every host, as made by "
+            "`openssl rand -hex 32`"
+        )
+    return key.encode()
+
+
+# The end. Every way out of a process of a group is `leave`: Python's own would wait for processes that are gone.
+
+_leaving = threading.RLock()
+
+
+def leave(status: int, line: str = "") -> NoReturn:
+    """Ends this process at once, with a last line in the log. Of several threads that call it, one gets through."""
+    with _leaving:  # reentrant: a signal's handler may interrupt this
+        if line:
+            os.write(sys.stderr.fileno(), f"{line}\n".encode())  # not print: another thread may hold its lock
+        os._exit(status)
+
+
+def end(reason: str) -> NoReturn:
+    """The group has lost a process and can't go on."""
+    leave(EXIT, f"jaxspec: {reason}; whoever started this group must restart it")
+
+
+def run_to_the_end(hosts: Hosts, work: Callable[[], int]) -> NoReturn:
+    """Runs the work of one process of a group, and ends the process with the status that it returns; after an exception, of any
+    thread, as `end`."""
+
+    def failed(error: BaseException | None) -> NoReturn:
+        if error is not None:
+            traceback.print_exception(error)
+        end(f"{hosts.name(hosts.node_rank)} failed: {type(error).__name__}: {next(iter(str(error).splitlines()), ''):.300}")
+
+    threading.excepthook = lambda caught: failed(caught.exc_value)
+    try:
+        status = work()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
+    except BaseException as error:
+        failed(error)
+    leave(status)
+
+
+# Connections
+
+
+class HostGroup:
+    """What an engine tells the other processes of its group. This one is of a process alone: there is nobody to tell."""
+
+    def pages(self, number: int, identity: str) -> None:
+        """Programs from now on are for so many pages. `identity`: a digest of all that they depend on beside that."""
+
+    @contextlib.contextmanager
+    def compiling(self, program: Any, *, timed: bool) -> Iterator[None]:
+        """While this process compiles the program, the others do; at the end all have it. `timed`: as for compiler_options."""
+        yield
+
+    def launch(self, program: Any, leaves: Sequence[Leaf]) -> None:
+        """This process is about to launch the program on these arrays."""
+
+    def failed(self, error: Exception) -> None:
+        """The engine can't go on."""
+
+
+ALONE = HostGroup()
+
+
+class Leader(HostGroup):
+    """Rank 0's connections to the others. Any thread may use it."""
+
+    def __init__(
+        self, hosts: Hosts, key: bytes, versions: str, patience: float = PATIENCE, on_stop: Callable[[], object] = lambda: None
+    ):
+        """Waits for the others. `versions`: of the software, which must be the same everywhere. `on_stop` is called when another
+        process was told to end.
+
+        Raises OSError if the address is unavailable, TimeoutError if they don't come in time.
+        """
+        self._hosts, self._on_stop = hosts, on_stop
+        self._links: dict[Connection, int] = {}
+        self._sending = threading.Lock()
+        self._arrays, self._numbers = Arrays(), itertools.count()
+        self._answers: dict[int, queue.SimpleQueue[str]] = {}
+        """Of compilations under way."""
+        self._is_closing, self._all_gone = False, threading.Event()
+        host, _ = hosts.address
+        deadline = time.monotonic() + patience
+        with socket.create_server(hosts.address, family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            while len(self._links) < hosts.nnodes - 1:
+                listener.settimeout(max(0.001, deadline - time.monotonic()))
+                try:
+                    connected, _ = listener.accept()
+                except TimeoutError:
+                    missing = sorted(set(range(1, hosts.nnodes)) - set(self._links.values()))
+                    raise TimeoutError(f"no connection of rank {', '.join(map(str, missing))} within {patience:g} s") from None
+                try:
+                    self._welcome(connection_of(connected), key, versions)
+                except (AuthenticationError, EOFError, OSError, ValueError, KeyError) as error:
+                    logger.warning("a connection for this group was refused: %s", error or type(error).__name__)
+        threading.Thread(target=self._receive, name="group", daemon=True).start()
+
+    def _welcome(self, link: Connection, key: bytes, versions: str) -> None:
+        deliver_challenge(link, key)
+        answer_challenge(link, key)
+        hello, _ = unpack(link.recv_bytes(2**16))
+        rank, wrong = hello["rank"], ""
+        if hello["nnodes"] != self._hosts.nnodes or rank not in range(1, self._hosts.nnodes):
+            wrong = f"rank {rank} of {hello['nnodes']} is none of the {self._hosts.nnodes} of this group"
+        elif rank in self._links.values():
+            wrong = f"rank {rank} has joined already"
+        elif hello["versions"] != versions:
+            wrong = f"rank {rank} has {hello['versions']}, and rank 0 has {versions}"
+        link.send_bytes(pack({"refused": wrong}))
+        if wrong:
+            raise ValueError(wrong)
+        wait_for_ever(link)
+        self._links[link] = rank
+
+    def _receive(self) -> None:
+        while self._links:
+            for link in wait(list(self._links)):
+                assert isinstance(link, Connection)
+                try:
+                    header, _ = unpack(link.recv_bytes())
+                except (EOFError, OSError):
+                    rank = self._links.pop(link)
+                    if not self._is_closing:
+                        end(f"{self._hosts.name(rank)} is gone")
+                    continue
+                if header == STOP:
+                    self._on_stop()
+                else:
+                    self._answers[header["number"]].put(header["error"] and f"rank {self._links[link]}: {header['error']}")
+        self._all_gone.set()
+
+    def _tell(self, message: bytes) -> None:
+        for link in list(self._links):
+            try:
+                link.send_bytes(message)
+            except OSError:
+                if not self._is_closing:
+                    end(f"{self._hosts.name(self._links.get(link, 0))} is gone")
+
+    def pages(self, number: int, identity: str) -> None:
+        with self._sending:
+            self._tell(pack({"pages": number, "identity": identity}))
+
+    @contextlib.contextmanager
+    def compiling(self, program: Any, *, timed: bool) -> Iterator[None]:
+        """Raises RuntimeError if another process can't compile it."""
+        number, answers = next(self._numbers), queue.SimpleQueue[str]()
+        self._answers[number] = answers
+        with self._sending:
+            self._tell(pack({"compile": described(program), "number": number, "timed": timed}))
+        yield
+        errors = [answers.get() for _ in range(self._hosts.nnodes - 1)]
+        del self._answers[number]
+        if any(errors):
+            raise RuntimeError(next(filter(None, errors)))
+
+    def launch(self, program: Any, leaves: Sequence[Leaf]) -> None:
+        with self._sending:
+            how, data = self._arrays.encode(program, leaves)
+            self._tell(pack({"launch": described(program), "arrays": how}, data))
+
+    def failed(self, error: Exception) -> None:
+        end(f"{self._hosts.name(0)} failed: {type(error).__name__}: {next(iter(str(error).splitlines()), ''):.300}")
+
+    def close(self) -> None:
+        """Ends the others in order, and waits until they have ended, but not long."""
+        self._is_closing = True
+        with self._sending:
+            self._tell(pack(END))
+        self._all_gone.wait(LEAVING)
+
+
+class Follower:
+    """The connection of another rank to rank 0."""
+
+    def __init__(self, hosts: Hosts, key: bytes, versions: str, patience: float = PATIENCE):
+        """Raises OSError if it can't connect in time, AuthenticationError if rank 0 has another key, ValueError if it refuses."""
+        deadline = time.monotonic() + patience
+        while True:
+            with contextlib.suppress(ConnectionRefusedError, TimeoutError, socket.gaierror):  # rank 0 may come later, or its name
+                self._link = connection_of(socket.create_connection(hosts.address, timeout=HANDSHAKE))
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank 0 does not listen on {hosts.dist_init_addr} after {patience:g} s")
+            time.sleep(0.1)
+        answer_challenge(self._link, key)
+        deliver_challenge(self._link, key)
+        self._link.send_bytes(pack({"rank": hosts.node_rank, "nnodes": hosts.nnodes, "versions": versions}))
+        if wrong := unpack(self._link.recv_bytes(2**16))[0]["refused"]:
+            raise ValueError(wrong)
+        wait_for_ever(self._link)
+        self.arrays = Arrays()
+        self._hosts, self._sending, self._was_told = hosts, threading.Lock(), False
+        self._received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._receive, name="group", daemon=True).start()
+
+    def _receive(self) -> None:
+        """Beside the thread that launches, which may wait in a collective."""
+        try:
+            while (message := self._link.recv_bytes()) != _END:
+                self._received.put(message)
+        except (EOFError, OSError):
+            end(f"{self._hosts.name(0)} is gone")
+        leave(0)
+
+    def messages(self) -> Iterator[tuple[Header, memoryview]]:
+        """What rank 0 tells, for ever."""
+        while True:
+            yield unpack(self._received.get())
+
+    def answer(self, number: int, error: str = "") -> None:
+        """A compilation has ended."""
+        self._send({"number": number, "error": error})
+
+    def stop(self) -> None:
+        """This process was told to end: so rank 0 ends the group in order. At the second time it ends alone."""
+        if self._was_told:
+            end(f"{self._hosts.name(self._hosts.node_rank)} was told twice to end")
+        self._was_told = True
+        self._send(STOP)
+
+    def _send(self, header: Header) -> None:
+        with self._sending, contextlib.suppress(OSError):  # rank 0 is gone: the receiving thread says so
+            self._link.send_bytes(pack(header))
+
+
+_END = pack(END)
+
+
+def connection_of(connected: socket.socket) -> Connection:
+    """The socket as a connection that sends at once, notices a dead host, and for now waits HANDSHAKE seconds at most."""
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in DEAD.items():
+        if hasattr(socket, name):  # Linux; some are elsewhere
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    _limit(connected, HANDSHAKE)
+    return Connection(connected.detach())
+
+
+def wait_for_ever(link: Connection) -> None:
+    """The handshake is over."""
+    with socket.socket(fileno=os.dup(link.fileno())) as connected:
+        _limit(connected, 0)
+
+
+def _limit(connected: socket.socket, seconds: int) -> None:
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))

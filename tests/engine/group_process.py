@@ -1,0 +1,127 @@
+"""One process of a group of two, for test_hosts.py: python -m tests.engine.group_process WHAT RANK HOST:PORT.
+
+WHAT is `stub` (connections alone; this imports no JAX), `texts` (rank 0 prints what an engine says), `halves` (the same, with
+cycles as two programs) or `load` (an engine that never runs out of work). Without RANK and HOST:PORT one process does
+it on one device. SIGUSR1 raises an exception; SIGTERM ends in order.
+"""
+
+import itertools
+import json
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jaxspec.engine.hosts import ALONE, Follower, Hosts, Leader, run_to_the_end
+from jaxspec.engine.messages import Kept
+
+KEY = b"the key of the tests"
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A program that nobody runs."""
+
+    batch: int = 8
+
+
+def stub(hosts: Hosts) -> int:
+    """Launches every millisecond."""
+    if hosts.node_rank:
+        follower = Follower(hosts, KEY, "the same")
+        signal.signal(signal.SIGTERM, lambda *_: follower.stop())
+        for header, data in follower.messages():
+            if "compile" in header:
+                follower.answer(header["number"])
+                continue
+            follower.arrays.decode(Stub(*header["launch"][1]), header["arrays"], data)
+    leader = Leader(hosts, KEY, "the same", on_stop=partial(signal.raise_signal, signal.SIGTERM))
+    is_told = end_when_told()
+    with leader.compiling(Stub(), timed=False):
+        pass  # the other has set up its signals when this is over
+    print("running", flush=True)
+    for number in itertools.count():
+        if is_told:
+            break
+        leader.launch(Stub(), [Kept(np.full((8, 64), number, np.int32)), np.arange(8)])
+        time.sleep(0.001)
+    leader.close()
+    return 0
+
+
+def end_when_told() -> list[int]:
+    """Filled by SIGTERM."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    return told
+
+
+def engine(hosts: Hosts, what: str) -> int:
+    """A tiny model, whose layers two processes share."""
+    from jaxspec.config import EngineConfig, TreeShape
+    from jaxspec.decoding.programs import Settlement
+    from jaxspec.engine.engine import Engine
+    from jaxspec.engine.following import follow, join
+    from jaxspec.engine.program_cache import enable_compilation_cache
+    from jaxspec.engine.request import GenerationRequest
+    from jaxspec.engine.runner import Start
+    from jaxspec.sampling_params import SamplingParams
+    from jaxspec.testing import largest_sizes_only, random_eagle, tiny_target
+
+    group = join(hosts, KEY) if hosts.nnodes > 1 else ALONE
+    from tests.engine.test_in_two import run_in_two  # makes arrays
+
+    enable_compilation_cache()
+    target = tiny_target(num_layers=1)
+    head, tree = random_eagle(target.config), TreeShape(1, 2, 3)
+    fields = dict(max_running_requests=2, prefill_chunk=16, context_length=128, tp_size=hosts.nnodes)
+
+    def made(num_pages: int) -> Engine:
+        start = Start(group=ALONE if isinstance(group, Follower) else group)
+        return Engine(target, head, None, tree, EngineConfig(**fields, num_pages=num_pages), start=start)
+
+    def ask(made: Engine, max_tokens: int = 24) -> list:
+        sampled = ({"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "logit_bias": {7: 2.0}})
+        return [
+            made.add(GenerationRequest(tuple(range(40, 60 + place)), SamplingParams(max_tokens=max_tokens, **params)))
+            for place, params in enumerate(sampled)
+        ]
+
+    if isinstance(group, Follower):
+        signal.signal(signal.SIGTERM, lambda *_: group.stop())
+        follow(group, lambda num_pages: made(num_pages).runner)
+    running = made(40)
+    largest_sizes_only(running)
+    if what == "texts":
+        requests = ask(running)
+        while running.has_work:
+            running.step()
+        print(json.dumps([each.output for each in requests]), flush=True)
+    elif what == "halves":
+        print(json.dumps(run_in_two(running, Settlement.of)), flush=True)
+    else:
+        is_told, has_said = end_when_told(), False
+        while not is_told:
+            if not running.has_work:
+                ask(running, 80)
+            running.step()
+            if running.counts.generated_tokens and not has_said:
+                has_said = True
+                print("running", flush=True)
+    if isinstance(group, Leader):
+        group.close()
+    return 0
+
+
+def raise_error(*_: object) -> None:
+    raise RuntimeError("told to fail")
+
+
+if __name__ == "__main__":
+    what, *place = sys.argv[1:]
+    signal.signal(signal.SIGUSR1, raise_error)
+    hosts = Hosts(2, int(place[0]), place[1]) if place else Hosts()
+    run_to_the_end(hosts, partial(stub, hosts) if what == "stub" else partial(engine, hosts, what))

@@ -1,0 +1,356 @@
+"""Several processes that run one engine: what they tell one another, who may join, how a group ends, and that it says the same."""
+
+import ast
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxspec.config import TreeShape
+from jaxspec.decoding import programs
+from jaxspec.engine import hosts as module
+from jaxspec.engine import messages
+from jaxspec.engine.following import PROGRAMS, program_of
+from jaxspec.engine.hosts import EXIT, Follower, Hosts, Leader, group_key
+from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
+from tests.engine.group_process import KEY, Stub
+from tests.sets import exhaustive
+
+SECONDS = 2.0
+"""In which a group ends."""
+GLOO = "[Gloo]"
+"""Begins a line that JAX's collectives write to stdout."""
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+# Options
+
+
+def test_wrong_hosts_are_refused():
+    for wrong, message in {
+        (2, 2, "a:1"): "--node-rank must be from 0 to --nnodes - 1 = 1, got 2",
+        (1, 1, None): "--node-rank must be from 0 to --nnodes - 1 = 0, got 1",
+        (2, 0, None): "--nnodes 2 needs --dist-init-addr",
+        (2, 0, "a"): "--dist-init-addr must be HOST:PORT with a port below 65535, got 'a'",
+        (2, 0, "a:65535"): "must be HOST:PORT",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Hosts(*wrong)
+    hosts = Hosts(2, 1, "[::1]:5000")
+    assert hosts.address == ("::1", 5000) and hosts.coordinator == "[::1]:5001"
+
+
+def test_devices_are_shared_evenly():
+    hosts = Hosts(2, 0, "a:1")
+    hosts.check_devices(4, 1)
+    Hosts().check_devices(3, 2)
+    with pytest.raises(ValueError, match="--tp-size counts the devices of all hosts: 3 can't be divided by --nnodes 2"):
+        hosts.check_devices(3, 1)
+    with pytest.raises(ValueError, match="--dp-size 2 starts servers on one host"):
+        hosts.check_devices(2, 2)
+
+
+def test_the_key_is_in_the_environment():
+    assert group_key({"JAXSPEC_GROUP_KEY": "k" * 16}) == b"k" * 16
+    for environment in ({}, {"JAXSPEC_GROUP_KEY": "k" * 15}):
+        with pytest.raises(ValueError, match=r"JAXSPEC_GROUP_KEY must hold a secret of at least 16 characters"):
+            group_key(environment)
+
+
+# Messages
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_arrays_arrive_as_they_were_sent(seed):
+    """Of kept ones only what has changed is sent."""
+    rng, sender, receiver = np.random.default_rng(seed), Arrays(), Arrays()
+    tables = {batch: rng.integers(0, 99, (batch, 16), np.int32) for batch in (1, 8)}
+    for _ in range(40):
+        batch = int(rng.choice([1, 8]))
+        tables[batch] = tables[batch].copy()
+        places = rng.integers(0, 16 * batch, rng.choice([0, 1, 3, 16 * batch]))
+        tables[batch].reshape(-1)[places] = rng.integers(0, 99, len(places))
+        other = rng.random((2, 0, 3) if rng.random() < 0.2 else (3,)).astype(np.float32)
+        leaves = [Kept(tables[batch]), None, other, np.array([True, False])]
+        how, data = sender.encode(Stub(batch), leaves)
+        header, rest = unpack(pack({"arrays": how}, data))
+        kept, nothing, *others = receiver.decode(Stub(batch), header["arrays"], rest)
+        assert nothing is None and isinstance(kept, Kept)
+        for sent, came in zip([tables[batch], *leaves[2:]], [kept.values, *others], strict=True):
+            np.testing.assert_array_equal(sent, came)
+            assert sent.dtype == came.dtype
+
+
+def test_little_is_sent_of_an_array_that_has_hardly_changed():
+    arrays, table = Arrays(), np.zeros((8, 512), np.int32)
+    sizes = []
+    for place in (0, 1, 1):
+        table = table.copy()
+        table[0, place] = 1
+        sizes.append(len(arrays.encode(Stub(), [Kept(table)])[1]))
+    assert sizes == [4 * 8 * 512, 8, 0]
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\x05\0\0\0{}", b"\x02\0\0\0[]", b"\xff\xff\xff\xff{}"])
+def test_what_is_no_message_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"message|Extra data|Expecting"):
+        unpack(wrong)
+
+
+def test_programs_are_named_in_messages():
+    tree = TreeShape(3, 2, 6)
+    sizes = {"AdmitProgram": (), "PrefillProgram": (64, 8, 2, False, True), "CatchUpProgram": (4, 8)}
+    for name, kind in PROGRAMS.items():
+        masked = (True,) if name == "SettleProgram" else ()
+        program = kind(*sizes.get(name, (4, 8, tree, *masked)))
+        assert program_of(json.loads(json.dumps(described(program)))) == program
+    kinds = {name for name, each in vars(programs).items() if name.endswith("Program") and hasattr(each, "run")}
+    assert set(PROGRAMS) == kinds - {"Program"}
+
+
+def test_nothing_is_pickled():
+    """Connection's send and recv pickle; send_bytes and recv_bytes don't."""
+    called = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for source in (module, messages)
+        for node in ast.walk(ast.parse(Path(source.__file__).read_text()))
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
+    assert {"send_bytes", "recv_bytes"} <= called and not called & {"send", "recv", "pickle", "marshal", "eval"}
+
+
+# Who may join
+
+
+class Joining(threading.Thread):
+    """A leader that waits for one other."""
+
+    def __init__(self, **options):
+        super().__init__(daemon=True)
+        self.hosts, self.options, self.leader, self.error = Hosts(2, 0, free_address()), options, None, None
+        self.start()
+
+    def run(self):
+        try:
+            self.leader = Leader(self.hosts, KEY, "the same", **{"patience": 20, **self.options})
+        except Exception as error:
+            self.error = error
+
+    def follower(self, key: bytes = KEY, versions: str = "the same", rank: int = 1, nnodes: int = 2) -> Follower:
+        return Follower(Hosts(nnodes, rank, self.hosts.dist_init_addr), key, versions, patience=20)
+
+
+@pytest.fixture
+def left(monkeypatch) -> list[tuple[int, str]]:
+    """How processes would have ended, if this one did not stay."""
+    left: list[tuple[int, str]] = []
+    monkeypatch.setattr(module, "leave", lambda status, line="": left.append((status, line)))
+    monkeypatch.setattr(module, "LEAVING", 0.05)
+    return left
+
+
+@contextlib.contextmanager
+def joined(joining: Joining, left: list) -> Iterator[tuple[Leader, Follower]]:
+    follower = joining.follower()
+    joining.join(20)
+    assert joining.leader is not None
+    yield joining.leader, follower
+    joining.leader.close()
+    while not left:  # the follower has read the end
+        time.sleep(0.01)
+    follower._link.close()
+    assert joining.leader._all_gone.wait(20)
+
+
+def test_only_those_who_know_the_key_join(left, monkeypatch, caplog):
+    """Others are refused, and one that says nothing does not keep the others waiting."""
+    monkeypatch.setattr(module, "HANDSHAKE", 1)
+    joining = Joining()
+    with pytest.raises(AuthenticationError):
+        joining.follower(key=b"another key, as long")
+    while joining.is_alive() and "refused" not in caplog.text:
+        time.sleep(0.01)
+    silent = socket.create_connection(joining.hosts.address)
+    with joined(joining, left), silent:
+        assert "digest" in caplog.text
+    assert left == [(0, "")]
+
+
+def test_a_rank_zero_that_does_not_know_the_key_is_refused(left):
+    """The proof goes both ways: rank 0 is what others take orders from."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pretend():
+            link = module.connection_of(listener.accept()[0])
+            with contextlib.suppress(AuthenticationError):
+                module.deliver_challenge(link, KEY)  # of the answer it can't tell whether it is right
+            with contextlib.suppress(EOFError, OSError):
+                module.answer_challenge(link, KEY)
+
+        thread = threading.Thread(target=pretend, daemon=True)
+        thread.start()
+        host, port = listener.getsockname()
+        with pytest.raises(AuthenticationError):
+            Follower(Hosts(2, 1, f"{host}:{port}"), b"the key that rank 0 lacks", "the same", patience=5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"versions": "another"}, "rank 1 has another, and rank 0 has the same"),
+        ({"nnodes": 3, "rank": 2}, "rank 2 of 3 is none of the 2 of this group"),
+    ],
+)
+def test_those_who_do_not_fit_are_told_why(left, wrong, message):
+    joining = Joining()
+    with pytest.raises(ValueError, match=message):
+        joining.follower(**wrong)
+    with joined(joining, left):
+        pass
+
+
+def test_a_missing_process_is_named():
+    joining = Joining(patience=0.1)
+    joining.join(20)
+    assert str(joining.error) == "no connection of rank 1 within 0.1 s"
+
+
+# What is told
+
+
+def test_a_program_is_used_when_all_have_compiled_it(left):
+    with joined(Joining(), left) as (leader, follower):
+        told, compiled = follower.messages(), []
+
+        def compile_it(timed: bool) -> None:
+            with leader.compiling(Stub(3), timed=timed):
+                compiled.append("rank 0")
+            compiled.append("both")
+
+        thread = threading.Thread(target=compile_it, args=[True])
+        thread.start()
+        header, _ = next(told)
+        assert header["compile"] == ["Stub", [3]] and header["timed"] is True
+        time.sleep(0.05)
+        assert compiled == ["rank 0"]
+        follower.answer(header["number"])
+        thread.join(20)
+        assert compiled == ["rank 0", "both"]
+
+        answering = threading.Thread(target=lambda: follower.answer(next(told)[0]["number"], "no memory"))
+        answering.start()
+        with pytest.raises(RuntimeError, match="rank 1: no memory"):
+            compile_it(timed=False)
+
+
+def test_launches_arrive_in_their_order(left):
+    with joined(Joining(), left) as (leader, follower):
+        leader.pages(7, "digest")
+        for number in range(200):
+            leader.launch(Stub(), [Kept(np.array([number], np.int32)), None])
+        told = follower.messages()
+        assert next(told)[0] == {"pages": 7, "identity": "digest"}
+        for number in range(200):
+            header, data = next(told)
+            kept, nothing = follower.arrays.decode(Stub(), header["arrays"], data)
+            assert header["launch"] == ["Stub", [8]] and kept.values.tolist() == [number] and nothing is None
+
+
+def test_another_process_that_is_told_to_end_ends_the_group(left):
+    stopped = threading.Event()
+    with joined(Joining(on_stop=stopped.set), left) as (_, follower):
+        follower.stop()
+        assert stopped.wait(20) and not left
+
+
+# The end
+
+
+def group(what: str, address: str) -> list[subprocess.Popen]:
+    command = [sys.executable, "-m", "tests.engine.group_process", what]
+    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
+    return [
+        subprocess.Popen([*command, str(rank), address], stdout=pipe, stderr=pipe, text=True, cwd=root, start_new_session=True)
+        for rank in range(2)
+    ]
+
+
+def end_group(what: str, victim: int, number: signal.Signals) -> float:
+    """Starts a group, ends one process by a signal and checks how both end. Returns the seconds that the other took."""
+    processes = group(what, free_address())
+    try:
+        said_first = next((line for line in processes[0].stdout if not line.startswith(GLOO)), "")
+        assert said_first == "running\n", processes[0].communicate()
+        processes[victim].send_signal(number)
+        if number is not signal.SIGTERM:
+            processes[victim].wait(60)
+        started = time.monotonic()
+        other = processes[1 - victim]
+        if number is signal.SIGTERM:  # in order: whoever is first
+            while all(each.poll() is None for each in processes):
+                time.sleep(0.001)
+            started = time.monotonic()
+            other = next((each for each in processes if each.poll() is None), other)
+        other.wait(60)
+        seconds = time.monotonic() - started
+        statuses = {signal.SIGKILL: (-9, EXIT), signal.SIGUSR1: (EXIT, EXIT), signal.SIGTERM: (0, 0)}[number]
+        said = [each.communicate()[1] for each in processes]
+        assert (processes[victim].returncode, processes[1 - victim].returncode) == statuses, said
+        lines = [line for line in said[1 - victim].splitlines() if not line.startswith(GLOO)]
+        gone = f"jaxspec: rank {victim} of 2 is gone; whoever started this group must restart it"
+        assert lines == ([] if number is signal.SIGTERM else [gone])
+        if number is signal.SIGUSR1:
+            last = said[victim].splitlines()[-1]
+            assert last.startswith(f"jaxspec: rank {victim} of 2 failed: RuntimeError: told to fail;")
+        assert seconds < SECONDS
+        return seconds
+    finally:
+        for each in processes:
+            each.kill()
+
+
+@pytest.mark.parametrize("times", [2, exhaustive(20)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGTERM], ids=["killed", "an exception", "told to end"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_group_ends_as_one(victim, number, times):
+    """SIGUSR1 raises an exception. Nothing is left: neither process has children."""
+    print([round(end_group("stub", victim, number), 3) for _ in range(times)])
+
+
+@pytest.mark.parametrize("times", [exhaustive(3)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGTERM], ids=["killed", "an exception", "told to end"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_engines_under_load_end_as_one(victim, number, times):
+    print([round(end_group("load", victim, number), 3) for _ in range(times)])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("what", ["texts", "halves"])
+def test_two_processes_say_what_one_says(what):
+    """Greedy, sampled and biased texts; cycles as one program and as two; every launch goes through a message."""
+    command = [sys.executable, "-m", "tests.engine.group_process", what]
+    alone = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True, timeout=600)
+    leader, follower = group(what, free_address())
+    try:
+        printed, said = leader.communicate(timeout=600)
+        assert (leader.returncode, follower.wait(60)) == (0, 0), said + follower.stderr.read()
+        texts = json.loads(printed.splitlines()[-1])
+        assert texts == json.loads(alone.stdout) and all(len(text) == 24 for text in texts)
+    finally:
+        leader.kill()
+        follower.kill()
