@@ -347,8 +347,8 @@ class Runner:
             compiled = self.programs[program]
             if self.group is not ALONE:
                 self.group.launch(program, leaves_to_send(arguments))
-            output = compiled(self.params, self.state, *inputs)
-            self.state = output if isinstance(output, State) else output.state
+            output = compiled(self.params, self._state or self.state, *inputs)
+            self._state = output if isinstance(output, State) else output.state
         return output
 
     def read(self, launched: Launched) -> list[Emitted]:

@@ -120,7 +120,8 @@ class ChatBuilder(OpenAIBuilder):
         if index not in self._parsers:
             self._parsers[index] = AnswerParser(self._batch.answer)
         parser, deltas = self._parsers[index], []
-        for event in merged([*parser.add(update.text), *(parser.finish() if update.output is not None else ())]):
+        events = parser.add(update.text)
+        for event in events if update.output is None else merged([*events, *parser.finish()]):
             match event:
                 case Content(text):
                     deltas.append(ChatDelta(content=text))

@@ -108,7 +108,8 @@ class OpenAIBuilder(ABC):
     def whole(self, outputs: Sequence[GenerationOutput]) -> OpenAIEvent:
         choices = [self.choice(index, output) for index, output in enumerate(outputs)]
         for choice, output in zip(choices, outputs, strict=True):
-            self._add_token_ids(choice, output.token_ids, with_prompt=True)
+            if self._body.return_token_ids:
+                self._add_token_ids(choice, output.token_ids, with_prompt=True)
         return self._event(self.whole_type, self.whole_object, choices, **self._statistics(outputs))
 
     def events(self, index: int, update: Update) -> list[OpenAIEvent]:
@@ -122,7 +123,8 @@ class OpenAIBuilder(ABC):
         if not pieces:
             return []
         self._begun.add(index)
-        self._add_token_ids(pieces[0], update.token_ids, with_prompt=is_first)
+        if self._body.return_token_ids:
+            self._add_token_ids(pieces[0], update.token_ids, with_prompt=is_first)
         events = [self._event(self.event_type, self.event_object, [piece]) for piece in pieces]
         if self._has_trace:
             events[0].speculative_trace = speculative_trace(update, self._model)
@@ -144,10 +146,9 @@ class OpenAIBuilder(ABC):
         return kind(id=self.id, object=name, created=self._created, model=self._model.name, choices=choices, **more)
 
     def _add_token_ids(self, choice: Choice, token_ids: Sequence[int], *, with_prompt: bool) -> None:
-        if self._body.return_token_ids:
-            choice.token_ids = list(token_ids)
-            if with_prompt:
-                choice.prompt_token_ids = list(self._batch.prompt_of(choice.index).prompt)
+        choice.token_ids = list(token_ids)
+        if with_prompt:
+            choice.prompt_token_ids = list(self._batch.prompt_of(choice.index).prompt)
 
     def _statistics(self, outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
         """Usage; and for a single choice with speculation vLLM's `metrics` and, on request, SGLang's `sglext`."""

@@ -75,16 +75,20 @@ class AnswerParser:
     def __init__(self, form: AnswerFormat):
         self._form, self._reader = form, AnswerReader()
         self._reading = self._read()
+        self._has_parts = form.tool_parser is not None or (form.reasoning is not None and form.thinking is not Thinking.NONE)
+        """False: all of the text is content."""
 
     def add(self, text: str) -> list[Event]:
         """The events that more text brings."""
+        if not self._has_parts:
+            return [Content(text)] if text else []
         self._reader.text += text
         return self._events()
 
     def finish(self) -> list[Event]:
         """Those at the end of the text."""
         self._reader.has_ended = True
-        return self._events()
+        return self._events() if self._has_parts else []
 
     def _events(self) -> list[Event]:
         found: list[Event] = []
