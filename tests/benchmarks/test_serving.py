@@ -386,8 +386,12 @@ def test_ctrl_c_ends_with_130_and_records_nothing(measure):
         async for part in fine(stub, body):
             yield part
 
-    with Stub(stuck).running() as url:
-        status, record, printed = measure(url)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
+    try:
+        with Stub(stuck).running() as url:
+            status, record, printed = measure(url)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (status, record) == (130, None) and "interrupted" in printed and "Traceback" not in printed
 
 
