@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from jaxspec.commands.replicas import LOOPBACK, SETTINGS, free_ports
-from tests.clients.install import program
 from tests.live_server import optimizing, url_in
 
 REQUESTS, CONCURRENT, MAX_TOKENS = 200, 8, 16
@@ -228,10 +227,10 @@ def run(router: str, python: Path, folder: Path) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser("python -m tests.clients.failover", description=__doc__)
     parser.add_argument("router", choices=("sglang_router", "smg", "litellm"))
-    parser.add_argument("--python", type=Path, help="of an environment where it is installed (default: tests.clients.install's)")
+    parser.add_argument("--python", type=Path, required=True, help="of an environment where the router is installed")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        result = run(options.router, options.python or program(options.router, "python"), Path(folder))
+        result = run(options.router, options.python, Path(folder))
     print(json.dumps(asdict(result), indent=1))
 
 

@@ -16,8 +16,6 @@ CLIENTS = {
     "openai3": ("openai==3.54.0",),
     "lm_eval": ("lm-eval[api]==0.4.13",),
     "schemathesis": ("schemathesis==4.32.5",),
-    "sglang_router": ("sglang-router==0.3.2",),
-    "smg": ("smg==1.13.0",),
 }
 """Names of environments, and what is installed into each."""
 UNWANTED = ("torch", "jax")
