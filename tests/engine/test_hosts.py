@@ -333,13 +333,6 @@ def test_a_group_ends_as_one(victim, number, times):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGUSR1)], ids=["killed", "an exception"])
-def test_engines_under_load_end_as_one(victim, number):
-    """Each start compiles an engine in both processes."""
-    print(round(end_group("load", victim, number), 3))
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("what", ["texts", "halves"])
 def test_two_processes_say_what_one_says(what):
     """Greedy, sampled and biased texts; cycles as one program and as two; every launch goes through a message."""
