@@ -100,7 +100,7 @@ CASES = {
     "adaptive": Case(eagle3, SHORT, {"adaptive": True}),
     "a window of the draft head": Case(eagle3, SHORT, {"draft_window_size": 6, "draft_sink_size": 3}),
     "thresholds": Case(eagle3, SHORT, {"accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}),
-    "preemption": Case(eagle3, SHORT, {"num_pages": 22}),
+    "few pages": Case(eagle3, SHORT, {"num_pages": 22}),
     "a cache of 8 bits": Case(eagle3, SHORT, {"kv_cache_dtype": "fp8_e4m3"}),
     "int8 by rows": Case(lambda: quantised("int8", Storing.ROWS)),
     "int8": Case(lambda: quantised("int8", Storing.DENSE)),
@@ -127,7 +127,6 @@ class Outcome(NamedTuple):
     weight_bytes: int
     cache_bytes: int
     """On each device."""
-    preempted: int
 
 
 def run(case: Case, devices: int) -> Outcome:
@@ -151,7 +150,6 @@ def run(case: Case, devices: int) -> Outcome:
         {kind: found.count(kind) for kind in sorted(set(found))},
         runner.placement.nbytes(runner.params),
         runner.cache_bytes,
-        engine.stats().preemptions,
     )
 
 
