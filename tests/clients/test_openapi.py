@@ -12,9 +12,7 @@ from tests.clients.grammar import send
 from tests.clients.test_load import resident_bytes
 
 SETUP = Path(__file__).parent / "openapi"
-GENERATING = {"/v1/completions": 50, "/v1/chat/completions": 10, "/generate": 50}
-"""Requests that must be answered, else it would show little. The schema can't say which fields of tools, formats and messages go
-together, so most generated chats are refused: 25 were answered (26 November 2026)."""
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/generate")
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
@@ -28,8 +26,7 @@ def test_answers_are_as_documented(server, client, tmp_path, mode):
     assert ended.returncode == 0, ended.stdout[-10_000:] + ended.stderr[-2000:]
     after = answered(server)
     kind = "2xx" if mode == "positive" else "4xx"
-    counts = {path: after[path, kind] - before.get((path, kind), 0) for path in GENERATING}
-    assert all(count >= (GENERATING[path] if mode == "positive" else 50) for path, count in counts.items()), counts
+    assert all(after[path, kind] - before.get((path, kind), 0) >= 50 for path in GENERATING)  # else it would show little
 
 
 def test_whatever_is_sent_is_answered_or_refused_and_nothing_is_kept(server, requests=3000):

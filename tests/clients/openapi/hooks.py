@@ -1,7 +1,8 @@
 """Runs inside schemathesis: lets requests that generate text reach the engine, and keeps them short.
 
-The schema can't say everything: a prompt must not be empty, either text or input_ids is needed, stream_options need stream. Only
-what the schema allows is changed here, so that requests which are wrong by it stay wrong.
+The schema can't say everything: a prompt must not be empty, either text or input_ids is needed, only tool calls make up for
+content, stream_options need stream. Only what the schema allows is changed here, so that requests which are wrong by it stay
+wrong.
 """
 
 from typing import Any
@@ -32,8 +33,8 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     if case.path == COMPLETIONS and "prompt" in body and body["prompt"] in NOTHING[1:]:
         body["prompt"] = "x"
     if case.path == CHAT and isinstance(body.get("messages"), list):
-        for message in body["messages"][:1]:
-            if isinstance(message, dict) and "content" in message and message["content"] in NOTHING[1:]:
+        for message in filter(lambda each: isinstance(each, dict), body["messages"]):
+            if not message.get("tool_calls") and message.get("content") in NOTHING:
                 message["content"] = "x"
 
 
