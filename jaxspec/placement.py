@@ -6,7 +6,7 @@ finished (Product.axis). One device is a placement like any other.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,7 @@ GPU_COMPILER_OPTIONS = {"xla_gpu_enable_cub_radix_sort": False}
 """XLA would replace sorts of whole vocabularies by calls to CUB, which can't be part of its CUDA graphs: the graph would be cut,
 and the host would wait for the device in every cycle. `jaxspec plan` compiles with the same options."""
 IN_ONE_GRAPH = {
-    "xla_gpu_enable_command_buffer": ("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,COLLECTIVES,CONDITIONAL,DYNAMIC_SLICE_FUSION")
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,COLLECTIVES,CONDITIONAL,DYNAMIC_SLICE_FUSION"
 }
 """What CUDA graphs may contain: XLA's default, and sums between devices. Without these every sum would end a graph, 26 in a cycle
 of 8 layers. (A list replaces the default; XLA_FLAGS also takes +COLLECTIVES, but options of one program don't.)"""
@@ -133,17 +133,20 @@ class Placement:
         shares, placed = Shares(config, len(self.devices)), dict[Keys, Any]()
         for path, layer in layers_of(arrays).items():
             axis = axis_of(path)
-            is_divided = axis is not None and shares.divides(axis) and not any(map(self._has, layer.values()))
-            parts = parts_of(layer, axis, shares) if axis is not None and is_divided else {}
+            is_divided = axis is not None and shares.divides(axis)
+            are_there = self._have(layer.values(), divided=is_divided)
+            parts = parts_of(layer, axis, shares) if axis is not None and is_divided and not are_there else {}
             for name, array in layer.items():
                 keys = (*path, name) if name else path
                 dtype = array.dtype if shapes is None else shapes[keys].dtype
-                placed[keys] = array if self._has(array) else self._parameter(array, parts.get(name), dtype)
+                placed[keys] = array if are_there else self._parameter(array, parts.get(name), dtype)
         return placed
 
-    def _has(self, array: Any) -> bool:
-        """It lies on several devices already."""
-        return isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding) and array.sharding.mesh == self.mesh
+    def _have(self, layer: Iterable[Any], *, divided: bool) -> bool:
+        """Whether the arrays of a layer lie on the devices already, divided if they shall be."""
+        shardings = [array.sharding if isinstance(array, jax.Array) else None for array in layer]
+        own = [each.spec for each in shardings if isinstance(each, NamedSharding) and each.mesh == self.mesh]
+        return len(own) == len(shardings) and (not divided or any(MESH_AXIS in spec for spec in own))
 
     def _parameter(self, array: Any, part: Division | None, dtype: Any) -> Any:
         """The array, with this part on each device; None: whole."""

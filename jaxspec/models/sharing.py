@@ -97,9 +97,9 @@ class Shares:
         """Key and value heads of one device."""
         return max(1, self.config.num_kv_heads // self.devices) if self.splits_heads else self.config.num_kv_heads
 
-    def divides(self, axis: Axis | None) -> bool:
+    def divides(self, axis: Axis) -> bool:
         """Whether each device has a part of it only."""
-        return axis is not None and self.devices > 1 and (axis.name not in OF_ATTENTION or self.splits_heads)
+        return self.devices > 1 and (axis.name not in OF_ATTENTION or self.splits_heads)
 
     def starts(self, axis: str, size: int) -> tuple[int, ...]:
         """Where the parts that the axis consists of begin: queries, keys and values; gate and up; or one."""
