@@ -3,6 +3,7 @@ reach a model whose chat template has no place for them."""
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from jaxspec.text.tool_parsers import (
     read_llama3,
     read_pythonic,
     read_tagged,
+    values_of,
 )
 
 type Structure = dict[str, Any]
@@ -77,14 +79,15 @@ class JsonCalls:
         ]
 
 
-class AtStart:
+class AtStart(ABC):
     """Calls that are recognised at the beginning of an answer only."""
 
     def __init__(self, opening: str):
         self._opening = opening
 
+    @abstractmethod
     def calls(self, tools: Tools, *, only_one: bool) -> Structure:
-        raise NotImplementedError
+        """As in Structures."""
 
     def within_text(self, tools: Tools, *, only_one: bool) -> Structure:
         other = rf"\s*([^\s{re.escape(self._opening)}](.|\n)*)?"
@@ -143,7 +146,7 @@ class XmlCalls:
         begin, end = f"<parameter={name}>{self._line_break}", f"{self._line_break}</parameter>\n"
         value: Structure = {"type": "json_schema", "json_schema": schema}
         if is_text(schema):
-            listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+            listed = values_of(schema)
             value = ANY_TEXT if listed is None else either(*map(const, listed))
         return tag(begin, value, end) if needed else optional(tag(begin, value, end))
 

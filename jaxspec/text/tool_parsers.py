@@ -244,9 +244,14 @@ def _without_line_break(text: str) -> str:
     return text.removesuffix("\n")
 
 
+def values_of(schema: Schema) -> Any:
+    """The values that enum or const list. None: the schema has neither."""
+    return schema.get("enum", [schema["const"]] if "const" in schema else None)
+
+
 def is_text(schema: Schema) -> bool:
     """Whether all values that fit the schema are strings, which tags hold without quotes."""
-    given = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(given, list):
-        return all(isinstance(each, str) for each in given)
+    listed = values_of(schema)
+    if isinstance(listed, list):
+        return all(isinstance(each, str) for each in listed)
     return schema.get("type") == "string"
