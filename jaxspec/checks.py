@@ -245,6 +245,11 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def reason_of(error: BaseException | None) -> str:
+    """The kind of an error, and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), ''):.300}"
+
+
 @cache
 def docstrings(config: Any) -> Mapping[str, str]:
     """The docstrings below the fields of a dataclass, each on one line."""

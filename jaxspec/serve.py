@@ -21,7 +21,7 @@ from jaxspec.commands.options import in_flags
 from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
 from jaxspec.config import EngineConfig
-from jaxspec.engine.hosts import ALONE, HostGroup, Leader, run_to_the_end
+from jaxspec.engine.hosts import ALONE, HostGroup, Leader, run_to_the_end, status_of
 from jaxspec.engine.pages import PageObserver
 from jaxspec.server.kv_events import Publisher
 from jaxspec.server.logs import DecodeLog, configure_logging
@@ -72,7 +72,7 @@ def take_part(arguments: ServerArguments) -> int:
         try:
             status = load_and_serve(arguments, group)
         except SystemExit as ended:  # by a signal
-            status = ended.code if isinstance(ended.code, int) else 1
+            status = status_of(ended)
         if status == 0:
             group.close()
         return status
@@ -112,7 +112,7 @@ def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
         try:
             serve(loaded, arguments, listener)
         except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else 1
+            status = status_of(ended)
     if group is ALONE and loaded.models.engine.runner.programs.is_compiling:
         # XLA can't be interrupted, and Python must not end while a thread is in it
         logging.shutdown()

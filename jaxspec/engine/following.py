@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jaxlib
 
+from jaxspec.checks import reason_of
 from jaxspec.config import TreeShape
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.programs import (
@@ -59,7 +60,7 @@ def join(hosts: Hosts, key: bytes) -> Leader | Follower:
 
 
 def stop_this_process() -> None:
-    """As whoever sends SIGTERM would."""
+    """Sends SIGTERM to this process."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -75,7 +76,7 @@ def _follow(group: Follower, runner_of: Callable[[int], Runner]) -> None:
     with ThreadPoolExecutor(os.cpu_count(), "compiler") as pool:
         for header, data in group.messages():
             if "pages" in header:
-                repeating = None  # frees the memory of what is no longer used
+                repeating = None  # frees its memory before the next takes some
                 repeating = Repeating(runner_of(header["pages"]), header["identity"])
             assert repeating is not None
             if "compile" in header:
@@ -93,7 +94,7 @@ def _compile(group: Follower, runner: Runner, program: Program, number: int) -> 
         if isinstance(program, BatchProgram):
             runner.inputs.compile_for((program.batch, program.pages))
     except Exception as failed:
-        error = f"{type(failed).__name__}: {next(iter(str(failed).splitlines()), ''):.300}"
+        error = reason_of(failed)
     group.answer(number, error)
 
 

@@ -8,6 +8,7 @@ up. Importing this loads no JAX.
 import contextlib
 import itertools
 import logging
+import math
 import os
 import queue
 import socket
@@ -22,6 +23,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any, NoReturn
 
+from jaxspec.checks import reason_of
 from jaxspec.engine.messages import Arrays, Header, Leaf, described, pack, unpack
 
 EXIT = 13
@@ -32,7 +34,7 @@ LEAST_KEY = 16
 PATIENCE = 600.0
 """Seconds in which all processes must have found rank 0. They may start in any order."""
 HANDSHAKE = 5
-"""Seconds for each step of the proof that both ends know the key."""
+"""Seconds that rank 0 waits at each step of the proof that both ends know the key."""
 LEAVING = 2.0
 """Seconds that rank 0 waits for the others when it ends in order."""
 DEAD = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
@@ -119,6 +121,11 @@ def end(reason: str) -> NoReturn:
     leave(EXIT, f"jaxspec: {reason}; whoever started this group must restart it")
 
 
+def status_of(ended: SystemExit) -> int:
+    """The exit status that it asks for; 1 if it has a message in place of one."""
+    return ended.code if isinstance(ended.code, int) else 1
+
+
 def run_to_the_end(hosts: Hosts, work: Callable[[], int]) -> NoReturn:
     """Runs the work of one process of a group, and ends the process with the status that it returns; after an exception, of any
     thread, as `end`."""
@@ -126,13 +133,13 @@ def run_to_the_end(hosts: Hosts, work: Callable[[], int]) -> NoReturn:
     def failed(error: BaseException | None) -> NoReturn:
         if error is not None:
             traceback.print_exception(error)
-        end(f"{hosts.name(hosts.node_rank)} failed: {type(error).__name__}: {next(iter(str(error).splitlines()), ''):.300}")
+        end(f"{hosts.name(hosts.node_rank)} failed: {reason_of(error)}")
 
     threading.excepthook = lambda caught: failed(caught.exc_value)
     try:
         status = work()
     except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else 1
+        status = status_of(ended)
     except BaseException as error:
         failed(error)
     leave(status)
@@ -142,7 +149,7 @@ def run_to_the_end(hosts: Hosts, work: Callable[[], int]) -> NoReturn:
 
 
 class HostGroup:
-    """What an engine tells the other processes of its group. This one is of a process alone: there is nobody to tell."""
+    """What an engine tells the other processes of its group. This class is for a process that runs alone, and tells nothing."""
 
     def pages(self, number: int, identity: str) -> None:
         """Programs from now on are for so many pages. `identity`: a digest of all that they depend on beside that."""
@@ -191,7 +198,7 @@ class Leader(HostGroup):
                     missing = sorted(set(range(1, hosts.nnodes)) - set(self._links.values()))
                     raise TimeoutError(f"no connection of rank {', '.join(map(str, missing))} within {patience:g} s") from None
                 try:
-                    self._welcome(connection_of(connected), key, versions)
+                    self._welcome(connection_of(connected, HANDSHAKE), key, versions)
                 except (AuthenticationError, EOFError, OSError, ValueError, KeyError) as error:
                     logger.warning("a connection for this group was refused: %s", error or type(error).__name__)
         threading.Thread(target=self._receive, name="group", daemon=True).start()
@@ -261,7 +268,7 @@ class Leader(HostGroup):
             self._tell(pack({"launch": described(program), "arrays": how}, data))
 
     def failed(self, error: Exception) -> None:
-        end(f"{self._hosts.name(0)} failed: {type(error).__name__}: {next(iter(str(error).splitlines()), ''):.300}")
+        end(f"{self._hosts.name(0)} failed: {reason_of(error)}")
 
     def close(self) -> None:
         """Ends the others in order, and waits until they have ended, but not long."""
@@ -279,7 +286,8 @@ class Follower:
         deadline = time.monotonic() + patience
         while True:
             with contextlib.suppress(ConnectionRefusedError, TimeoutError, socket.gaierror):  # rank 0 may come later, or its name
-                self._link = connection_of(socket.create_connection(hosts.address, timeout=HANDSHAKE))
+                connected = socket.create_connection(hosts.address, timeout=HANDSHAKE)
+                self._link = connection_of(connected, math.ceil(patience))  # rank 0 may be at a connection that says nothing
                 break
             if time.monotonic() > deadline:
                 raise TimeoutError(f"rank 0 does not listen on {hosts.dist_init_addr} after {patience:g} s")
@@ -328,15 +336,15 @@ class Follower:
 _END = pack(END)
 
 
-def connection_of(connected: socket.socket) -> Connection:
-    """The socket as a connection that sends at once, notices a dead host, and for now waits HANDSHAKE seconds at most."""
+def connection_of(connected: socket.socket, patience: int) -> Connection:
+    """The socket as a connection that sends at once, notices a dead host, and for now waits so many seconds at most."""
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in DEAD.items():
         if hasattr(socket, name):  # Linux; some are elsewhere
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    _limit(connected, HANDSHAKE)
+    _limit(connected, patience)
     return Connection(connected.detach())
 
 

@@ -6,6 +6,7 @@ message = length of the header (4 bytes) | header (JSON) | bytes of the arrays, 
 import json
 import struct
 from collections.abc import Hashable, Sequence
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ def pack(header: Header, data: bytes = b"") -> bytes:
 
 
 def unpack(message: bytes) -> tuple[Header, memoryview]:
-    """Raises ValueError if it is no message."""
+    """Its header, and the bytes behind it. Raises ValueError if these bytes are not a message."""
     try:
         (length,) = struct.unpack_from("<I", message)
         header = json.loads(message[4 : 4 + length]) if len(message) >= 4 + length else None
@@ -44,7 +45,7 @@ def unpack(message: bytes) -> tuple[Header, memoryview]:
 @lru_cache(1024)
 def described(program: Any) -> tuple[str, tuple[Any, ...]]:
     """A program (a dataclass) as its kind and the values of its fields, in which a tree is its three numbers."""
-    fields = (list(vars(each).values()) if hasattr(each, "__dataclass_fields__") else each for each in vars(program).values())
+    fields = (list(vars(each).values()) if is_dataclass(each) else each for each in vars(program).values())
     return type(program).__name__, tuple(fields)
 
 

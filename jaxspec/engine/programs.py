@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import jax
 from tqdm import tqdm
 
+from jaxspec.checks import reason_of
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.programs import Program
 from jaxspec.decoding.sampling import Thresholds
@@ -43,8 +44,7 @@ class ProgramError(RuntimeError):
     """A program can't be compiled, or fails on its first run. The message is one line and names it."""
 
     def __init__(self, program: Program, failed: str, error: Exception):
-        first_line = next(iter(str(error).splitlines()), "")
-        super().__init__(f"the program ({program}) {failed}: {type(error).__name__}: {first_line:.300}")
+        super().__init__(f"the program ({program}) {failed}: {reason_of(error)}")
 
 
 class Compilation(NamedTuple):

@@ -196,7 +196,7 @@ def test_a_rank_zero_that_does_not_know_the_key_is_refused(left):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pretend():
-            link = module.connection_of(listener.accept()[0])
+            link = module.connection_of(listener.accept()[0], module.HANDSHAKE)
             with contextlib.suppress(AuthenticationError):
                 module.deliver_challenge(link, KEY)  # of the answer it can't tell whether it is right
             with contextlib.suppress(EOFError, OSError):
