@@ -141,7 +141,7 @@ def own_gpus(environment: Mapping[str, str], rank: int, servers: int, each: int 
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody uses now. Somebody else may take one before its server does: then that server can't start."""
+    """Ports on loopback that are free now. If another program takes one before its server does, that server can't start."""
     sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in sockets]

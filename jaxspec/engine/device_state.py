@@ -89,7 +89,7 @@ def check_kernel(name: str | None, device: jax.Device) -> None:
 
 
 def driver_version() -> str | None:
-    """The CUDA version of this machine's NVIDIA driver; None: there is no driver."""
+    """The CUDA version of this machine's NVIDIA driver. None: it has none."""
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))

@@ -83,7 +83,7 @@ class HeldPages:
 
 
 class PageObserver:
-    """Is told what the tree gains and loses, in order. Called by whoever uses the cache, so it must not wait."""
+    """Is told what the tree gains and loses, in order. The thread that uses the cache calls it, so it must not wait."""
 
     def stored(self, node: Node) -> None:
         """A page is in the tree. Its parent was stored before."""

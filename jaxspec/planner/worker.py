@@ -123,10 +123,8 @@ def compile_cycle(
     programs = Programs(merge, params, state, placement=placement)
     chunk = shape.prefill_chunk
     program = PrefillProgram(chunk, pages, batch) if chunk else CycleProgram(batch, pages, shape.tree)
-    with (
-        jax.set_mesh(placement.mesh),
-        tempfile.TemporaryDirectory(dir=scratch) as dump,
-    ):  # Triton's backend asks for it
+    # Triton's backend asks the mesh for its GPU.
+    with jax.set_mesh(placement.mesh), tempfile.TemporaryDirectory(dir=scratch) as dump:
         lowered = programs.lower(program, "cuda")
         started = time.perf_counter()
         options = {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse_spills}
@@ -138,6 +136,7 @@ def compile_cycle(
         launches, on_host = read_launches(Path(dump)), touches_host(Path(dump))
         kernels, others = read_custom_calls(Path(dump))
     memory: Any = compiled.memory_analysis()
+    program_text = compiled.as_text() or ""
     return {
         "compile_seconds": seconds,
         "argument_bytes": memory.argument_size_in_bytes,
@@ -147,8 +146,8 @@ def compile_cycle(
         "touches_host": on_host,
         "launches": launches,
         "kernel_calls": kernels,
-        "sorts": read_sorts(compiled.as_text() or ""),
-        "collectives": read_collectives(compiled.as_text() or ""),
+        "sorts": read_sorts(program_text),
+        "collectives": read_collectives(program_text),
         "library_calls": others,
     }
 

@@ -35,7 +35,7 @@ from jaxspec.engine.pages import Node, PageObserver
 
 FLAG = "--kv-events-config"
 ENDPOINT = "tcp://127.0.0.1:5557"
-"""vLLM's port, on loopback: events hold token ids, so whoever reads them reads prompts."""
+"""vLLM's port, on loopback: events hold token ids, so their readers see prompts."""
 PUBLISHERS = ("zmq", "null")
 DEVICE = "GPU"
 """vLLM's name of the medium where the engine itself reads keys, whatever the device is."""
