@@ -9,6 +9,9 @@ import jax
 REFERENCE, GPU_DEFAULT, CPU_DEFAULT = "reference", "pallas_triton", "cpu"
 """The implementations that every kernel has: its definition in plain XLA, and what NVIDIA GPUs get. The third, what CPUs get, is
 the definition unless a kernel has one."""
+lowered_for = jax.make_user_context(None)
+"""`with lowered_for("cpu")` or `("cuda")`: what is traced inside is lowered for this platform only, so the forms for others are
+not traced. None: for any."""
 
 
 def call(kernel: str, implementations: Mapping[str, Callable], name: str | None, arguments: Sequence[Any], **static: Any) -> Any:
@@ -36,10 +39,21 @@ def by_platform(on_gpu: Callable, elsewhere: Callable, reference: Callable, stat
 
     @jax.custom_jvp
     def either(*arguments):
-        return jax.lax.platform_dependent(*arguments, cuda=on_gpu, default=elsewhere)
+        return choose(*arguments, on_gpu=on_gpu, elsewhere=elsewhere)
 
     @either.defjvp
     def derivative(primals, tangents):
         return jax.jvp(reference, primals, tangents)
 
     return jax.jit(either)
+
+
+def choose[Result](*arguments: Any, on_gpu: Callable[..., Result], elsewhere: Callable[..., Result]) -> Result:
+    """One of the two, by the platform that the program is lowered for."""
+    match lowered_for.value:
+        case None:
+            return jax.lax.platform_dependent(*arguments, cuda=on_gpu, default=elsewhere)
+        case "cuda":
+            return on_gpu(*arguments)
+        case _:
+            return elsewhere(*arguments)

@@ -26,7 +26,7 @@ from jaxspec.decoding.sampling import apply_filters
 from jaxspec.decoding.settings import SamplingKind, divisor
 from jaxspec.decoding.state import Batch, State
 from jaxspec.typing import Array, Float, Int
-from pallas_kernels.dispatch import by_platform
+from pallas_kernels.dispatch import by_platform, choose
 
 LEAST, MOST = 1 / 8, 8.0
 """Bounds of the sharpness, of likely tokens and of others, and of 1 / s."""
@@ -90,7 +90,7 @@ class Prediction(NamedTuple):
             return jax.lax.cond(self.needed > SamplingKind.GREEDY, sampled(None), likeliest, logits)
 
         # A branch for each kind halves a GPU's launches, and makes compiling for a CPU a third dearer.
-        return jax.lax.platform_dependent(logits, cuda=by_kind, default=nested)
+        return choose(logits, on_gpu=by_kind, elsewhere=nested)
 
     def scores(self, logits: Float[Array, "b w v"], depth: int, kind: SamplingKind | None = None) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,

@@ -28,6 +28,7 @@ from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import ProgramCount, ProgramTable
 from jaxspec.placement import ONE_DEVICE, Placement
+from pallas_kernels.dispatch import lowered_for
 
 logger = logging.getLogger(__name__)
 
@@ -261,10 +262,11 @@ class Programs:
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""
-        function, arguments = self._function(program), (self._params, self.state, *self.inputs(program))
-        if self.traces is not None:
-            function = self.traces.get(repr(program), function, arguments)
-        traced = jax.jit(function, donate_argnums=1).trace(*arguments)  # donated: the state is updated in place
+        with lowered_for(platform or ("cuda" if jax.default_backend() == "gpu" else "cpu")):
+            function, arguments = self._function(program), (self._params, self.state, *self.inputs(program))
+            if self.traces is not None:
+                function = self.traces.get(repr(program), function, arguments)
+            traced = jax.jit(function, donate_argnums=1).trace(*arguments)  # donated: the state is updated in place
         return traced.lower(lowering_platforms=(platform,) if platform else None)
 
     def inputs(self, program: Program) -> tuple[Any, ...]:
