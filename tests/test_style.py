@@ -77,3 +77,40 @@ def test_a_knot_is_seen_through_functions_and_not_through_types(tmp_path):
     assert sorted(set(knot(root))) == ["attic", "cellar"]
     (root / "cellar" / "wall.py").write_text("from house import anything\n")
     assert sorted(set(knot(root))) == ["__init__", "attic", "cellar"]
+
+
+def test_what_modules_import_of_ours_is_there():
+    """Also in tests that only a GPU compiler or other people's clients need, which most runs never import."""
+    ours = {*PACKAGES, "tests"}
+    assert not [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in imported(ast.parse(path.read_text()))
+        if name.split(".")[0] in ours and not is_there(name)
+    ]
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module of ours, or defined in one at its top level."""
+    parent, _, last = name.rpartition(".")
+    module, inside = (ROOT.joinpath(*each.split(".")) for each in (name, parent))
+    if module.is_dir() or module.with_suffix(".py").exists():
+        return True
+    file = inside.with_suffix(".py") if inside.with_suffix(".py").exists() else inside / "__init__.py"
+    if not file.exists():
+        return False
+    return last in defined(ast.parse(file.read_text()))
+
+
+def defined(module: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.TypeAlias):
+            names.add(node.name.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return names

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.planner.compile import read_launches
-from jaxspec.planner.worker import gpu_mesh
+from jaxspec.planner.worker import gpus
 from pallas_kernels.cache_write import cache_write
 from pallas_kernels.cutoff import cutoff
 from pallas_kernels.fp8 import Scales
@@ -162,15 +161,14 @@ def mosaic_kernels() -> Iterator[Kernel]:
 
 def main(gpu: str, only: str | None) -> None:
     """`only`: an implementation of skinny_matmul, of which just these are compiled."""
-    mesh = gpu_mesh(gpu)
-    here = NamedSharding(mesh, PartitionSpec())
+    described = gpus(gpu, 1)
     # By default XLA makes graphs of five launches or more.
     options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True, "xla_gpu_graph_min_graph_size": 1}
     every = skinny_kernels(only) if only else (*triton_kernels(), *(mosaic_kernels() if gpu == "h100" else ()))
     for kernel in every:
-        shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=here), kernel.shapes)
+        shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=described.whole), kernel.shapes)
         dumps_ptx = kernel.name.startswith("cutoff")
-        with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:
+        with jax.set_mesh(described.mesh), tempfile.TemporaryDirectory() as dump:
             lowered = jax.jit(kernel.function).trace(*shapes).lower(lowering_platforms=("cuda",))
             try:
                 dumped = {"xla_dump_to": dump} | ({"xla_dump_emitter_re": ".*"} if dumps_ptx else {})

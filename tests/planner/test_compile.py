@@ -63,14 +63,13 @@ SORT = """
 import sys, tempfile
 from pathlib import Path
 import jax, jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxspec.placement import GPU_COMPILER_OPTIONS
-from jaxspec.planner.worker import gpu_mesh, libraries_called
+from jaxspec.planner.worker import gpus, libraries_called
 
-mesh = gpu_mesh("h100")
-logits = jax.ShapeDtypeStruct((1, 128256), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+gpu = gpus("h100", 1)
+logits = jax.ShapeDtypeStruct((1, 128256), jnp.float32, sharding=gpu.whole)
 sort = jax.jit(lambda x: jax.lax.sort((x, jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)), num_keys=1))
-with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as dump:
+with jax.set_mesh(gpu.mesh), tempfile.TemporaryDirectory() as dump:
     lowered = sort.trace(logits).lower(lowering_platforms=("cuda",))
     try:
         lowered.compile(compiler_options=(GPU_COMPILER_OPTIONS if "ours" in sys.argv else {}) | {"xla_dump_to": dump})

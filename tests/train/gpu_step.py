@@ -6,6 +6,7 @@ Llama-3.1-8B in bfloat16 and its EAGLE-3 head, 7 unroll steps, 4 rows of 2,048 t
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
 from jaxspec.models.registry import abstract_model
-from jaxspec.planner.worker import gpu_mesh, placed
+from jaxspec.planner.worker import gpus
 from jaxspec.train.head import TOKEN_MAP, TrainPrograms
 from jaxspec.train.optimizer import muon
 from jaxspec.train.settings import TrainSettings
@@ -25,7 +26,11 @@ SETTINGS = TrainSettings(rows=4, length=2048, depth=7, draft_vocab_size=32000)
 
 def main() -> None:
     """Prints the memory of a step, in bytes: what its two programs are given, and the larger one's temporaries."""
-    mesh = gpu_mesh("h100")
+    gpu = gpus("h100", 1)
+
+    def placed(shapes: Any) -> Any:
+        return jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=gpu.whole), shapes)
+
     target_config = ModelConfig.from_hf(LLAMA_8B)
     config = Eagle3Config(
         layer=replace(target_config, num_layers=1),
@@ -41,10 +46,10 @@ def main() -> None:
     sizes = SETTINGS.rows, SETTINGS.length
     rows = Rows(*(jax.ShapeDtypeStruct(sizes, kind) for kind in (jnp.int32, jnp.int32, jnp.int32, jnp.bool_)))
     programs = TrainPrograms.of(SETTINGS, target, head)
-    params, state, frozen, rows, scale = placed((params, state, frozen, rows, jax.ShapeDtypeStruct((), jnp.float32)), mesh)
+    params, state, frozen, rows, scale = placed((params, state, frozen, rows, jax.ShapeDtypeStruct((), jnp.float32)))
     started = time.perf_counter()
-    with jax.set_mesh(mesh):
-        lesson = placed(jax.eval_shape(programs.teach, frozen, rows), mesh)
+    with jax.set_mesh(gpu.mesh):
+        lesson = placed(jax.eval_shape(programs.teach, frozen, rows))
         traced = [programs.teach.trace(frozen, rows), programs.learn.trace(params, state, frozen, rows, lesson, scale)]
         teach, learn = (each.lower(lowering_platforms=("cuda",)).compile().memory_analysis() for each in traced)
     found = {
