@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -99,12 +100,13 @@ def is_there(name: str) -> bool:
     file = inside.with_suffix(".py") if inside.with_suffix(".py").exists() else inside / "__init__.py"
     if not file.exists():
         return False
-    return last in defined(ast.parse(file.read_text()))
+    return last in defined(file)
 
 
-def defined(module: ast.Module) -> set[str]:
+@cache
+def defined(file: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(module):
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
