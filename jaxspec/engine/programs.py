@@ -262,8 +262,8 @@ class Programs:
 
     def lower(self, program: Program, platform: str | None = None) -> jax.stages.Lowered:
         """The program, ready to be compiled for JAX's default platform or another one."""
+        function, arguments = self._function(program), (self._params, self.state, *self.inputs(program))
         with lowered_for(platform or ("cuda" if jax.default_backend() == "gpu" else "cpu")):
-            function, arguments = self._function(program), (self._params, self.state, *self.inputs(program))
             if self.traces is not None:
                 function = self.traces.get(repr(program), function, arguments)
             traced = jax.jit(function, donate_argnums=1).trace(*arguments)  # donated: the state is updated in place
