@@ -59,10 +59,13 @@ def partial_sums(
     """Parts that add up to x @ weight (`Weight.parts`), and the bias. An array is one part, and so is what devices add up."""
     if not isinstance(product, Product):
         return product.reshape(1, -1, product.shape[-1]), None
-    parts = product.weight.parts(product.x.reshape(-1, product.x.shape[-1]), product.matmul)
+    rows = product.x.reshape(-1, product.x.shape[-1])
     if product.axis is not None:
-        rows = product.x.size // product.x.shape[-1]
-        parts = jax.lax.psum(jnp.sum(parts, 0)[:rows].astype(product.dtype), product.axis)[None]
+        # Parts of a part would have to be added up first, in a launch of their own. A single row is doubled as in Dense.parts.
+        rows = jnp.broadcast_to(rows, (max(2, len(rows)), rows.shape[1]))
+        parts = jax.lax.psum(product.weight.dot(rows, product.dtype, product.matmul), product.axis)[None]
+    else:
+        parts = product.weight.parts(rows, product.matmul)
     return parts, product.bias
 
 
