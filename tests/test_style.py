@@ -92,7 +92,7 @@ def test_what_modules_import_of_ours_is_there():
 
 
 def is_there(name: str) -> bool:
-    """Whether a dotted name is a module of ours, or defined in one at its top level."""
+    """Whether a dotted name is a module of ours, or defined or imported somewhere in one."""
     parent, _, last = name.rpartition(".")
     module, inside = (ROOT.joinpath(*each.split(".")) for each in (name, parent))
     if module.is_dir() or module.with_suffix(".py").exists():
