@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ MAPPINGS = Path("/proc/self/maps")
 MOST_MAPPINGS = 20_000
 
 TESTS = Path(__file__).parent
+STARTED = time.monotonic()
 LEFT_OUT = pytest.StashKey[Counter]()
 """How many tests of each set were not asked for."""
 ON_LIVE_SERVER = ("tests/clients/", "tests/browser/test_page.py")
@@ -92,6 +94,7 @@ SLOW = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-clients", action="store_true", help="a missing browser or client library fails its tests")
+    parser.addoption("--exhaustive-minutes", type=float, help="exhaustive tests that would begin later than this are skipped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -220,6 +223,9 @@ def shared_programs(compilation_cache) -> Iterator[SharedPrograms]:
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test's module
 def pytest_runtest_setup(item: pytest.Item) -> None:
     SHARED_PROGRAMS.is_on = item.get_closest_marker("compiles") is None
+    minutes = item.config.getoption("--exhaustive-minutes")
+    if minutes is not None and item.get_closest_marker("exhaustive") and time.monotonic() - STARTED > 60 * minutes:
+        pytest.skip(f"not reached in {minutes:g} minutes: python -m pytest -m exhaustive runs it")
 
 
 @pytest.fixture(scope="module", autouse=True)
