@@ -265,6 +265,9 @@ MATMULS = ("auto", "xla", "skinny")
 pallas_kernels.skinny_matmul, on GPUs, those of at most 16 rows. With "auto" it also computes all with weights of 8 and 4 bits."""
 
 
+LONGEST_MATCH = 64
+"""Most tokens that n-gram drafts compare."""
+
 _KINDS: dict[type, tuple[type, str]] = {
     int: (Integral, "a whole number"), float: (Real, "a number"), bool: (bool, "True or False"), str: (str, "a string")
 }  # fmt: skip
@@ -277,6 +280,8 @@ _POSITIVE = (
     "prefill_chunk",
     "max_waiting_requests",
     "draft_window_size",
+    "ngram_min_match",
+    "ngram_max_match",
 )
 
 
@@ -312,6 +317,12 @@ class EngineConfig:
     request_trees, given in any way that TreeShape.of takes."""
     request_trees: tuple[TreeShape, ...] = ()
     """Further trees, which single requests may ask for; TreeShape(num_steps=0) lets them turn speculation off."""
+    ngram: bool = False
+    """Draft what followed the text's last tokens where they stood before, merged with the draft head's tree if there is one."""
+    ngram_min_match: int = 1
+    """Tokens of such a match, at least."""
+    ngram_max_match: int = 12
+    """Tokens that are compared for it, at most."""
     draft_window_size: int | None = None
     """The draft head sees this many of the newest tokens only. None: all."""
     draft_sink_size: int = 0
@@ -345,6 +356,11 @@ class EngineConfig:
         for name in ("mem_fraction", "accept_threshold_single", "accept_threshold_acc"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        if not self.ngram_min_match <= self.ngram_max_match <= LONGEST_MATCH:
+            raise ValueError(
+                f"ngram_min_match ({self.ngram_min_match}) must be at most ngram_max_match, and that at most {LONGEST_MATCH}, got "
+                f"{self.ngram_max_match}"
+            )
         if self.adaptive_trees and not self.adaptive:
             raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
         known: dict[str, Sequence[str]] = {"matmul": MATMULS, "kv_cache_dtype": KV_CACHE_DTYPES}
@@ -367,16 +383,9 @@ class EngineConfig:
 
     @property
     def head_options(self) -> tuple[str, ...]:
-        """The fields that are set and have no effect without a draft head."""
-        names = (
-            "adaptive",
-            "adaptive_trees",
-            "draft_kv_cache_dtype",
-            "draft_window_size",
-            "draft_sink_size",
-            "accept_threshold_single",
-            "accept_threshold_acc",
-        )
+        """The fields that are set and have no effect without a draft head, nor with `ngram` unless they are about drafts at all."""
+        of_drafts = ("adaptive", "adaptive_trees", "accept_threshold_single", "accept_threshold_acc")
+        names = ("draft_kv_cache_dtype", "draft_window_size", "draft_sink_size", *(() if self.ngram else of_drafts))
         return tuple(name for name in names if getattr(self, name) != getattr(EngineConfig, name))
 
     @property

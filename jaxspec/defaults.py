@@ -9,6 +9,9 @@ from pathlib import Path
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.config import PLAIN, TreeShape
 
+NGRAM, FROM_TEXT = "NGRAM", "ngram"
+"""The name of drafts without a head as an algorithm, and in place of a head's."""
+NGRAM_TREE = TreeShape(7, 4, 8)
 BUILT_IN_NAME = "jaxspec-demo"
 SMOLLM2 = "smollm2"
 BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
@@ -75,12 +78,14 @@ def own_head(model: Path) -> Path | None:
 
 
 def default_tree(algorithm: str | None, head: Path | None = None) -> TreeShape:
-    """The draft tree for a kind of head (HeadConfig.algorithm) in this directory; None: plain decoding.
+    """The draft tree for a kind of head (HeadConfig.algorithm) in this directory, or NGRAM; None: plain decoding.
 
     MTP has a small one: its layer is trained for one step, and deeper steps reuse it.
     """
     if algorithm is None:
         return PLAIN
+    if algorithm == NGRAM:
+        return NGRAM_TREE
     if head == SMOLLM2_HEAD:
         return SMOLLM2_TREE
     return TreeShape(1, 1, 2) if algorithm == "MTP" else TreeShape()

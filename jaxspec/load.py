@@ -16,7 +16,7 @@ from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
-from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
+from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, NGRAM, default_tree, gpu_dtype, model_directory, own_head
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -47,6 +47,12 @@ class LoadedModels:
     group: HostGroup = ALONE
     """The other processes that run it, if this one leads them."""
 
+    @property
+    def algorithm(self) -> str:
+        """Where drafts come from, as --speculative-algorithm calls it."""
+        sources = ([self.head.config.algorithm] if self.head else []) + ([NGRAM] if self.config.ngram else [])
+        return " + ".join(sources) or "NONE"
+
     @cached_property
     def engine(self) -> Engine:
         """Their engine, which is made when it is first asked for. Raises ValueError if the memory is too small, and ProgramError as
@@ -73,7 +79,7 @@ def load_models(
     if unknown:
         known = ", ".join(field.name for field in fields(EngineConfig))
         raise TypeError(f"LLM has no option {', '.join(unknown)}; options of the engine are: {known}")
-    config = EngineConfig(**options)
+    config = EngineConfig(**{**options, "ngram": True} if draft == FROM_TEXT else options)
     of_target = check_quantization("quantization", quantization)
     of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
     hub = HubOptions(revision, None if download_dir is None else str(download_dir))
@@ -94,7 +100,7 @@ def load_models(
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
-    tree = tree or default_tree(head.config.algorithm if head else None, files.head)
+    tree = tree or default_tree(head.config.algorithm if head else NGRAM if config.ngram else None, files.head)
     return LoadedModels(
         BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, tree, config, progress
     )
@@ -119,13 +125,13 @@ def find_files(
     """The files behind LLM's arguments. Raises ValueError for arguments that contradict each other."""
     target = model_directory(model, hub)
     if spec == PLAIN:
-        for name, given in (("token_map", token_map), ("draft", draft)):
+        for name, given in (("token_map", token_map), ("draft", draft), ("ngram", config.ngram or None)):
             if given is not None:
                 raise ValueError(f"TreeShape(num_steps=0) drafts nothing: leave out {name}")
-    head = None if spec == PLAIN else local_path(draft, hub.newest) if draft is not None else own_head(target)
+    head = None if spec == PLAIN or draft == FROM_TEXT else local_path(draft, hub.newest) if draft is not None else own_head(target)
     if head is None:
-        if spec is not None and spec != PLAIN:
-            raise ValueError(f"the draft tree {spec} needs a draft head, and {model} comes with none: give draft")
+        if spec is not None and spec != PLAIN and not config.ngram:
+            raise ValueError(f"the draft tree {spec} needs a draft head, and {model} comes with none: give draft, or ngram=True")
         if token_map is not None:
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
         if config.head_options:

@@ -11,7 +11,8 @@ from typing import Any
 from ray import serve
 
 from jaxspec.checks import Whole
-from jaxspec.commands.serve_options import arguments_of, make_parser, parse_arguments
+from jaxspec.commands.config_file import arguments_of
+from jaxspec.commands.serve_options import make_parser, parse_arguments
 from jaxspec.config import EngineConfig
 from jaxspec.serve import load_all, log_settings, make_app
 from jaxspec.server.app import Application

@@ -2,12 +2,14 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxspec.checks import Text, Whole
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
+from jaxspec.defaults import FROM_TEXT, NGRAM
 from jaxspec.server.kv_events import FLAG as KV_EVENTS_FLAG
 
 
@@ -31,6 +33,7 @@ LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
 CHUNKS = "prompts are always computed in chunks, alongside decoding"
 GRAMMARS = "llguidance follows all grammars"
+TEXT = "the request's own text is searched in every cycle, and all of it: there is no trie"
 TOKENIZER = "the model directory's tokenizer is used, and no code from that directory"
 
 IGNORED = (
@@ -40,6 +43,8 @@ IGNORED = (
     Ignored("--attention-backend= --prefill-attention-backend= --decode-attention-backend=", ATTENTION),
     Ignored("--speculative-attention-mode= --speculative-draft-attention-backend= --triton-attention-num-kv-splits=", ATTENTION),
     Ignored("--triton-attention-reduce-in-fp32 --disable-cascade-attn", ATTENTION),
+    Ignored("--speculative-ngram-min-bfs-breadth= --speculative-ngram-max-bfs-breadth= --speculative-ngram-match-type=", TEXT),
+    Ignored("--speculative-ngram-max-trie-depth= --speculative-ngram-branch-length= --speculative-ngram-capacity=", TEXT),
     Ignored("--sampling-backend=", "sampling is part of the compiled cycle"),
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
     Ignored("--enable-auto-tool-choice", "models may call tools wherever the format of calls is known (--tool-call-parser)"),
@@ -122,21 +127,25 @@ def list_ignored(word: str = "") -> str:
     return "\n".join(lines)
 
 
-METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}
-"""vLLM's names of heads, and SGLang's."""
+METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": NGRAM, "suffix": NGRAM}
+"""vLLM's names of sources of drafts, and SGLang's."""
+LOOKUPS = {"prompt_lookup_min": "ngram_min_match", "prompt_lookup_max": "ngram_max_match"}
+"""vLLM's names of fields of EngineConfig."""
 DRAFT_DEVICES = "draft_tensor_parallel_size"
-KEYS = ("method", "model", "num_speculative_tokens", DRAFT_DEVICES)
+KEYS = ("method", "model", "num_speculative_tokens", DRAFT_DEVICES, *LOOKUPS)
 FLAG = "--speculative-config"
 JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
 """In a config file their value is a mapping."""
 
 
 class SpeculativeConfig(NamedTuple):
-    """Which head and tree a command line asks for; None: not said."""
+    """Which drafts and which tree a command line asks for; None: not said."""
 
     algorithm: str | None
     draft: str | None
     tree: TreeShape | None
+    engine: Mapping[str, int] = MappingProxyType({})
+    """Fields of EngineConfig."""
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
@@ -160,4 +169,12 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if method is not None and method not in METHODS:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")
     steps = Whole(1).clean(f"{FLAG}: num_speculative_tokens", given.get("num_speculative_tokens"))
-    return SpeculativeConfig(None if method is None else METHODS[method], draft, TreeShape(steps, 1))
+    lookups = {own: Whole(1).clean(f"{FLAG}: {name}", given[name]) for name, own in LOOKUPS.items() if given.get(name) is not None}
+    algorithm = None if method is None else METHODS[method]
+    if algorithm == NGRAM and draft not in (None, method):
+        raise ValueError(f"{FLAG}: {method} drafts from the text: leave out model")
+    if lookups and algorithm != NGRAM:
+        raise ValueError(
+            f"{FLAG}: {next(name for name in LOOKUPS if LOOKUPS[name] in lookups)} is for the method ngram: leave it out"
+        )
+    return SpeculativeConfig(algorithm, FROM_TEXT if algorithm == NGRAM else draft, TreeShape(steps, 1), lookups)

@@ -66,8 +66,8 @@ class Option(NamedTuple):
     """None for fields: the field's own."""
     switch: bool | None = None
     """For options without a value: the value that they set."""
-    needs_head: bool = False
-    """It has no effect without a draft head."""
+    needs: str = ""
+    """What it has no effect without: head, ngram, or drafts of any kind."""
     secret: str = ""
     """The variable that may hold the value instead. The value is never shown."""
 
@@ -150,7 +150,10 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, or NONE: plain decoding (default: the head's kind, or NONE)"),
+        Option(
+            "--speculative-algorithm NAME",
+            "EAGLE, EAGLE3, NEXTN, NGRAM (without a head), or NONE: plain decoding (default: the head's kind, or NONE)",
+        ),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",
@@ -166,22 +169,23 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--speculative-config JSON",
-            "vLLM's notation: method (eagle, eagle3, mtp), model, num_speculative_tokens (the steps of a chain)",
+            "vLLM's: method (eagle, eagle3, mtp, ngram, suffix), model, num_speculative_tokens (a chain), prompt_lookup_min, _max",
         ),
+        Option("--speculative-ngram", sets="engine.ngram", switch=True),
     ),
     "speculative decoding, advanced": (
-        Option("--speculative-adaptive", sets="engine.adaptive", switch=True, needs_head=True),
+        Option("--speculative-adaptive", sets="engine.adaptive", switch=True, needs="drafts"),
         Option(
             "--speculative-adaptive-trees TREES",
             'trees to choose from, as in "2/1/3 5/4/8"; `jaxspec bench speculative` finds them (default: a chain of three steps)',
             "engine.adaptive_trees",
-            needs_head=True,
+            needs="drafts",
         ),
         Option(
             "--speculative-request-trees TREES",
             'trees that single requests may ask for, as in "0 3/1/4", where 0 is plain decoding; or none (default: 0)',
             "engine.request_trees",
-            needs_head=True,
+            needs="drafts",
         ),
         Option(
             "--speculative-draft-kv-cache-dtype NAME",
@@ -189,12 +193,14 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "engine.draft_kv_cache_dtype",
             type=kv_cache_dtype,
             choices=KV_CACHE_DTYPES,
-            needs_head=True,
+            needs="head",
         ),
-        Option("--speculative-draft-window-size", sets="engine.draft_window_size", needs_head=True),
-        Option("--speculative-draft-sink-size", sets="engine.draft_sink_size", needs_head=True),
-        Option("--speculative-accept-threshold-single", sets="engine.accept_threshold_single", needs_head=True),
-        Option("--speculative-accept-threshold-acc", sets="engine.accept_threshold_acc", needs_head=True),
+        Option("--speculative-ngram-min-match-window-size", sets="engine.ngram_min_match", needs="ngram"),
+        Option("--speculative-ngram-max-match-window-size", sets="engine.ngram_max_match", needs="ngram"),
+        Option("--speculative-draft-window-size", sets="engine.draft_window_size", needs="head"),
+        Option("--speculative-draft-sink-size", sets="engine.draft_sink_size", needs="head"),
+        Option("--speculative-accept-threshold-single", sets="engine.accept_threshold_single", needs="drafts"),
+        Option("--speculative-accept-threshold-acc", sets="engine.accept_threshold_acc", needs="drafts"),
     ),
     "engine": (
         Option("--max-running-requests --max-num-seqs", sets="engine.max_running_requests"),

@@ -18,7 +18,7 @@ from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
-from jaxspec.defaults import model_directory, own_head
+from jaxspec.defaults import FROM_TEXT, model_directory, own_head
 from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.memory import readable
@@ -53,7 +53,7 @@ def read(arguments: ServerArguments) -> LoadedModels:
     head = find_head(arguments)
     trees = arguments.request_trees
     if trees is None:
-        trees = (PLAIN,) if head else ()
+        trees = (PLAIN,) if head or drafts_from_text(arguments) else ()
     options = {**arguments.engine, "request_trees": trees, "token_map": arguments.token_map, "dtype": arguments.dtype}
     options |= {"quantization": arguments.quantization, "speculative_draft_model_quantization": arguments.draft_quantization}
     options |= arguments.hub._asdict()
@@ -76,7 +76,7 @@ def warnings_in_log() -> Iterator[None]:
 def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
     """Logs the model, its tree, and options with surprising effects."""
     engine, stats = models.engine, models.engine.stats()
-    tree = f"{models.head.config.algorithm} draft tree {engine.tree}" if models.head else "plain decoding"
+    tree = f"{models.algorithm} draft tree {engine.tree}" if engine.tree.num_steps else "plain decoding"
     logger.info("model %s, context length %d tokens, %s", models.name, engine.context_length, tree)
     if (tokens := stats.total_pages * stats.page_size) < engine.context_length:
         logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)
@@ -96,7 +96,7 @@ def find_head(arguments: ServerArguments) -> Path | None:
     speed-up), or if there is none but a flag needs one.
     """
     head = None
-    if arguments.tree is None or arguments.tree.num_steps:
+    if arguments.draft != FROM_TEXT and (arguments.tree is None or arguments.tree.num_steps):
         model = model_directory(arguments.model, arguments.hub)
         head = own_head(model) if arguments.draft is None else local_path(arguments.draft, arguments.hub.newest)
         if arguments.algorithm is not None:
@@ -109,6 +109,11 @@ def find_head(arguments: ServerArguments) -> Path | None:
         flag = arguments.head_flags[0]
         raise ValueError(f"{flag} needs a draft head, and there is none: give --speculative-draft-model-path")
     return head
+
+
+def drafts_from_text(arguments: ServerArguments) -> bool:
+    """Whether there are n-gram drafts, with a head or without."""
+    return arguments.draft == FROM_TEXT or arguments.engine.get("ngram", False)
 
 
 def load_chat_template(arguments: ServerArguments, models: LoadedModels) -> ChatTemplate | None:

@@ -1,24 +1,22 @@
 """The command line of `jaxspec serve` and its --config file, checked. Importing this loads no JAX, so that --help is instant."""
 
 import argparse
-import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
-from jaxspec.commands.compat import JSON_FLAGS, SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
+from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
+from jaxspec.commands.config_file import read_config
 from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.defaults import SMOLLM2
+from jaxspec.defaults import FROM_TEXT, NGRAM, NGRAM_TREE, SMOLLM2
 from jaxspec.engine.hosts import Hosts, group_key
 from jaxspec.server.kv_events import KvEventsConfig, checked_config
 from jaxspec.server.settings import ServerSettings
@@ -27,12 +25,12 @@ from jaxspec.text.chat_formats import CHAT_FORMATS
 DESCRIPTION = "Serve a model with speculative decoding. Without a model directory: the built-in model and its draft head."
 EPILOG = """--help=WORD shows only the options that contain the word, such as --help=cache. Options of SGLang and vLLM that have
 no effect here, such as those of CUDA graphs, are accepted and reported in the log: --help=ignored lists them."""
-ALGORITHMS = {"EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",), "NONE": ()}
+ALGORITHMS = {"EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",), "NGRAM": (), "NONE": ()}
 """SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
-NOT_YET = ("STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
-_OF_THE_HEAD = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map")
-"""Options that name the head and its tree. Loading the model checks whether they have an effect."""
-_NEEDING_HEAD = tuple(option.dest for option in OPTIONS.values() if option.needs_head)
+NOT_YET = ("STANDALONE", "DFLASH", "DSPARK", "UNO")
+_OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map", "speculative_ngram")
+"""Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
+_NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
 _CONVERTED = ("max_total_tokens", "speculative_adaptive_trees", "speculative_request_trees")
 _SAME_VALUE = {
     option.dest: option.field.name
@@ -42,9 +40,6 @@ _SAME_VALUE = {
 """Options whose value is that of a field of EngineConfig."""
 _UNSHOWN = (*(option.dest for option in OPTIONS.values() if option.secret), "config", "help", "model_dir")
 """Settings that clients don't see, even with the admin key."""
-MAX_BYTES = 64 * 1024
-"""Largest config file."""
-NOT_IN_FILES = ("config", "help", "h")
 
 
 @dataclass(frozen=True)
@@ -155,11 +150,15 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
             given = {name: value for name, value in vars(options).items() if value != parser.get_default(name)}
             _check_paths(options)
             request_trees = _trees("--speculative-request-trees", options.speculative_request_trees)
-            needing_head = [name for name in _NEEDING_HEAD if name in given]
+            needing = {name: needed for name, needed in _NEEDING.items() if name in given}
             if request_trees == ():  # "none" needs nothing
-                needing_head.remove("speculative_request_trees")
-            speculation = _speculation(options, given, needing_head)
-            engine = _engine_fields(options)
+                del needing["speculative_request_trees"]
+            speculation = _speculation(options, given, needing)
+            engine = {**_engine_fields(options), **speculation.engine}
+            from_text = speculation.algorithm == NGRAM or options.speculative_ngram
+            for name in [] if from_text else [name for name, needed in needing.items() if needed == "ngram"]:
+                raise ValueError(f"{OPTIONS[name].flag} has no effect without --speculative-ngram: give it too")
+            needing_head = [name for name, needed in needing.items() if needed == "head" or (needed == "drafts" and not from_text)]
             EngineConfig(**engine, request_trees=request_trees or ())
             hosts = Hosts(options.nnodes, options.node_rank, options.dist_init_addr)
             hosts.check_devices(engine.get("tp_size", EngineConfig.tp_size), options.dp_size)
@@ -240,7 +239,7 @@ def _refuse_second_key(argv: Sequence[str]) -> None:
             raise ValueError(f"{name} takes one key, but a word follows it: remove it, or name the model before {name}")
 
 
-def _speculation(options: argparse.Namespace, given: Collection[str], needing_head: Sequence[str]) -> SpeculativeConfig:
+def _speculation(options: argparse.Namespace, given: Collection[str], needing: Collection[str]) -> SpeculativeConfig:
     """Which head and tree, in our options, SGLang's or vLLM's."""
     if options.speculative_config is not None:
         for name in ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE):
@@ -248,12 +247,25 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing_he
                 raise ValueError(f"{VLLM_FLAG} and {OPTIONS[name].flag} say the same: leave one of them out")
         return parse_speculative_config(options.speculative_config)
     algorithm = _algorithm(options.speculative_algorithm)
+    if algorithm == NGRAM:
+        for name in ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization"):
+            if name in given:
+                raise ValueError(f"{OPTIONS[name].flag} is about a head, and {NGRAM} has none; --speculative-ngram merges both")
+        return SpeculativeConfig(NGRAM, FROM_TEXT, _ngram_tree(options))
     if algorithm != "NONE":
         return SpeculativeConfig(algorithm, options.speculative_draft_model_path, chosen_tree(options))
-    for name in (*_OF_THE_HEAD, *needing_head):
+    for name in (*_OF_DRAFTS, *needing):
         if name in given:
             raise ValueError(f"{OPTIONS[name].flag} can't be combined with --speculative-algorithm NONE: leave one of them out")
     return SpeculativeConfig(algorithm, None, PLAIN)
+
+
+def _ngram_tree(options: argparse.Namespace) -> TreeShape | None:
+    """The tree of n-gram drafts. SGLang's servers give only the number of nodes: any depth up to it then costs the same."""
+    nodes = options.speculative_num_draft_tokens
+    if options.speculative_num_steps is not None or options.tree is not None or nodes is None or nodes < 2:
+        return chosen_tree(options)
+    return TreeShape(nodes - 1, options.speculative_eagle_topk or NGRAM_TREE.topk, nodes)
 
 
 def _algorithm(name: str | None) -> str | None:
@@ -288,6 +300,8 @@ def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
         fields["prefix_cache"] = False
     if options.speculative_adaptive:
         fields["adaptive"] = True
+    if options.speculative_ngram:
+        fields["ngram"] = True
     if trees := _trees("--speculative-adaptive-trees", options.speculative_adaptive_trees):
         fields["adaptive_trees"] = trees
     if options.max_total_tokens is not None:
@@ -321,75 +335,3 @@ def _key(name: str, options: argparse.Namespace, environment: Mapping[str, str])
 def settings_in_use(config: EngineConfig) -> dict[str, Any]:
     """The engine's settings by the names of their options, defaults too."""
     return {flag: vars(config)[name] for flag, name in _SAME_VALUE.items()}
-
-
-class _Loader(yaml.BaseLoader):
-    """Keeps every value as text: a key like 0123 stays what it is. Aliases are refused."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=self.peek_event().start_mark)
-        return super().compose_node(parent, index)
-
-
-def read_config(path: Path, parser: Parser) -> list[str]:
-    """The options of a config file, as arguments of a command line.
-
-    In:  max_running_requests: 4
-         speculative-adaptive: true
-    Out: ["--max-running-requests=4", "--speculative-adaptive"]
-
-    Raises:
-        ValueError: the file can't be read, is not a mapping, or has a key or value that no option takes; the message names it.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"--config {path} is larger than {MAX_BYTES} bytes")
-        options = yaml.load(content.decode(), _Loader)
-    except OSError as error:
-        raise ValueError(f"--config {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, RecursionError):
-        raise ValueError(f"--config {path} is not YAML") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(options, dict):
-        raise ValueError(f"--config {path} must hold options, one per line, as in port: 8000")
-    return arguments_of(options, parser, f"--config {path}")
-
-
-def arguments_of(options: Mapping[Any, Any], parser: Parser, source: str) -> list[str]:
-    """Options from a file or a mapping, their values as text, as arguments of a command line. `source`: where they are from, for
-    messages. Raises ValueError for keys and values that no option takes."""
-    return [argument for key, value in options.items() for argument in _arguments(source, str(key), value, parser)]
-
-
-def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[str]:
-    """One option of a config file."""
-    name = f"--{key.replace('_', '-')}"
-    action = parser.by_name.get(name)
-    where = f"{source}: {key[:80]}"
-    if action is None or key in NOT_IN_FILES:
-        hint = "" if action else parser.with_suggestion(name).removeprefix(name[:80])
-        raise ValueError(f"{where} is not an option of a config file{hint}")
-    if action.nargs == 0:
-        if str(value).lower() not in ("true", "false"):
-            raise ValueError(f"{where} must be true or false, got {value!r:.80}")
-        if str(value).lower() == "true":
-            yield name
-    elif isinstance(value, dict) and name in JSON_FLAGS:
-        yield f"{name}={json.dumps({key: _as_json(entry) for key, entry in value.items()})}"
-    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
-    elif isinstance(value, str) and value:
-        yield f"{name}={value}"
-    else:
-        raise ValueError(f"{where} must be a value, got {value!r:.80}")
-
-
-def _as_json(entry: Any) -> Any:
-    """A number or truth value that a config file holds as text; other entries as they are."""
-    if isinstance(entry, str) and entry.isdecimal():
-        return int(entry)
-    return entry == "true" if entry in ("true", "false") else entry

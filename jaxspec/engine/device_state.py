@@ -11,8 +11,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig
-from jaxspec.decoding.drafter import Drafter, Models, NoDrafter
+from jaxspec.decoding.drafter import Drafter, Merged, Models, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter, SlidingWindow
+from jaxspec.decoding.ngram import NgramDrafter
 from jaxspec.decoding.prefill import Chunk
 from jaxspec.decoding.programs import PrefillProgram
 from jaxspec.decoding.sampling import Thresholds
@@ -46,11 +47,15 @@ class Merger:
 
 
 def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Drafter:
-    """The drafter behind what an engine is given: one, a head, or nothing to draft with."""
-    if source is None:
-        return NoDrafter()
-    if not isinstance(source, LoadedModel):
-        return source
+    """The drafter behind what an engine is given (one, a head, or nothing to draft with) and what its options add."""
+    sources = [] if source is None else [head_drafter(source, config) if isinstance(source, LoadedModel) else source]
+    if config.ngram:
+        sources.append(NgramDrafter(config.ngram_min_match, config.ngram_max_match))
+    return sources[0] if len(sources) == 1 else Merged(tuple(sources)) if sources else NoDrafter()
+
+
+def head_drafter(source: LoadedHead, config: EngineConfig) -> Drafter:
+    """The drafter with this head."""
     window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
     kernels = kernels_of(config)
     return HeadDrafter.of(source, window, replace(kernels, kv_cache_dtype=config.draft_kv_cache_dtype or kernels.kv_cache_dtype))

@@ -329,9 +329,11 @@ def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None
     """Raises ValueError if the trees need a drafter and there is none, or need a wider one."""
     if not drafter.max_topk:
         if tree.num_steps > 0:
-            raise ValueError(f"speculation with the tree {tree} needs a draft head: give one, or TreeShape(num_steps=0)")
+            raise ValueError(
+                f"speculation with the tree {tree} needs a draft head: give one, ngram=True, or TreeShape(num_steps=0)"
+            )
         if drafting := [str(tree) for tree in config.request_trees if tree.num_steps]:
-            raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out")
+            raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out, or set ngram")
         return
     widest = max(tree.topk for tree in (tree, *config.request_trees, *config.adaptive_trees))
     if widest > drafter.max_topk:

@@ -26,6 +26,7 @@ from jax import export
 from jaxspec.decoding.coupling import Calibration
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.head_drafter import HeadState
+from jaxspec.decoding.ngram import FirstGuess, Rates
 from jaxspec.decoding.prefill import Chunk
 from jaxspec.decoding.programs import Proposed, Settlement
 from jaxspec.decoding.sampling import Logprobs
@@ -37,8 +38,8 @@ from pallas_kernels.cpu import TARGETS as CPU_KERNELS
 from pallas_kernels.cpu import what_is_missing
 
 for node in (
-    Admission, Calibration, Candidates, Chain, Chunk, Drafted, Features, HeadState, KeysValues, Logprobs, ProgramOutput,
-    Proposal, Proposed, Sequences, Settings, Settlement, State, Tree,
+    Admission, Calibration, Candidates, Chain, Chunk, Drafted, Features, FirstGuess, HeadState, KeysValues, Logprobs,
+    ProgramOutput, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State, Tree,
 ):  # fmt: skip
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 

@@ -63,6 +63,8 @@ def test_parsers_have_the_names_of_other_servers():
         ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, "EAGLE3", "head", 3),
         ({"method": "eagle", "model": "head", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}, "EAGLE", "head", 5),
         ({"method": "mtp", "num_speculative_tokens": 1}, "NEXTN", None, 1),
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}, "NGRAM", "ngram", 4),
+        ({"method": "suffix", "num_speculative_tokens": 8}, "NGRAM", "ngram", 8),
         ({"num_speculative_tokens": 2}, None, None, 2),
     ],
 )
@@ -70,6 +72,8 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
     arguments = parse_arguments(["--speculative-config", json.dumps(config), "--speculative-adaptive"])
     assert (arguments.algorithm, arguments.draft) == (algorithm, draft)
     assert arguments.tree == TreeShape(steps, 1, steps + 1)
+    lookups = {"ngram_min_match": config.get("prompt_lookup_min"), "ngram_max_match": config.get("prompt_lookup_max")}
+    assert {name: arguments.engine.get(name) for name in lookups} == lookups
 
 
 @pytest.mark.parametrize(
@@ -82,11 +86,16 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
         ('{"num_speculative_tokens": 0}', "got 0"),
         ('{"num_speculative_tokens": true}', "got True"),
         ('{"num_speculative_tokens": "3"}', "got '3'"),
-        ('{"method": "ngram", "num_speculative_tokens": 3}', "method must be one of eagle, eagle3, mtp, got 'ngram'"),
+        ('{"method": "ngram", "model": "head", "num_speculative_tokens": 3}', "ngram drafts from the text: leave out model"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 0}',
+            "prompt_lookup_max must be a whole number >= 1",
+        ),
+        ('{"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_max_spec_factor": 1}', "is not supported; supported"),
         ('{"method": "deepseek_mtp", "num_speculative_tokens": 3}', "got 'deepseek_mtp'"),
         ('{"method": 3, "num_speculative_tokens": 3}', "method must be a string of at most 1000 characters, got 3"),
         ('{"model": ["a"], "num_speculative_tokens": 3}', "model must be a string"),
-        ('{"num_speculative_tokens": 3, "prompt_lookup_max": 4}', "has 'prompt_lookup_max', which is not supported"),
+        ('{"num_speculative_tokens": 3, "prompt_lookup_max": 4}', "prompt_lookup_max is for the method ngram"),
         (
             '{"num_speculative_tokens": 3, "draft_tensor_parallel_size": 0}',
             "draft_tensor_parallel_size must be a whole number >= 1, got 0",

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from jaxspec.commands.compat import IGNORED
+from jaxspec.commands.config_file import MAX_BYTES
 from jaxspec.commands.options import FLAG_OF, OPTIONS, in_flags
-from jaxspec.commands.serve_options import MAX_BYTES, ServerArguments, help_text, make_parser, parse_arguments
+from jaxspec.commands.serve_options import ServerArguments, help_text, make_parser, parse_arguments
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.engine.hosts import Hosts
 from jaxspec.server.settings import ServerSettings
@@ -150,6 +151,29 @@ def test_trees_for_requests(text: str, trees: tuple[TreeShape, ...]):
     arguments = parse_arguments(["--speculative-request-trees", text])
     assert arguments.request_trees == trees
     assert arguments.head_flags == (("--speculative-request-trees",) if trees else ())
+
+
+@pytest.mark.parametrize(
+    ("command", "draft", "tree", "engine", "head_flags"),
+    [
+        ("--speculative-algorithm NGRAM", "ngram", None, {}, ()),
+        ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 12", "ngram", TreeShape(11, 4, 12), {}, ()),
+        ("--speculative-algorithm ngram --tree 3/1/4 --speculative-adaptive", "ngram", TreeShape(3, 1), {"adaptive": True}, ()),
+        ("--speculative-algorithm EAGLE3 --draft d --speculative-ngram", "d", None, {"ngram": True}, ()),
+        ("--speculative-ngram --speculative-ngram-min-match-window-size 2", None, None, {"ngram": True, "ngram_min_match": 2}, ()),
+        (
+            "--speculative-ngram --speculative-draft-window-size 64 --speculative-accept-threshold-acc 0.9",
+            None, None, {"ngram": True, "draft_window_size": 64, "accept_threshold_acc": 0.9}, ("--speculative-draft-window-size",),
+        ),
+    ],
+)  # fmt: skip
+def test_drafts_from_the_text(command: str, draft: str | None, tree: TreeShape | None, engine: dict, head_flags: tuple):
+    """Alone or merged with a head; what is about any drafts needs no head then."""
+    arguments = parse_arguments(command.split())
+    assert (arguments.draft, arguments.tree, arguments.head_flags) == (draft, tree, head_flags)
+    assert {
+        name: value for name, value in arguments.engine.items() if name not in ("random_seed", "max_waiting_requests")
+    } == engine
 
 
 def test_trees_to_choose_from_need_an_engine_that_chooses(capsys: pytest.CaptureFixture):
@@ -297,7 +321,14 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ("--speculative-request-trees 2/2/99", "num_draft_tokens=99 must be"),
         ("--speculative-algorithm NONE --speculative-request-trees 0", "--speculative-request-trees can't be combined with"),
         ("--model-pat x", "--model-pat"),  # no abbreviations: they would change meaning when flags are added
-        ("--speculative-algorithm ngram", "NGRAM is not supported yet; supported: EAGLE,"),
+        ("--speculative-algorithm standalone", "STANDALONE is not supported yet; supported: EAGLE,"),
+        ("--speculative-algorithm ngram --draft d", "--speculative-draft-model-path is about a head, and NGRAM has none"),
+        (
+            "--speculative-algorithm none --speculative-ngram",
+            "--speculative-ngram can't be combined with --speculative-algorithm NONE",
+        ),
+        ("--speculative-ngram-max-match-window-size 5", "has no effect without --speculative-ngram: give it too"),
+        ("--speculative-ngram --speculative-ngram-max-match-window-size 99", "--speculative-ngram-max-match-window-size"),
         ("--speculative-algorithm banana", "'banana'"),
         ("--speculative-algorithm NONE --speculative-draft-model-path d", "--speculative-draft-model-path"),
         ("--speculative-algorithm NONE --speculative-num-steps 3", "--speculative-num-steps"),

@@ -1,0 +1,87 @@
+"""Options from a file or a mapping, as arguments of a command line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxspec.commands.compat import JSON_FLAGS
+from jaxspec.commands.options import Parser
+
+MAX_BYTES = 64 * 1024
+"""Largest config file."""
+NOT_IN_FILES = ("config", "help", "h")
+
+
+class _Loader(yaml.BaseLoader):
+    """Keeps every value as text: a key like 0123 stays what it is. Aliases are refused."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
+def read_config(path: Path, parser: Parser) -> list[str]:
+    """The options of a config file, as arguments of a command line.
+
+    In:  max_running_requests: 4
+         speculative-adaptive: true
+    Out: ["--max-running-requests=4", "--speculative-adaptive"]
+
+    Raises:
+        ValueError: the file can't be read, is not a mapping, or has a key or value that no option takes; the message names it.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"--config {path} is larger than {MAX_BYTES} bytes")
+        options = yaml.load(content.decode(), _Loader)
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise ValueError(f"--config {path} is not YAML") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(options, dict):
+        raise ValueError(f"--config {path} must hold options, one per line, as in port: 8000")
+    return arguments_of(options, parser, f"--config {path}")
+
+
+def arguments_of(options: Mapping[Any, Any], parser: Parser, source: str) -> list[str]:
+    """Options from a file or a mapping, their values as text, as arguments of a command line. `source`: where they are from, for
+    messages. Raises ValueError for keys and values that no option takes."""
+    return [argument for key, value in options.items() for argument in _arguments(source, str(key), value, parser)]
+
+
+def _arguments(source: str, key: str, value: Any, parser: Parser) -> Iterator[str]:
+    """One option of a config file."""
+    name = f"--{key.replace('_', '-')}"
+    action = parser.by_name.get(name)
+    where = f"{source}: {key[:80]}"
+    if action is None or key in NOT_IN_FILES:
+        hint = "" if action else parser.with_suggestion(name).removeprefix(name[:80])
+        raise ValueError(f"{where} is not an option of a config file{hint}")
+    if action.nargs == 0:
+        if str(value).lower() not in ("true", "false"):
+            raise ValueError(f"{where} must be true or false, got {value!r:.80}")
+        if str(value).lower() == "true":
+            yield name
+    elif isinstance(value, dict) and name in JSON_FLAGS:
+        yield f"{name}={json.dumps({key: _as_json(entry) for key, entry in value.items()})}"
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        yield from (name, *value) if action.nargs == "+" else (f"{name}={' '.join(value)}",)
+    elif isinstance(value, str) and value:
+        yield f"{name}={value}"
+    else:
+        raise ValueError(f"{where} must be a value, got {value!r:.80}")
+
+
+def _as_json(entry: Any) -> Any:
+    """A number or truth value that a config file holds as text; other entries as they are."""
+    if isinstance(entry, str) and entry.isdecimal():
+        return int(entry)
+    return entry == "true" if entry in ("true", "false") else entry

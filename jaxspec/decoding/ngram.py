@@ -1,0 +1,177 @@
+"""Drafts from the text itself: what followed its last tokens where they stood before (n-gram or prompt-lookup decoding).
+
+No weights, no pages: the text is on the device already (State.history), so the search is part of the cycle, and a draft knows the
+newest token. A host structure would know it a cycle later. The search compares every position with the last tokens, 12 comparisons
+for each: 0.1 ms for a text of 8,192 tokens on one core, and two launches on a GPU.
+
+Several places continue the text, the longest matches first, and the newest among equals. Their continuations share prefixes, which
+makes them a tree. A candidate's score estimates how likely the target is to choose it, and all before it:
+
+    the rate at which the target followed matches of this length (learnt while serving)
+    x the share of the places that continue so, longer matches counting more
+
+After an accepted draft the match is longer by one, so these rates know depths, too.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import TreeShape
+from jaxspec.decoding.drafter import Draft, Drafter
+from jaxspec.decoding.state import Batch, Sizes, State
+from jaxspec.decoding.top import AT_ONCE, top
+from jaxspec.decoding.tree import Candidates, Chain
+from jaxspec.models.llama import Llama
+from jaxspec.typing import Array, Bool, Float, Int
+
+PLACES = AT_ONCE
+"""Places whose continuations are compared."""
+LONGER = 4.0
+"""How much more a place counts whose match is longer by one token."""
+PRIOR = 4.0
+"""Matches that the first guess of a rate counts for."""
+MEMORY = 0.99
+"""The share of its matches that a rate keeps when it sees another, so that it follows other texts within some hundred tokens."""
+
+
+class Rates(NamedTuple):
+    """How often the target chose the token that a match of each length proposed first. All requests share them."""
+
+    chosen: Float[Array, " lengths"]
+    seen: Float[Array, " lengths"]
+
+
+class FirstGuess(NamedTuple):
+    """What `learn` compares with the target's choice."""
+
+    token: Int[Array, " b"]
+    match: Int[Array, " b"]
+    """Its length; 0: there was none."""
+
+
+class Places(NamedTuple):
+    """Where the text's last tokens stood before: the longest matches first, the newest among equals."""
+
+    last: Int[Array, "b r"]
+    """The position that corresponds to the root's."""
+    match: Int[Array, "b r"]
+    """How many tokens are equal, up to there and up to the root; 0: no such place."""
+
+
+@dataclass(frozen=True)
+class NgramDrafter(Drafter):
+    """Continues the text as it continued before."""
+
+    shortest: int = 1
+    """Tokens of a match, at least."""
+    longest: int = 12
+    """Tokens that are compared, at most: longer matches count as these."""
+    max_topk = PLACES
+
+    def empty(self, sizes: Sizes) -> Rates:
+        """No observations: a longer match is followed more often, in any text."""
+        first_guess = 1 - 0.7 ** np.arange(self.longest + 1, dtype=np.float32)
+        return Rates(jnp.asarray(PRIOR * first_guess), jnp.full(self.longest + 1, PRIOR, jnp.float32))
+
+    def propose(
+        self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
+    ) -> Draft:
+        """With topk = 1 the continuation of the longest match, else a tree of PLACES continuations."""
+        text, root = state.history[batch.rows], batch.sequences.length
+        places = find(text, root, self.longest, 1 if tree.topk == 1 else PLACES)
+        places = places._replace(match=jnp.where(places.match >= self.shortest, places.match, 0))
+        continuations = continued(text, root, places.last, tree.num_steps)
+        memo = FirstGuess(continuations[:, 0, 0], places.match[:, 0])
+        if tree.topk == 1 and not scored:
+            return Draft(Chain(continuations[:, 0]), memo)
+        return Draft(candidates(continuations, places.match, state.draft), memo)
+
+    def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> Rates:
+        """Counts the first proposal of each sequence."""
+        rates = state.draft
+        if memo is None:
+            return rates
+        counts = (memo.match > 0) & ~batch.sequences.done
+        of_length = (memo.match[:, None] == jnp.arange(self.longest + 1)) & counts[:, None]
+        kept = MEMORY ** jnp.sum(of_length, 0)
+        is_chosen = of_length & (memo.token == chosen)[:, None]
+        return Rates(kept * rates.chosen + jnp.sum(is_chosen, 0), kept * rates.seen + jnp.sum(of_length, 0))
+
+
+@jax.named_scope("find")
+def find(text: Int[Array, "b t"], root: Int[Array, " b"], longest: int, count: int) -> Places:
+    """The `count` best places before the root where the last tokens, up to it, stood before.
+
+    In:  text [[1, 2, 3, 9, 2, 3, 5, 2, 3, 0]], root [8], longest 3, count 2
+    Out: last [[5, 2]], match [[2, 2]]: "2 3" ends at 5 and at 2
+    """
+    length = text.shape[1]
+    positions = jnp.arange(length)
+    shifted = jnp.pad(text, ((0, 0), (longest - 1, 0)), constant_values=-1)
+    is_equal = positions < root[:, None]
+    match = jnp.zeros(text.shape, jnp.int32)
+    for back in range(longest):
+        place = root - back
+        own = jnp.take_along_axis(text, jnp.maximum(place, 0)[:, None], 1)
+        before = shifted[:, longest - 1 - back : longest - 1 - back + length]
+        is_equal = is_equal & (before == own) & (place >= 0)[:, None]
+        match = match + is_equal
+    # Whole numbers up to 2^24 are exact in float32: contexts of a million tokens.
+    best, last = top((match * length + positions).astype(jnp.float32), count)
+    return Places(last.astype(jnp.int32), best.astype(jnp.int32) // length)
+
+
+def continued(text: Int[Array, "b t"], root: Int[Array, " b"], last: Int[Array, "b r"], steps: int) -> Int[Array, "b r s"]:
+    """The `steps` tokens behind each place. What would follow the root repeats what stands between them.
+
+    In:  text [[7, 8, 9, 7, 0]], root [3], last [[0]], steps 5
+    Out: [[[8, 9, 7, 8, 9]]]
+    """
+    period = jnp.maximum(root[:, None] - last, 1)
+    positions = last[:, :, None] + 1 + jnp.arange(steps) % period[:, :, None]
+    return jnp.take_along_axis(text[:, None], jnp.minimum(positions, text.shape[1] - 1), 2)
+
+
+@jax.named_scope("candidates")
+def candidates(continuations: Int[Array, "b r s"], match: Int[Array, "b r"], rates: Rates) -> Candidates:
+    """All prefixes of the continuations, each once: candidate r * s + d is the token of place r at depth d.
+
+    In:  continuations [[[5, 6], [5, 7]]], match [[3, 3]]
+    Out: tokens [[5, 6, 5, 7]], parents [[-1, 0, -1, 0]]; the third score is -inf, as the first stands for both
+    """
+    batch, count, steps = continuations.shape
+    is_place = match > 0
+    same = shares_prefix(continuations) & is_place[:, None, :, None]  # [b, r, r, s]: the prefixes of both places are equal
+    order = jnp.arange(count)
+    first = jnp.where(is_place[:, :, None], jnp.argmax(same, 2), order[:, None]).astype(jnp.int32)
+    weight = jnp.where(is_place, LONGER ** (match - match[:, :1]).astype(jnp.float32), 0.0)
+    total = jnp.maximum(jnp.sum(weight, 1), 1.0)
+    share = jnp.sum(jnp.where(same, weight[:, None, :, None], 0.0), 2) / total[:, None, None]
+    # The context of a candidate is its parent's text: a match of the first place that continues so.
+    before = jnp.concatenate([jnp.zeros_like(first[:, :, :1]), first[:, :, :-1]], 2)
+    of_context = jnp.take_along_axis(match[:, :, None], before.reshape(batch, -1, 1), 1).reshape(before.shape)
+    length = jnp.minimum(of_context + jnp.arange(steps), len(rates.seen) - 1)
+    followed = jnp.cumsum(jnp.log(jnp.minimum(rates.chosen / rates.seen, 1.0))[length], 2)
+    scores = jnp.where(is_place[:, :, None] & (first == order[:, None]), followed + jnp.log(share), -jnp.inf)
+    parents = jnp.where(jnp.arange(steps) == 0, -1, before * steps + jnp.arange(steps) - 1)
+    flat = (batch, count * steps)
+    return Candidates(continuations.reshape(flat), scores.reshape(flat), parents.astype(jnp.int32).reshape(flat))
+
+
+def shares_prefix(continuations: Int[Array, "b r s"]) -> Bool[Array, "b r r s"]:
+    """Whether two continuations are equal up to each depth.
+
+    In:  [[[5, 6], [5, 7]]]
+    Out: [[[[1, 1], [1, 0]], [[1, 0], [1, 1]]]]
+    """
+    is_equal = continuations[:, :, None] == continuations[:, None]
+    prefix = is_equal[..., :1]
+    prefixes = [prefix]
+    for depth in range(1, continuations.shape[2]):
+        prefix = prefix & is_equal[..., depth : depth + 1]
+        prefixes.append(prefix)
+    return jnp.concatenate(prefixes, -1)

@@ -1,0 +1,160 @@
+"""N-gram drafts: the search and the scores beside plain Python, the learnt rates, and texts that are those of plain decoding."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.decoding.ngram import LONGER, MEMORY, PRIOR, FirstGuess, NgramDrafter, Rates, candidates, continued, find
+from jaxspec.decoding.state import Batch, Sequences, Sizes
+from jaxspec.decoding.tree import rank
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.request import GenerationRequest
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import engine_target, tiny_engine
+from tests.sets import exhaustive
+
+TARGET = engine_target()
+PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50)), (7, 8, 9) * 6]
+KINDS = [
+    {"temperature": 0},
+    {"temperature": 0, "allowed_token_ids": [7, 8, 9]},
+    {"temperature": 0.8, "seed": 3, "allowed_token_ids": [7, 8, 9, 10]},
+    {"temperature": 0.9, "top_p": 0.8, "presence_penalty": 0.7, "seed": 4},
+]
+
+
+def places_of(text: list[int], root: int, longest: int, count: int) -> list[tuple[int, int]]:
+    """`find`, one position at a time."""
+    found = []
+    for last in range(root):
+        match = 0
+        while match < min(longest, last + 1) and text[last - match] == text[root - match]:
+            match += 1
+        found.append((match, last))
+    return [(last, match) for match, last in sorted(found, reverse=True)[:count]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_finds_what_a_loop_finds(seed):
+    """Also where the text has just begun, and in rows that end at different places."""
+    rng = np.random.default_rng(seed)
+    text, roots = rng.integers(0, 3, (4, 60)), rng.integers(0, 59, 4)
+    longest, count = int(rng.integers(1, 9)), 6
+    places = find(jnp.asarray(text, jnp.int32), jnp.asarray(roots, jnp.int32), longest, count)
+    for row, root in enumerate(roots.tolist()):
+        expected = [each for each in places_of(text[row].tolist(), root, longest, count) if each[1]]
+        matches = [match for match in places.match[row].tolist() if match]
+        assert list(zip(places.last[row].tolist(), matches, strict=False)) == expected
+
+
+def test_the_docstrings_examples():
+    places = find(jnp.array([[1, 2, 3, 9, 2, 3, 5, 2, 3, 0]]), jnp.array([8]), 3, 2)
+    assert places.last.tolist() == [[5, 2]] and places.match.tolist() == [[2, 2]]
+    assert continued(jnp.array([[7, 8, 9, 7, 0]]), jnp.array([3]), jnp.array([[0]]), 5).tolist() == [[[8, 9, 7, 8, 9]]]
+
+
+def test_positions_of_long_contexts_are_exact():
+    """Match length and position are one float32."""
+    text = np.arange(2**17, dtype=np.int32)[None] % 1000
+    root = np.array([2**17 - 1])
+    places = find(jnp.asarray(text), jnp.asarray(root), 64, 3)
+    assert places.last.tolist() == [[2**17 - 1001, 2**17 - 2001, 2**17 - 3001]] and places.match.tolist() == [[64, 64, 64]]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_scores_are_rates_times_shares(seed):
+    """Every continuation once, with the score that its definition gives; and the best of them always make a tree."""
+    rng = np.random.default_rng(seed)
+    steps, count, longest = 4, 6, 5
+    continuations = rng.integers(0, 2, (1, count, steps))
+    match = np.sort(rng.integers(0, longest + 1, (1, count)))[:, ::-1]
+    seen = rng.uniform(1, 9, longest + 1).astype(np.float32)
+    rates = Rates(jnp.asarray(seen * rng.uniform(0.1, 1, longest + 1).astype(np.float32)), jnp.asarray(seen))
+    found = candidates(jnp.asarray(continuations, jnp.int32), jnp.asarray(match.copy(), jnp.int32), rates)
+    rate, lengths = np.log(np.asarray(rates.chosen) / seen), match[0].tolist()
+    places = [place for place in range(count) if lengths[place]]
+    weights = {place: LONGER ** (lengths[place] - lengths[0]) for place in places}
+    expected: dict[tuple[int, ...], float] = {}
+    for place in places:
+        score = 0.0
+        for depth in range(steps):
+            prefix = tuple(continuations[0, place, : depth + 1].tolist())
+            context = min(each for each in places if tuple(continuations[0, each, :depth].tolist()) == prefix[:-1])
+            score += rate[min(longest, lengths[context] + depth)]
+            alike = sum(weights[each] for each in places if tuple(continuations[0, each, : depth + 1].tolist()) == prefix)
+            expected[prefix] = score + math.log(alike / max(sum(weights.values()), 1))
+    texts: list[tuple[int, ...]] = []
+    scores: dict[tuple[int, ...], float] = {}
+    for token, score, parent in zip(*(np.asarray(part)[0].tolist() for part in found), strict=True):
+        texts.append((*(texts[parent] if parent >= 0 else ()), token))
+        if score > -np.inf:
+            assert texts[-1] not in scores, "once"
+            scores[texts[-1]] = score
+            assert parent < 0 or score <= scores[texts[parent]] + 1e-6
+    assert scores == pytest.approx(expected, abs=1e-5)
+    tree = rank(jnp.array([9]), found, TreeShape(steps, 4, 8))
+    assert all(0 <= parent < node for node, parent in enumerate(tree.parents[0].tolist()) if node), "parents come first"
+
+
+def test_rates_follow_what_the_target_chose():
+    """Two matches of three tokens, one of which it chose; one of a sequence that has ended does not count, nor does no match."""
+    drafter = NgramDrafter(longest=4)
+    sequences = Sequences.of(*(jnp.ones(4, jnp.int32),) * 3, jnp.array([False, False, True, False]))
+    engine = tiny_engine(PLAIN, target=TARGET)
+    state = engine.runner.state._replace(draft=drafter.empty(Sizes(4, 1, 4, 16, 1, jnp.float32)))
+    batch = Batch(jnp.arange(4), jnp.zeros((4, 1), jnp.int32), sequences, state.settings[:1])
+    memo = FirstGuess(jnp.array([5, 6, 7, 8]), jnp.array([3, 3, 3, 0]))
+    before = state.draft
+    after = drafter.learn(state, batch, memo, jnp.array([5, 9, 7, 8]))
+    expected_seen, expected_chosen = np.full(5, PRIOR), np.asarray(before.chosen).copy()
+    expected_seen[3] = PRIOR * MEMORY**2 + 2
+    expected_chosen[3] = expected_chosen[3] * MEMORY**2 + 1
+    assert after.seen.tolist() == pytest.approx(expected_seen.tolist(), rel=1e-6)
+    assert after.chosen.tolist() == pytest.approx(expected_chosen.tolist(), rel=1e-6)
+    assert drafter.learn(state, batch, None, jnp.array([5, 9, 7, 8])) is before, "plain cycles propose nothing"
+
+
+def run(engine: Engine) -> list[tuple[list[int], float]]:
+    requests = [
+        engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=40, **kind))) for prompt in PROMPTS for kind in KINDS
+    ]
+    while engine.has_work:
+        engine.step()
+    return [(request.output, request.speculation.accept_length) for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("tree", "drafter", "options"),
+    [
+        (TreeShape(5, 4, 8), NgramDrafter(), {}),
+        (TreeShape(4, 2, 8), None, {"ngram": True, "adaptive": True}),
+        exhaustive(TreeShape(6, 1), NgramDrafter(2, 3), {"request_trees": (PLAIN,)}),
+        exhaustive(TreeShape(3, 1), None, {"ngram": True}),
+        exhaustive(TreeShape(5, 4, 16), NgramDrafter(3, 64), {"overlap": False}),
+        exhaustive(TreeShape(3, 2, 5), None, {"ngram": True, "prefix_cache": False}),
+    ],
+)
+def test_the_text_is_that_of_plain_decoding(tree, drafter, options):
+    """Alone and merged with a head, with few pages, so that requests are preempted, and once more with pages in the cache."""
+    small = {"num_pages": 24, "context_length": 80}
+    expected = [tokens for tokens, _ in run(tiny_engine(PLAIN, target=TARGET, **small))]
+    engine = tiny_engine(tree, target=TARGET, head=drafter, **small, **options)
+    first = run(engine)
+    assert [tokens for tokens, _ in first] == expected
+    assert [tokens for tokens, _ in run(engine)] == expected
+    assert engine.stats().preemptions
+    of_few_tokens = [length for (_, length), kind in zip(first, KINDS * len(PROMPTS), strict=True) if kind == KINDS[1]]
+    assert max(of_few_tokens) > 1.5, "text of three tokens repeats"
+
+
+def test_the_engines_options_choose_the_drafter():
+    engine = Engine(TARGET, None, None, TreeShape(3, 1), EngineConfig(ngram=True, ngram_max_match=5, num_pages=64))
+    assert engine.runner.merge.drafter == NgramDrafter(1, 5)
+    with pytest.raises(ValueError, match=r"ngram_min_match \(9\) must be at most ngram_max_match"):
+        EngineConfig(ngram=True, ngram_min_match=9, ngram_max_match=5)
+    with pytest.raises(ValueError, match="at most 64, got 65"):
+        EngineConfig(ngram_max_match=65)
+    assert EngineConfig(adaptive=True).head_options == ("adaptive",) and not EngineConfig(adaptive=True, ngram=True).head_options
