@@ -144,6 +144,10 @@ class ChatTemplate:
             raise RenderError(400, f"{param}: the model's chat template can't render them: {_quote(reply['error'])}", param)
         return reply["text"]
 
+    def reads(self, option: str) -> bool:
+        """Whether requests may set this variable."""
+        return option in self._options
+
     def close(self) -> None:
         """Ends the processes, each after its current conversation. Nothing can be rendered afterwards."""
         if self._is_open:
