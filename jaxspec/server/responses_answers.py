@@ -81,7 +81,8 @@ class ResponsesBuilder:
                 case Grown(number, part, piece):
                     events.append(self._grow(number, part, piece))
                 case Ended(number, part):
-                    events += self._end(number, part, "incomplete" if is_cut else "completed")
+                    is_last = number == len(self._parts.parts) - 1
+                    events += self._end(number, part, "incomplete" if is_cut and is_last else "completed")
         return events
 
     def _begin(self, number: int, part: Part) -> list[ResponsesEvent]:
