@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxspec.server.errors import ApiError
+from jaxspec.server.messages_input import AnthropicMessage, InputBlock
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.answer_parser import REASONING_FORMATS
@@ -301,3 +303,9 @@ def test_an_input_that_is_nested_deeply_ends_nothing(client: Client):
         )
         response = client.http.post(MESSAGES, content=body, headers={"content-type": "application/json"})
         assert response.status_code in (200, 400)
+    deepest: dict[str, Any] = {}
+    for _ in range(100_000):
+        deepest = {"a": deepest}
+    block = InputBlock.model_construct(type="tool_use", id="1", name="f", input=deepest)
+    with pytest.raises(ApiError, match=r"messages\.0: the input of a call is nested too deeply"):
+        list(AnthropicMessage.model_construct(role="assistant", content=[block]).messages("messages.0"))
