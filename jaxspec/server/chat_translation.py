@@ -21,8 +21,12 @@ def translated_batch(chat: ChatRequest, model: ServedModel, client_names: Mappin
 
 
 def translated_names(chat: ChatRequest, client_names: Mapping[str, str]) -> dict[str, str]:
-    """Our names of fields, and those of the client, whose names differ from the chat's."""
-    return {**client_names, **{ours: client_names.get(theirs, theirs) for ours, theirs in chat_names(chat).items()}}
+    """Our names of fields, and those of the client, whose names differ from the chat's. Raises ApiError for several constraints."""
+    try:
+        names = chat_names(chat)
+    except ApiError as error:
+        raise restated(error, client_names) from None
+    return {**client_names, **{ours: client_names.get(theirs, theirs) for ours, theirs in names.items()}}
 
 
 def thinking_options(wanted: bool | None, model: ServedModel, param: str) -> dict[str, Any]:

@@ -128,7 +128,8 @@ def restated(error: ApiError, client_names: Mapping[str, str]) -> ApiError:
             message = theirs + message.removeprefix(param) if message.startswith(param) else message
             param = theirs
             break
-    return ApiError(error.status, _renamed(message, client_names), param=param, code=error.code)
+    message = re.sub(r"[a-z_]+(\.[a-z_]+)+|[a-z]+_[a-z_]+", lambda word: client_names.get(word[0], word[0]), message)
+    return ApiError(error.status, message, param=param, code=error.code)
 
 
 def from_engine(error: Exception) -> ApiError:

@@ -27,8 +27,8 @@ NO_JSON = [
     b'{"prompt": "x",}', b'{"prompt": NaN}', b'{"prompt": Infinity}', b"[" * 20_000, b'{"a":' * 20_000, b'{"prompt": "\xc3"}',
     b"prompt=x&max_tokens=3", b'{"prompt": "x"} {"prompt": "y"}', b"<xml/>", b'{"prompt": 1' + b"0" * 5000 + b"}",
 ]  # fmt: skip
-REQUIRED = {COMPLETIONS: "prompt", CHAT: "messages", GENERATE: "text", "/v1/responses": "input", "/v1/messages": "messages", "/tokenize": "prompt", "/detokenize": "tokens",
-            "/abort_request": "rid"}  # fmt: skip
+REQUIRED = {COMPLETIONS: "prompt", CHAT: "messages", GENERATE: "text", "/v1/responses": "input", "/v1/messages": "messages",
+            "/tokenize": "prompt", "/detokenize": "tokens", "/abort_request": "rid"}  # fmt: skip
 BREAKING_OFF = [
     b"this is not HTTP\r\n\r\n",
     b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",

@@ -1,5 +1,5 @@
-"""The clients of the Responses and the Messages API against our server. Its engine always writes the same answer: thinking, text and
-a call."""
+"""The clients of the Responses and the Messages API against our server. Its engine always writes the same answer: thinking, text
+and a call."""
 
 import json
 import subprocess

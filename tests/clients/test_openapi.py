@@ -29,7 +29,8 @@ def test_answers_are_as_documented(server, client, tmp_path, mode):
     after = answered(server)
     kind = "2xx" if mode == "positive" else "4xx"
     assert all(after[path, kind] - before.get((path, kind), 0) >= 50 for path in GENERATING)  # else it would show little
-    assert all(after[path, kind] - before.get((path, kind), 0) >= 10 for path in TRANSLATED)
+    few = {path: count for path in TRANSLATED if (count := after.get((path, kind), 0) - before.get((path, kind), 0)) < 20}
+    assert not few
 
 
 def test_whatever_is_sent_is_answered_or_refused_and_nothing_is_kept(server, requests=3000):

@@ -147,6 +147,15 @@ def test_formats_are_constraints_and_come_back(client: Client, form: dict, asked
     assert (answer["metadata"], answer["user"], answer["max_output_tokens"]) == ({"a": "b"}, "u", 9)
 
 
+def test_messages_speak_of_the_clients_fields(client: Client):
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "array"}}
+    for form, named in (({"type": "json_object"}, "text.format"), (schema, "text.format.schema")):
+        error = refusal(client.post(RESPONSES, input="x", text={"format": form}, regex="a"), 400)
+        assert error["message"] == f"regex can't be given together with {named}: a text follows one grammar"
+    error = refusal(client.post(RESPONSES, input="x", max_output_tokens=5, min_tokens=9), 400)
+    assert error["message"] == "min_tokens (9) must not be more than max_output_tokens (5)"
+
+
 def test_logprobs_are_those_of_a_chat(client: Client):
     chat = client.post(CHAT, messages=USER, logprobs=True, top_logprobs=2, max_completion_tokens=20).json()
     entries = chat["choices"][0]["logprobs"]["content"]
