@@ -118,6 +118,15 @@ def answer_texts(draw: st.DrawFn) -> str:
     return "".join(pieces)
 
 
+TWO_CALLS = """<think>hm</think>Wait.
+<tool_call>
+{"name": "weather", "arguments": {"city": "Paris"}}
+</tool_call>
+<tool_call>
+{"name": "time", "arguments": {}}
+</tool_call> So."""
+
+
 class Outcome(NamedTuple):
     """What every notation must tell of an answer."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxspec.server.errors import ApiError
@@ -21,6 +21,7 @@ from tests.server.notations import (
     ANTHROPIC_TOOLS,
     CHAT_TOOLS,
     CONVERSATIONS,
+    TWO_CALLS,
     WEATHER,
     Outcome,
     answer_texts,
@@ -106,6 +107,7 @@ def test_the_model_reads_what_it_reads_in_a_chat(shared_tools: Client, turns: li
 
 
 @given(answer_texts(), st.integers(1, 120))
+@example(TWO_CALLS, 500)
 @settings(deadline=None, max_examples=60)
 def test_an_answer_is_that_of_a_chat_whole_and_streamed(shared_tools: Client, text: str, most: int):
     shared_tools.engine.text = text + "\x00"

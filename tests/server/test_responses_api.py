@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.server.conftest import Client, parsed, wait_until
@@ -13,6 +13,7 @@ from tests.server.notations import (
     CHAT_TOOLS,
     CONVERSATIONS,
     FLAT_TOOLS,
+    TWO_CALLS,
     Outcome,
     answer_texts,
     chat_messages,
@@ -95,6 +96,7 @@ def test_the_model_reads_what_it_reads_in_a_chat(shared_tools: Client, turns: li
 
 
 @given(answer_texts(), st.none() | st.integers(1, 120))
+@example(TWO_CALLS, None)
 @settings(deadline=None, max_examples=60)
 def test_an_answer_is_that_of_a_chat_whole_and_streamed(shared_tools: Client, text: str, most: int | None):
     shared_tools.engine.text = text + "\x00"
