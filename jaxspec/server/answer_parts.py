@@ -13,7 +13,7 @@ from jaxspec.text.answer_parser import AnswerFormat, AnswerParser
 from jaxspec.text.answer_reader import Arguments, CallStart, Content, Event, Reasoning, merged
 
 
-class Kind(Enum):
+class PartKind(Enum):
     """What a part is."""
 
     THINKING = "thinking"
@@ -22,10 +22,10 @@ class Kind(Enum):
 
 
 @dataclass
-class Part:
+class AnswerPart:
     """A part, as far as it came."""
 
-    kind: Kind
+    kind: PartKind
     name: str = ""
     """Of a call: the tool."""
     text: str = ""
@@ -36,14 +36,14 @@ class Begun(NamedTuple):
     """A part begins, without text."""
 
     number: int
-    part: Part
+    part: AnswerPart
 
 
 class Grown(NamedTuple):
     """A part goes on."""
 
     number: int
-    part: Part
+    part: AnswerPart
     piece: str
 
 
@@ -51,7 +51,7 @@ class Ended(NamedTuple):
     """A part is complete, or the answer has ended within it."""
 
     number: int
-    part: Part
+    part: AnswerPart
 
 
 type Change = Begun | Grown | Ended
@@ -61,7 +61,7 @@ class AnswerParts:
     """The parts of one answer, from its updates."""
 
     def __init__(self, form: AnswerFormat):
-        self.parts: list[Part] = []
+        self.parts: list[AnswerPart] = []
         self._parser, self._is_open = AnswerParser(form), False
 
     def add(self, update: Update) -> list[Change]:
@@ -71,7 +71,7 @@ class AnswerParts:
             kind = _KINDS[type(event)]
             if not self._is_open or isinstance(event, CallStart) or self.parts[-1].kind is not kind:
                 changes += self._end()
-                self.parts.append(Part(kind, event.name if isinstance(event, CallStart) else ""))
+                self.parts.append(AnswerPart(kind, event.name if isinstance(event, CallStart) else ""))
                 self._is_open = True
                 changes.append(Begun(len(self.parts) - 1, self.parts[-1]))
             if not isinstance(event, CallStart):
@@ -84,7 +84,12 @@ class AnswerParts:
         return [Ended(len(self.parts) - 1, self.parts[-1])] if was_open else []
 
 
-_KINDS: dict[type[Event], Kind] = {Content: Kind.TEXT, Reasoning: Kind.THINKING, CallStart: Kind.CALL, Arguments: Kind.CALL}
+_KINDS: dict[type[Event], PartKind] = {
+    Content: PartKind.TEXT,
+    Reasoning: PartKind.THINKING,
+    CallStart: PartKind.CALL,
+    Arguments: PartKind.CALL,
+}
 
 
 def as_update(output: GenerationOutput) -> Update:

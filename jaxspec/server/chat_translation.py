@@ -29,16 +29,16 @@ def translated_names(chat: ChatRequest, client_names: Mapping[str, str]) -> dict
     return {**client_names, **{ours: client_names.get(theirs, theirs) for ours, theirs in names.items()}}
 
 
-def thinking_options(wanted: bool | None, model: ServedModel, param: str) -> dict[str, Any]:
+def thinking_options(thinks: bool | None, model: ServedModel, param: str) -> dict[str, Any]:
     """The template's variables for an answer with or without thinking; None: as the model does. Raises ApiError, naming `param`,
     if the model can't."""
-    if wanted is None:
+    if thinks is None:
         return {}
-    if wanted and model.reasoning is None:
+    if thinks and model.reasoning is None:
         message = f"{param}: the thinking is not known: leave it out, or start the server with --reasoning-parser"
         raise ApiError(400, message, param=param)
-    if model.chat_template is not None and model.chat_template.reads(THINKING):
-        return {THINKING: wanted}
-    if not wanted and model.reasoning is not None:
+    if model.chat_template is not None and THINKING in model.chat_template.options:
+        return {THINKING: thinks}
+    if not thinks and model.reasoning is not None:
         raise ApiError(400, f"{param}: the model's chat template can't turn thinking off: leave it out", param=param)
     return {}

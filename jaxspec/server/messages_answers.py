@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.server.answer_parts import AnswerParts, Begun, Ended, Grown, Kind, Part, as_update
+from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Begun, Ended, Grown, PartKind, as_update
 from jaxspec.server.errors import ApiError
 from jaxspec.server.messages_requests import MessagesRequest
 from jaxspec.server.model import ServedModel
@@ -132,7 +132,7 @@ class MessagesBuilder:
         matched = output.matched_stop
         if isinstance(matched, str) and matched in (self._body.stop_sequences or ()):
             return "stop_sequence", matched
-        has_calls = any(part.kind is Kind.CALL for part in self._parts.parts)
+        has_calls = any(part.kind is PartKind.CALL for part in self._parts.parts)
         return "tool_use" if has_calls else "end_turn", None
 
     def _response(
@@ -150,26 +150,26 @@ class MessagesBuilder:
         )
 
 
-def empty_block(part: Part) -> AnswerBlock:
+def empty_block(part: AnswerPart) -> AnswerBlock:
     """A block that begins."""
     match part.kind:
-        case Kind.TEXT:
+        case PartKind.TEXT:
             return AnswerBlock(type="text", text="")
-        case Kind.THINKING:
+        case PartKind.THINKING:
             return AnswerBlock(type="thinking", thinking="", signature="")
-        case Kind.CALL:
+        case PartKind.CALL:
             return AnswerBlock(type="tool_use", id=f"toolu_{uuid.uuid4().hex[:24]}", name=part.name, input={})
 
 
-def whole_block(part: Part) -> AnswerBlock:
+def whole_block(part: AnswerPart) -> AnswerBlock:
     """A block that has ended."""
     block = empty_block(part)
     match part.kind:
-        case Kind.TEXT:
+        case PartKind.TEXT:
             block.text = part.text
-        case Kind.THINKING:
+        case PartKind.THINKING:
             block.thinking = part.text
-        case Kind.CALL:
+        case PartKind.CALL:
             block.input = arguments_of(part.text)
     return block
 
@@ -187,14 +187,14 @@ def arguments_of(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def delta_of(part: Part, piece: str) -> AnswerDelta:
+def delta_of(part: AnswerPart, piece: str) -> AnswerDelta:
     """A block that goes on."""
     match part.kind:
-        case Kind.TEXT:
+        case PartKind.TEXT:
             return AnswerDelta(type="text_delta", text=piece)
-        case Kind.THINKING:
+        case PartKind.THINKING:
             return AnswerDelta(type="thinking_delta", thinking=piece)
-        case Kind.CALL:
+        case PartKind.CALL:
             return AnswerDelta(type="input_json_delta", partial_json=piece)
 
 

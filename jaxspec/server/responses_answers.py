@@ -6,7 +6,7 @@ from time import time
 from typing import Any
 
 from jaxspec.engine.request import GenerationOutput, Update
-from jaxspec.server.answer_parts import AnswerParts, Begun, Ended, Grown, Kind, Part, as_update, thinking_tokens
+from jaxspec.server.answer_parts import AnswerPart, AnswerParts, Begun, Ended, Grown, PartKind, as_update, thinking_tokens
 from jaxspec.server.chat_responses import call_id
 from jaxspec.server.errors import ApiError
 from jaxspec.server.logprobs import ChatEntry, chat_logprobs
@@ -72,7 +72,7 @@ class ResponsesBuilder:
     def _add(self, update: Update) -> list[ResponsesEvent]:
         """The events of parts that an update changes."""
         self._logprobs += chat_logprobs(self._model, update.logprobs).content if update.logprobs else ()
-        is_cut = update.output is not None and update.output.finish_reason != "stop"
+        is_complete = update.output is None or update.output.finish_reason == "stop"
         events = []
         for change in self._parts.add(update):
             match change:
@@ -82,47 +82,47 @@ class ResponsesBuilder:
                     events.append(self._grow(number, part, piece))
                 case Ended(number, part):
                     is_last = number == len(self._parts.parts) - 1
-                    events += self._end(number, part, "incomplete" if is_cut and is_last else "completed")
+                    events += self._end(number, part, "completed" if is_complete or not is_last else "incomplete")
         return events
 
-    def _begin(self, number: int, part: Part) -> list[ResponsesEvent]:
+    def _begin(self, number: int, part: AnswerPart) -> list[ResponsesEvent]:
         unique = uuid.uuid4().hex
         match part.kind:
-            case Kind.CALL:
+            case PartKind.CALL:
                 item = OutputItem(id=f"fc_{unique}", type="function_call", status="in_progress", call_id=call_id(), name=part.name)
                 item.arguments = ""
-            case Kind.TEXT:
+            case PartKind.TEXT:
                 item = OutputItem(id=f"msg_{unique}", type="message", status="in_progress", role="assistant", content=[])
-            case Kind.THINKING:
+            case PartKind.THINKING:
                 item = OutputItem(id=f"rs_{unique}", type="reasoning", status="in_progress", summary=[], content=[])
         self._items.append(item)
         added = self._event("response.output_item.added", output_index=number, item=item.model_copy())
-        if part.kind is Kind.CALL:
+        if part.kind is PartKind.CALL:
             return [added]
         return [added, self._item_event("response.content_part.added", number, content_index=0, part=self._content(part, ""))]
 
-    def _grow(self, number: int, part: Part, piece: str) -> ResponsesEvent:
+    def _grow(self, number: int, part: AnswerPart, piece: str) -> ResponsesEvent:
         match part.kind:
-            case Kind.CALL:
+            case PartKind.CALL:
                 return self._item_event("response.function_call_arguments.delta", number, delta=piece)
-            case Kind.THINKING:
+            case PartKind.THINKING:
                 return self._item_event("response.reasoning_text.delta", number, content_index=0, delta=piece)
-            case Kind.TEXT:
+            case PartKind.TEXT:
                 new, self._sent_logprobs = self._logprobs[self._sent_logprobs :], len(self._logprobs)
                 return self._item_event("response.output_text.delta", number, content_index=0, delta=piece, logprobs=new)
 
-    def _end(self, number: int, part: Part, status: str) -> list[ResponsesEvent]:
+    def _end(self, number: int, part: AnswerPart, status: str) -> list[ResponsesEvent]:
         item = self._items[number]
         item.status = status
         events = []
-        if part.kind is Kind.CALL:
+        if part.kind is PartKind.CALL:
             item.arguments = part.text
             done = {"name": part.name, "arguments": part.text}
             events.append(self._item_event("response.function_call_arguments.done", number, **done))
         else:
             content = self._content(part, part.text)
             item.content = [content]
-            if part.kind is Kind.TEXT:
+            if part.kind is PartKind.TEXT:
                 text: dict[str, Any] = {"text": part.text, "logprobs": self._logprobs}
                 events.append(self._item_event("response.output_text.done", number, content_index=0, **text))
             else:
@@ -130,8 +130,8 @@ class ResponsesBuilder:
             events.append(self._item_event("response.content_part.done", number, content_index=0, part=content))
         return [*events, self._event("response.output_item.done", output_index=number, item=item)]
 
-    def _content(self, part: Part, text: str) -> OutputPart:
-        if part.kind is Kind.THINKING:
+    def _content(self, part: AnswerPart, text: str) -> OutputPart:
+        if part.kind is PartKind.THINKING:
             return OutputPart(type="reasoning_text", text=text)
         content = OutputPart(type="output_text", text=text, annotations=[])
         if self._batch.prompts[0].params.logprobs is not None:
