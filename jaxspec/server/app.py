@@ -9,21 +9,25 @@ from jaxspec.engine.driver import EngineThread
 from jaxspec.server.bodies import PARSING_SHARE, BodyLimit, OneByOne, most_bytes, most_values
 from jaxspec.server.errors import REQUEST_ID, add_handlers
 from jaxspec.server.info_api import info_routes
+from jaxspec.server.messages_api import messages_routes
 from jaxspec.server.metrics import RequestCollector, StepTimes, add_metrics
 from jaxspec.server.middleware import KeyCheck, OriginCheck, RequestIds
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_api import openai_routes
 from jaxspec.server.playground import playground_routes
 from jaxspec.server.responses import COMMON_FAILURES
+from jaxspec.server.responses_api import responses_routes
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.settings import ServerSettings
 from jaxspec.server.sglang_api import sglang_routes
 from jaxspec.server.tokenize_api import tokenize_routes
 from jaxspec.version import own_version
 
-DESCRIPTION = """Speculative decoding for LLM serving in JAX. Endpoints and fields are those of OpenAI's API, SGLang's and vLLM's.
+DESCRIPTION = """Speculative decoding for LLM serving in JAX. Endpoints and fields are those of OpenAI's API, SGLang's, vLLM's and
+Anthropic's.
 
-Every failure has OpenAI's shape. Every response has the header x-request-id: the request's own, or a new one."""
+Every failure has OpenAI's shape, at Anthropic's endpoints theirs. Every response has the header x-request-id: the request's own, or
+a new one."""
 
 
 class Application(FastAPI):
@@ -103,7 +107,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID, "retry-after"],
         )
-    generating = openai_routes(running, model), sglang_routes(running, model)
+    generating = [routes(running, model) for routes in (openai_routes, responses_routes, messages_routes, sglang_routes)]
     informing = tokenize_routes(model, settings.tokenizer_info), *info_routes(running, model, settings, steps or StepTimes())
     for router in (*generating, *informing, playground_routes()):
         app.include_router(router)

@@ -64,7 +64,7 @@ class BodyLimit:
         too_large = f"the request body is larger than {self._max_bytes} bytes"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > self._max_bytes:
-            await ApiError(413, too_large).response(scope, receive, send)
+            await ApiError(413, too_large).response_to(scope)(scope, receive, send)
             return
         received = 0
         deadline: float | None = asyncio.get_running_loop().time() + self._seconds

@@ -96,11 +96,15 @@ class Message(RequestModel):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         if self.tool_calls:
+            where = f"{param}.tool_calls"
             message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.function.name, "arguments": _arguments(call, f"{param}.tool_calls.{index}")},
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json_object(call.function.arguments, f"{where}.{index}.function.arguments"),
+                    },
                 }
                 for index, call in enumerate(self.tool_calls)
             ]
@@ -115,13 +119,13 @@ def for_template(messages: Sequence[Message], param: str) -> list[dict[str, Any]
     return [message.for_template(f"{param}.{index}") for index, message in enumerate(messages)]
 
 
-def _arguments(call: ToolCall, param: str) -> dict[str, Any]:
-    """Templates write them as JSON themselves."""
+def json_object(text: str, param: str) -> dict[str, Any]:
+    """The arguments of a call, as templates get them, which write them as JSON themselves. Raises ApiError for what is no JSON
+    object; empty text is an empty one."""
     try:
-        found = json.loads(call.function.arguments or "{}")
+        found = json.loads(text or "{}")
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        param = f"{param}.function.arguments"
         raise ApiError(400, f"{param} must be the text of a JSON object", param=param)
     return found

@@ -1,4 +1,4 @@
-"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}, or at Anthropic's endpoints in theirs.
 
 Clients read all four fields (openai-python raises them as attributes). Nothing else leaves the server: no `detail` of FastAPI's,
 no traceback, no path. A client's own input is repeated up to MAX_ECHO characters.
@@ -13,12 +13,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from jaxspec.engine.driver import EngineClosed, EngineError, RequestError
 from jaxspec.engine.scheduler import QueueFull
 from jaxspec.server.fields import EACH, ONE
-from jaxspec.server.responses import ErrorDetail, ErrorResponse
+from jaxspec.server.responses import AnthropicErrorDetail, AnthropicErrorResponse, ErrorDetail, ErrorResponse
 
 MAX_ECHO = 200
 MAX_NAME = 80
@@ -31,6 +33,14 @@ REQUEST_ID = "x-request-id"
 """The header with the name of a request. openai-python shows it with every error."""
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 """Headers of all responses with this status. After a 503 openai-python tries again twice by itself."""
+
+ANTHROPIC = "/v1/messages"
+"""Where Anthropic's endpoints begin."""
+ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
+    500: "api_error", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+"""Anthropic's name of a failure with this status; of any other: invalid_request_error."""
 
 FLAGS = {"num_pages": "--max-total-tokens", "max_waiting_requests": "--max-queued-requests"}
 """Settings in the engine's messages to clients, and their flags: only the owner can change them."""
@@ -47,23 +57,36 @@ class ApiError(Exception):
         self.status, self.param, self.code = status, param, code
 
     @property
-    def body(self) -> str:
-        """The JSON for the client. Characters that UTF-8 can't encode (halves of surrogate pairs) become question marks."""
+    def report(self) -> ErrorResponse:
+        """What the client gets. Characters that UTF-8 can't encode (halves of surrogate pairs) become question marks."""
         error = ErrorDetail(
             message=_encodable(str(self)),
             type="invalid_request_error" if self.status < 500 else "server_error",
             param=None if self.param is None else _encodable(self.param),
             code=self.status if self.code is None else self.code,
         )
-        return ErrorResponse(error=error).model_dump_json()
+        return ErrorResponse(error=error)
 
     @property
-    def response(self) -> Response:
-        return Response(self.body, self.status, HEADERS.get(self.status), "application/json")
+    def anthropic_report(self) -> AnthropicErrorResponse:
+        """The same in Anthropic's shape, which has no place for the field: messages name it."""
+        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        return AnthropicErrorResponse(type="error", error=AnthropicErrorDetail(type=kind, message=_encodable(str(self))))
+
+    def response_to(self, scope: Scope) -> Response:
+        """The response to a request, in the shape of its endpoint."""
+        path = path_of(scope)
+        report: BaseModel = self.anthropic_report if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/") else self.report
+        return Response(report.model_dump_json(), self.status, HEADERS.get(self.status), "application/json")
 
 
 class ClientDisconnected(Exception):
     """The client hung up before the response began."""
+
+
+def path_of(scope: Scope) -> str:
+    """The path as routes see it."""
+    return str(scope["path"].removeprefix(scope.get("root_path", "")))
 
 
 def echo(value: Any, most: int = MAX_ECHO) -> str:
@@ -92,6 +115,23 @@ def refused(error: ValueError, client_names: Mapping[str, str]) -> ApiError:
     return ApiError(400, f"{param} {_renamed(rest, {**client_names, **FLAGS})}", param=param)
 
 
+def restated(error: ApiError, client_names: Mapping[str, str]) -> ApiError:
+    """The error in the words of an API whose names of fields differ. A message begins with the field, and may name others, which
+    are renamed unless their names are also English words. What is inside of a renamed field is named by the field alone.
+
+    In:  ApiError(400, "messages.1.name must be ...", param="messages.1.name"), {"messages": "input"}
+    Out: ApiError(400, "input must be ...", param="input")
+    """
+    param, message = error.param, str(error)
+    for name, theirs in client_names.items():
+        if param is not None and (param == name or param.startswith(f"{name}.")):
+            message = theirs + message.removeprefix(param) if message.startswith(param) else message
+            param = theirs
+            break
+    message = re.sub(r"[a-z_]+(\.[a-z_]+)+|[a-z]+_[a-z_]+", lambda word: client_names.get(word[0], word[0]), message)
+    return ApiError(error.status, message, param=param, code=error.code)
+
+
 def from_engine(error: Exception) -> ApiError:
     """A failure of the server: 503 while the queue is full or the server shuts down, else 500. Details are in the log only."""
     if isinstance(error, ApiError):
@@ -111,12 +151,12 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     @app.exception_handler(EngineError)
     @app.exception_handler(QueueFull)
-    async def known_error(_request: Request, error: Exception) -> Response:
-        return from_engine(error).response
+    async def known_error(request: Request, error: Exception) -> Response:
+        return from_engine(error).response_to(request.scope)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid_request(_request: Request, error: RequestValidationError) -> Response:
-        return _from_validation(error.errors()).response
+    async def invalid_request(request: Request, error: RequestValidationError) -> Response:
+        return _from_validation(error.errors()).response_to(request.scope)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -125,7 +165,7 @@ def add_handlers(app: FastAPI) -> None:
             message = f"unknown endpoint {echo(request.url.path)}: /openapi.json lists all"
         elif error.status_code == 405:
             message = f"{echo(request.url.path)} does not support the method {echo(request.method)}"
-        response = ApiError(error.status_code, message).response
+        response = ApiError(error.status_code, message).response_to(request.scope)
         response.headers.update(error.headers or {})
         if error.status_code == 405 and (operations := request.app.openapi()["paths"].get(request.url.path)):
             response.headers["Allow"] = ", ".join(sorted(operations)).upper()  # Starlette alone names only one of them
@@ -139,7 +179,7 @@ def add_handlers(app: FastAPI) -> None:
     async def internal_error(request: Request, error: Exception) -> Response:
         """Starlette sends this response from outside all middleware, so it lacks the request's id. Then Starlette raises the error
         again, and uvicorn closes the connection: without the header the client's next request would fail."""
-        response = from_engine(error).response
+        response = from_engine(error).response_to(request.scope)
         response.headers.update({REQUEST_ID: request.state.request_id, "Connection": "close"})
         return response
 
@@ -150,7 +190,8 @@ def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     first, left = "", MAX_ECHO  # names of fields count too, as the client may have made them up; the first is in `param` as well
     for error in errors[:MAX_REPORTED]:
         place = error["loc"][1:]  # behind "body", "query" or "path"
-        parts = [str(part) for number, part in enumerate(place) if number != 1 or part not in (ONE, EACH)]
+        own = place[-1:] if error["type"] == "extra_forbidden" else ()  # the client's word, whatever it is
+        parts = [str(part) for part in (*(each for each in place[: len(place) - len(own)] if each not in (ONE, EACH)), *own)]
         param = ".".join(parts)[:MAX_NAME]
         first = param if not reports else first
         left -= len(param) * (1 if reports else 2)

@@ -5,7 +5,7 @@ refused.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -140,6 +140,31 @@ class RequestModel(BaseModel):
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise PydanticCustomError("too_many_fields", "Input should be an object of at most {most} fields", {"most": MAX_FIELDS})
         return value
+
+
+class KindedModel(RequestModel):
+    """An object whose `type` says which fields it has. Fields that are null count as left out."""
+
+    type: str
+    """Each subclass lists its own."""
+    needed: ClassVar[Mapping[str, str]]
+    """By type: the names of the fields that it must have ..."""
+    allowed: ClassVar[Mapping[str, str]]
+    """... and of those that it may have."""
+
+    @model_validator(mode="after")
+    def check_kind(self) -> Self:
+        """Refuses fields of another type, and a type without its fields."""
+        kind = self.type
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None} - {"type"}
+        needed = set(self.needed[kind].split())
+        wrong = sorted(given - needed - set(self.allowed[kind].split())), sorted(needed - given)
+        for names, said in zip(wrong, ("can't have", "needs"), strict=True):
+            if names:
+                raise PydanticCustomError(
+                    "kind", "of the type {kind} {said} {names}", {"kind": kind, "said": said, "names": ", ".join(names)}
+                )
+        return self
 
 
 def adding[Model: RequestModel](fields: Mapping[str, Any]) -> Callable[[type[Model]], type[Model]]:

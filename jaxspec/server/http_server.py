@@ -93,7 +93,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         message = f"malformed HTTP request, or headers larger than {MAX_HEADER_BYTES // 2**10} KiB"
-        body = ApiError(400, message).body.encode()
+        body = ApiError(400, message).report.model_dump_json().encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         response = h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request")
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):

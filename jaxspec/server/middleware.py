@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxspec.server.errors import REQUEST_ID, ApiError
+from jaxspec.server.errors import REQUEST_ID, ApiError, path_of
 from jaxspec.server.fields import MAX_NAME
 from jaxspec.server.settings import ANY, ServerSettings
 
@@ -46,7 +46,7 @@ class RequestIds:
 
         if not is_valid:
             message = f"the header {REQUEST_ID} must be 1 to {MAX_NAME} printable ASCII characters: change it or leave it out"
-            await ApiError(400, message, param=REQUEST_ID).response(scope, receive, send_with_id)
+            await ApiError(400, message, param=REQUEST_ID).response_to(scope)(scope, receive, send_with_id)
             return
         with ExitStack() as on_end:
             scope.setdefault("state", {}).update(request_id=request_id, on_end=on_end)
@@ -84,7 +84,7 @@ class OriginCheck:
             await self._app(scope, receive, send)
         else:
             message = "this request comes from a web page of another origin, which this server does not allow"
-            await ApiError(403, message).response(scope, receive, send)
+            await ApiError(403, message).response_to(scope)(scope, receive, send)
 
 
 def is_from_elsewhere(headers: Headers) -> bool:
@@ -93,11 +93,6 @@ def is_from_elsewhere(headers: Headers) -> bool:
         return site not in ("same-origin", "none")
     source = headers.get("origin") or headers.get("referer")
     return source is not None and source.partition("://")[2].partition("/")[0] != headers.get("host")
-
-
-def path_of(scope: Scope) -> str:
-    """The path as routes see it."""
-    return str(scope["path"].removeprefix(scope.get("root_path", "")))
 
 
 class KeyCheck:
@@ -121,7 +116,7 @@ class KeyCheck:
         scope.setdefault("state", {})["is_admin"] = not self._keys or _any_equal(given, self._admin_keys)
         if not (self._is_open or path_of(scope) in PUBLIC or _any_equal(given, self._keys)):
             problem = "the API key is wrong" if given else "this server asks for an API key"
-            await _invalid_key(f"{problem}: {SEND_KEY}").response(scope, receive, send)
+            await _invalid_key(f"{problem}: {SEND_KEY}").response_to(scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -55,6 +55,24 @@ CHAT = (
     | each("reasoning_effort", "none")
     | each("service_tier", "auto", "default")
 )  # fmt: skip
+RESPONSES = (
+    each("""
+        previous_response_id conversation prompt response_format background_options context_management image moderation
+        access_programs max_tool_calls prompt_cache_options prompt_cache_retention
+    """)
+    | each("background return_token_ids return_spec_tokens_details", False)
+    | each("n", 1)
+    | each("truncation", "disabled")
+    | each("service_tier", "auto", "default")
+)
+"""The Responses API: what it keeps between requests, runs itself, or says otherwise than chat completions."""
+MESSAGES = (
+    each("container mcp_servers inference_geo diagnostics user_profile_id workspace_id")
+    | each("speed", "standard")
+    | each("service_tier", "auto", "standard_only")
+    | each("context_management", {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+)
+"""Anthropic's Messages API. The last value keeps all thinking, as is done here."""
 GENERATE = (
     each("""
         token_ids_logprob image_data audio_data video_data lora_path lora_id session_id session_params input_embeds mm_hashes

@@ -156,9 +156,7 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     model.check_count("", body.n, param="messages", n_param="n")
-    use = chosen_tools(body.tools, body.tool_choice, body.parallel_tool_calls, model)
-    text = conversation_text(body.messages, body, model, use)
-    ids = model.chat_token_ids(text, "messages")
+    use, text, ids = chat_prompt(body, model)
     names, max_tokens = chat_names(body), body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     budget = model.budget(len(ids), max_tokens, None, param="messages", budget_param=names["max_tokens"])
     answer = answer_format(body, model, use, text)
@@ -169,6 +167,14 @@ def chat_batch(body: ChatRequest, model: ServedModel) -> RequestBatch:
     ends = model.chat_template.stop if model.chat_template else ()
     params = _params(body, model, names, budget, constraint, ends, **more)
     return _batch(body, model, [(tuple(ids), params)], answer=answer)
+
+
+def chat_prompt(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, str, list[int]]:
+    """The tools that the answer may call, and the conversation as text and as token ids. Raises ApiError, naming the field at
+    fault."""
+    use = chosen_tools(body.tools, body.tool_choice, body.parallel_tool_calls, model)
+    text = conversation_text(body.messages, body, model, use)
+    return use, text, model.chat_token_ids(text, "messages")
 
 
 def answer_format(body: ChatRequest, model: ServedModel, use: ToolUse | None, prompt: str) -> AnswerFormat:

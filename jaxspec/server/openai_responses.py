@@ -7,9 +7,10 @@ from time import time
 from typing import Any, ClassVar
 
 from jaxspec.engine.request import GenerationOutput, Update
+from jaxspec.server.errors import ApiError
 from jaxspec.server.model import ServedModel
 from jaxspec.server.openai_requests import OpenAIRequest, StreamOptions
-from jaxspec.server.responses import ResponseModel
+from jaxspec.server.responses import ErrorResponse, ResponseModel
 from jaxspec.server.running import RequestBatch
 from jaxspec.server.speculation import (
     SglangSpeculation,
@@ -141,6 +142,9 @@ class OpenAIBuilder(ABC):
             return []
         statistics = self._statistics([self._outputs[index] for index in sorted(self._outputs)])
         return [self._event(self.event_type, self.event_object, [], **statistics)]
+
+    def failure(self, error: ApiError) -> ErrorResponse:
+        return error.report
 
     def _event(self, kind: type[OpenAIEvent], name: str, choices: list[Choice], **more: Any) -> OpenAIEvent:
         return kind(id=self.id, object=name, created=self._created, model=self._model.name, choices=choices, **more)

@@ -34,6 +34,21 @@ class ErrorResponse(ResponseModel):
     error: ErrorDetail
 
 
+class AnthropicErrorDetail(ResponseModel):
+    """An error, in Anthropic's terms."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(ResponseModel):
+    """Every failure of Anthropic's endpoints."""
+
+    type: str
+    """error"""
+    error: AnthropicErrorDetail
+
+
 _MEANINGS = {
     400: "A field, parameter or header is wrong; the message says which.",
     401: "The key is missing or wrong.",
@@ -49,9 +64,9 @@ _MEANINGS = {
 }
 
 
-def failures(*statuses: int) -> Documented:
+def failures(*statuses: int, shape: type[ResponseModel] = ErrorResponse) -> Documented:
     """Documents failures, which all have one shape."""
-    return {status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in statuses}
+    return {status: {"model": shape, "description": _MEANINGS[status]} for status in statuses}
 
 
 def success(model: Any) -> Documented:
@@ -59,15 +74,17 @@ def success(model: Any) -> Documented:
     return {200: {"model": model, "description": "The response."}}
 
 
-def success_or_stream(model: Any, event: str) -> Documented:
-    """Documents a response in JSON, or with `stream` as server-sent events; `event` describes what each holds."""
-    data = {"type": "string", "description": f"JSON, {event}; of the last event: [DONE]."}
+def success_or_stream(model: Any, event: str, last: str = "; of the last event: [DONE]") -> Documented:
+    """Documents a response in JSON, or with `stream` as server-sent events; `event` describes what each holds, and `last` the last
+    one, if that differs."""
+    data = {"type": "string", "description": f"JSON, {event}{last}."}
     events = {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
     return {200: {"model": model, "description": "The response, whole or as a stream.", "content": {"text/event-stream": events}}}
 
 
-COMMON_FAILURES = failures(400, 401, 403, 405, 408, 413, 500, 503)
+COMMON = (400, 401, 403, 405, 408, 413, 500, 503)
 """Failures of any endpoint."""
+COMMON_FAILURES = failures(*COMMON)
 
 
 def to_json(model: BaseModel) -> str:

@@ -32,7 +32,7 @@ from jaxspec.server.fields import (
 from jaxspec.server.logprobs import SglangEntry, sglang_logprobs, sglang_top
 from jaxspec.server.model import MAX_COMPLETIONS, ServedModel, is_single
 from jaxspec.server.neutral_fields import GENERATE, each, neutral
-from jaxspec.server.responses import ResponseModel, failures, success_or_stream
+from jaxspec.server.responses import ErrorResponse, ResponseModel, failures, success_or_stream
 from jaxspec.server.running import RequestBatch, RunningRequests
 from jaxspec.server.sampling_fields import SGLANG_NAMES, SglangSamplingFields, sampling_params
 from jaxspec.server.speculation import (
@@ -287,6 +287,9 @@ class GenerateBuilder:
 
     def last_events(self) -> list[GenerateEvent]:
         return []
+
+    def failure(self, error: ApiError) -> ErrorResponse:
+        return error.report
 
     def _finished(self, index: int, output: GenerationOutput) -> GenerateResponse:
         meta_info = MetaInfo(

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
@@ -15,7 +15,7 @@ from jaxspec.engine.driver import EngineError
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationOutput, Update
 from jaxspec.server.errors import ApiError, ClientDisconnected, from_engine
-from jaxspec.server.responses import json_response, to_json
+from jaxspec.server.responses import AnthropicErrorResponse, ResponseModel, json_response, to_json
 from jaxspec.server.running import RequestBatch, RunningRequests, check_in_time, collect, start, without_output
 
 logger = logging.getLogger(__name__)
@@ -33,22 +33,54 @@ class ResponseBuilder(Protocol):
     def last_events(self) -> Sequence[BaseModel]:
         """The events after the last update."""
 
+    def failure(self, error: ApiError) -> BaseModel:
+        """The event that tells of a failure, after which nothing comes."""
+
+
+def encode(event: BaseModel) -> str:
+    """One server-sent event."""
+    return f"data: {to_json(event)}\n\n"
+
+
+class TypedEvent(ResponseModel):
+    """An event whose type is also in a line of its own."""
+
+    type: str
+
+
+def encode_typed(event: BaseModel) -> str:
+    """One server-sent event, with its type."""
+    assert isinstance(event, TypedEvent | AnthropicErrorResponse)
+    return f"event: {event.type}\n{encode(event)}"
+
+
+class Notation(NamedTuple):
+    """How a stream is written."""
+
+    encode: Callable[[BaseModel], str]
+    end: str
+    """What comes after the last event."""
+
+
+UNTYPED = Notation(encode, "data: [DONE]\n\n")
+TYPED = Notation(encode_typed, "")
+
 
 class EventStream(StreamingResponse):
     """Server-sent events. However the response ends, requests that are still running are aborted."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, builder: ResponseBuilder):
-        self._generation, self._builder = generation, builder
+    def __init__(self, generation: Generation, builder: ResponseBuilder, notation: Notation = UNTYPED):
+        self._generation, self._builder, self._notation = generation, builder, notation
         self._index_of = {request_id: index for index, request_id in enumerate(generation.request_ids)}
         self._first: Sequence[BaseModel] = ()
         super().__init__(self._lines(), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     @classmethod
-    async def open(cls, generation: Generation, builder: ResponseBuilder) -> "EventStream":
+    async def open(cls, generation: Generation, builder: ResponseBuilder, notation: Notation) -> "EventStream":
         """Waits for the first events, so that a failure before them still gets a status of its own."""
-        stream = cls(generation, builder)
+        stream = cls(generation, builder, notation)
         try:
             while not stream._first:
                 stream._first = stream._events(await anext(generation))
@@ -67,25 +99,22 @@ class EventStream(StreamingResponse):
         return self._builder.events(self._index_of[update.request_id], update)
 
     async def _lines(self) -> AsyncGenerator[str]:
-        """The events as `data:` lines. A failure becomes an event too, because the status was sent before."""
+        """The events as lines. A failure becomes an event too, because the status was sent before."""
+        write = self._notation.encode
         try:
             for event in self._first:
-                yield encode(event)
+                yield write(event)
             async for update in self._generation:
                 for event in self._events(update):
-                    yield encode(event)
+                    yield write(event)
             for event in self._builder.last_events():
-                yield encode(event)
+                yield write(event)
         except Exception as error:
             if not isinstance(error, (ApiError, EngineError)):
                 logger.exception("a stream failed")
-            yield f"data: {from_engine(error).body}\n\n"
-        yield "data: [DONE]\n\n"
-
-
-def encode(event: BaseModel) -> str:
-    """One server-sent event."""
-    return f"data: {to_json(event)}\n\n"
+            yield write(self._builder.failure(from_engine(error)))
+        if self._notation.end:
+            yield self._notation.end
 
 
 async def respond(
@@ -96,10 +125,11 @@ async def respond(
     client_names: Mapping[str, str],
     *,
     stream: bool | None,
+    notation: Notation = UNTYPED,
 ) -> Response:
     """Serves a request that generates: prepare it (tokenize, in a thread), start it, build the response.
 
-    `client_names` maps our names of fields to the client's, for errors.
+    `client_names` maps our names of fields to the client's, for errors. `notation`: how the events of a stream are written.
     """
 
     async def work() -> Response:
@@ -107,7 +137,7 @@ async def respond(
         builder = build(batch)
         generation = await start(running, request, batch, client_names)
         if stream:
-            return await EventStream.open(generation, builder)
+            return await EventStream.open(generation, builder, notation)
         outputs = await collect(generation)
         if batch.prompt_only:
             outputs = [without_output(output) for output in outputs]

@@ -68,6 +68,19 @@ class AnswerFormat:
     only_one_call: bool = False
     """Further calls are left out."""
 
+    def thinking_in(self, text: str) -> int:
+        """How many characters at the beginning of an answer are separate thinking, tags included.
+
+        In:  "<think>hm</think> Yes." (of a model that may think)
+        Out: 17
+        """
+        if self.reasoning is None or self.thinking is Thinking.NONE or not self.is_separate:
+            return 0
+        if self.thinking is Thinking.POSSIBLE and not text.lstrip().startswith(self.reasoning.begin):
+            return 0
+        end = text.find(self.reasoning.end)
+        return len(text) if end < 0 else end + len(self.reasoning.end)
+
 
 class AnswerParser:
     """Turns the text of one answer, in pieces of any size, into events. Merged, they don't depend on the pieces."""

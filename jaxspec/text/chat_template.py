@@ -88,7 +88,8 @@ class ChatTemplate:
             self._idle.put(None)  # to be started
         process, names = self._start()
         self._idle.put(process)
-        self._options = [name for name in names if not (name in RESERVED or name.startswith("_") or name.endswith("_token"))]
+        self.options = [name for name in names if not (name in RESERVED or name.startswith("_") or name.endswith("_token"))]
+        """The variables that requests may set."""
 
     @classmethod
     def of_model(
@@ -130,8 +131,8 @@ class ChatTemplate:
         """
         options = options or {}
         for name in options:
-            if name not in self._options:
-                known = f"its options: {', '.join(self._options)}" if self._options else "it has none"
+            if name not in self.options:
+                known = f"its options: {', '.join(self.options)}" if self.options else "it has none"
                 message = f"chat_template_kwargs: {_quote(name)} is not an option of the model's chat template; {known}"
                 raise RenderError(400, message, "chat_template_kwargs")
         if "developer" not in self.text:  # OpenAI's newer name of the system's role, which most templates would leave out

@@ -14,6 +14,7 @@ FOLDER = Path(__file__).parents[2] / ".clients"
 CLIENTS = {
     "openai2": ("openai==2.54.0",),
     "openai3": ("openai==3.54.0",),
+    "anthropic": ("anthropic==2.14.0",),
     "lm_eval": ("lm-eval[api]==0.4.13",),
     "schemathesis": ("schemathesis==4.32.5",),
 }

@@ -11,6 +11,8 @@ VALID: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "def f(x):", "max_tokens": 2, "temperature": 0.5, "stop": ["x"], "logprobs": 1, "n": 1},
     CHAT: {"messages": [{"role": "user", "content": "x = 1"}], "max_tokens": 2, "top_p": 0.9, "seed": 3, "logit_bias": {"7": 1}},
     GENERATE: {"text": "import os", "sampling_params": {"max_new_tokens": 2, "temperature": 0}, "stream": False},
+    "/v1/responses": {"input": "x = 1", "max_output_tokens": 2, "temperature": 0.5, "instructions": "Code.", "tool_choice": "auto"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x = 1"}], "max_tokens": 2, "top_k": 5, "stop_sequences": ["y"]},
     "/tokenize": {"prompt": "def f(x):", "add_special_tokens": False},
     "/detokenize": {"tokens": [5, 6, 7]},
     "/abort_request": {"rid": "unknown"},
@@ -25,8 +27,8 @@ NO_JSON = [
     b'{"prompt": "x",}', b'{"prompt": NaN}', b'{"prompt": Infinity}', b"[" * 20_000, b'{"a":' * 20_000, b'{"prompt": "\xc3"}',
     b"prompt=x&max_tokens=3", b'{"prompt": "x"} {"prompt": "y"}', b"<xml/>", b'{"prompt": 1' + b"0" * 5000 + b"}",
 ]  # fmt: skip
-REQUIRED = {COMPLETIONS: "prompt", CHAT: "messages", GENERATE: "text", "/tokenize": "prompt", "/detokenize": "tokens",
-            "/abort_request": "rid"}  # fmt: skip
+REQUIRED = {COMPLETIONS: "prompt", CHAT: "messages", GENERATE: "text", "/v1/responses": "input", "/v1/messages": "messages",
+            "/tokenize": "prompt", "/detokenize": "tokens", "/abort_request": "rid"}  # fmt: skip
 BREAKING_OFF = [
     b"this is not HTTP\r\n\r\n",
     b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",

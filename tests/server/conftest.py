@@ -19,8 +19,10 @@ from jaxspec.server.http_server import HttpServer
 from jaxspec.server.metrics import RequestCollector, StepTimes
 from jaxspec.server.model import ServedModel
 from jaxspec.server.settings import ServerSettings
+from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.chat_template import ChatTemplate
-from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
+from jaxspec.text.tool_formats import TOOL_FORMATS
+from tests.server.fakes import CONTEXT, TOOL_TEMPLATE, TREE, FakeEngine, byte_tokenizer
 
 
 @dataclass
@@ -41,6 +43,25 @@ class Client:
         *events, done, rest = response.text.split("\n\n")
         assert (done, rest) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    def typed_events(self, path: str, **body) -> list[dict]:
+        """The events of a stream whose types are in lines of their own."""
+        response = self.post(path, stream=True, **body)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return parsed(response.text)
+
+
+def parsed(text: str) -> list[dict]:
+    """The typed events of a stream that has ended."""
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        kind, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {found[-1]['type']}"
+    return found
 
 
 @contextlib.contextmanager
@@ -71,6 +92,30 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def shared_tools() -> Iterator[Client]:
+    """A server whose model thinks and calls tools. Its answers end before the character 0, which is none of the client's stops."""
+    engine, tokenizer = FakeEngine(), byte_tokenizer(TOOL_TEMPLATE)
+    model = ServedModel(
+        "fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer, stop=("\x00",)),
+        tool_format=TOOL_FORMATS["hermes"], reasoning=REASONING_FORMATS["qwen3"],
+    )  # fmt: skip
+    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
+        yield Client(http, engine)
+
+
+@pytest.fixture
+def caller(shared_tools: Client) -> Iterator[Client]:
+    """Such a server, idle afterwards."""
+    shared_tools.engine.params.clear()
+    shared_tools.engine.prompts.clear()
+    shared_tools.engine.aborted.clear()
+    yield shared_tools
+    shared_tools.engine.allow(math.inf)
+    shared_tools.engine.cached_tokens = 0
+    wait_until(lambda: not shared_tools.engine.running)
 
 
 @pytest.fixture(scope="session")

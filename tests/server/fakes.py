@@ -25,6 +25,13 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "{{ message.role }}: {{ message.content }}\n{% endfor %}"
 )
+TOOL_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments|tojson }}{% endfor %}|{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if closed %}<think></think>{% endif %}{% endif %}"
+)
 
 
 def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
@@ -63,6 +70,7 @@ class FakeEngine:
         self.grammars = Grammars(self.tokenizer, VOCABULARY, ())
         self.params: list[SamplingParams] = []
         """Of every request that was added."""
+        self.prompts: list[tuple[int, ...]] = []
         self.priorities: list[int] = []
         self.timeouts: list[float | None] = []
         self.room: float = math.inf
@@ -118,6 +126,7 @@ class FakeEngine:
         if wrong:
             raise ValueError(f"prompt holds token id {wrong[0]}; ids are 0 to {VOCABULARY - 1}")
         self.params.append(params)
+        self.prompts.append(tuple(prompt))
         self.priorities.append(asked.priority)
         self.timeouts.append(asked.timeout)
         detokenizer = replace(asked, prompt=()).detokenizer(self.tokenizer)

@@ -6,12 +6,23 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from jaxspec.server import chat_responses, completion_responses, info_api, openai_api, responses, sglang_api, tokenize_api
+from jaxspec.server import (
+    chat_responses,
+    completion_responses,
+    info_api,
+    messages_answers,
+    openai_api,
+    responses,
+    responses_objects,
+    sglang_api,
+    tokenize_api,
+)
 from tests.server.conftest import Client
 
 USER = [{"role": "user", "content": "hi"}]
 ENDPOINTS = {
     "/v1/models", "/v1/models/{name}", "/v1/completions", "/v1/chat/completions", "/generate",
+    "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
     "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/tokenizer_info",
     "/health", "/health_generate", "/ready", "/ping", "/metrics", "/version", "/v1/loads", "/loads", "/get_load",
     "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/flush_cache", "/abort_request",
@@ -40,11 +51,12 @@ def test_it_knows_every_failure(document: dict[str, Any]):
         assert ("415" in statuses) == ("requestBody" in operation), name
         for status, response in operation["responses"].items():
             if status != "200":
-                assert response["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
+                shape = "AnthropicErrorResponse" if " /v1/messages" in name else "ErrorResponse"
+                assert response["content"] == {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
     assert not {"HTTPValidationError", "ValidationError"} & set(document["components"]["schemas"])
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
 def test_it_tells_of_streams_and_deadlines(document: dict[str, Any], path: str):
     responses = document["paths"][path]["post"]["responses"]
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
@@ -64,6 +76,8 @@ def test_operation_ids_are_unique(document: dict[str, Any]):
 
 
 SPOKEN = {"max_tokens": 9}
+ASKED = {"input": "x", "top_logprobs": 1}
+SAID = {"messages": USER, "max_tokens": 9}
 NATIVE = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
 
 
@@ -76,6 +90,10 @@ NATIVE = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
         (chat_responses.ChatResponse, "/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 1}),
         (sglang_api.GenerateResponse, "/generate", NATIVE),
         (list[sglang_api.GenerateResponse], "/generate", {**NATIVE, "text": ["x", "y"]}),
+        (responses_objects.ResponsesResponse, "/v1/responses", {**ASKED, "max_output_tokens": 9}),
+        (messages_answers.MessagesResponse, "/v1/messages", SAID),
+        (messages_answers.TokenCounted, "/v1/messages/count_tokens", {"messages": USER}),
+        (responses.AnthropicErrorResponse, "/v1/messages", {**SAID, "n": 1}),
         (tokenize_api.TokenizeResponse, "/tokenize", {"prompt": "x", "return_token_strs": True}),
         (tokenize_api.DetokenizeResponse, "/detokenize", {"tokens": [[97]]}),
         (info_api.AbortResponse, "/abort_request", {"rid": "x"}),
@@ -100,6 +118,18 @@ EVENTS = [
     (chat_responses.ChatEvent, "/v1/chat/completions", {"messages": USER, "logprobs": True, **SPOKEN}),
     (sglang_api.GenerateEvent, "/generate", {**NATIVE, "return_logprob": True}),
 ]
+
+
+TYPED_EVENTS = [
+    (responses_objects.ResponsesEvent, "/v1/responses", ASKED),
+    (messages_answers.MessagesEvent, "/v1/messages", SAID),
+]
+
+
+@pytest.mark.parametrize(("model", "path", "body"), TYPED_EVENTS, ids=[path for _, path, _ in TYPED_EVENTS])
+def test_typed_events_have_no_other_fields(client: Client, model: Any, path: str, body: dict):
+    for event in client.typed_events(path, **body):
+        assert not undocumented(TypeAdapter(model).validate_json(json.dumps(event), strict=True))
 
 
 @pytest.mark.parametrize(("model", "path", "body"), EVENTS, ids=[path for _, path, _ in EVENTS])

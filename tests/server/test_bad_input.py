@@ -12,19 +12,25 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from jaxspec.server import fields, neutral_fields
+from jaxspec.server.messages_requests import MessagesRequest
 from jaxspec.server.model import MAX_OTHER_NAMES, ServedModel
 from jaxspec.server.openai_requests import ChatRequest, CompletionRequest
+from jaxspec.server.responses_requests import ResponsesRequest
 from jaxspec.server.settings import ServerSettings
 from jaxspec.server.sglang_api import GenerateRequest
 from tests.server.conftest import Client, serving
 from tests.server.fakes import CONTEXT, TREE, FakeEngine, byte_tokenizer
-from tests.server.wrong_fields import CHAT, COMPLETIONS, GENERATE, USER, WRONG_FIELDS
+from tests.server.wrong_fields import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, USER, WRONG_FIELDS
 
 
 def refusal(response: httpx.Response, status: int) -> dict:
     """The error object of a refusal, checked for its shape."""
     assert response.status_code == status, response.text
     body = response.json()
+    if response.url.path.startswith("/v1/messages"):
+        assert (list(body), list(body["error"]), body["type"]) == (["type", "error"], ["type", "message"], "error")
+        assert len(body["error"]["message"]) < 600
+        return body["error"]
     assert list(body) == ["error"]
     error = body["error"]
     assert list(error) == ["message", "type", "param", "code"]
@@ -111,7 +117,8 @@ def test_messages_speak_of_the_clients_fields(client: Client, path: str, body: d
     assert refusal(client.post(path, **body), 400)["message"] == message
 
 
-WITH_MODEL = [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER}), (GENERATE, {"text": "x"}), ("/tokenize", {"prompt": "x"})]
+WITH_MODEL = [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER}), (GENERATE, {"text": "x"}), ("/tokenize", {"prompt": "x"}),
+              (RESPONSES, {"input": "x"}), (MESSAGES, {"messages": USER, "max_tokens": 9})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "body"), WITH_MODEL)
@@ -130,7 +137,7 @@ def test_other_names_are_refused_if_the_owner_says_so():
     model = ServedModel("fake", CONTEXT, TREE, tokenizer, strict_name=True)
     with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
         for path, body in WITH_MODEL:
-            if path != CHAT:
+            if path not in (CHAT, RESPONSES, MESSAGES):
                 error = refusal(http.post(path, json={"model": "gpt-7", **body}), 404)
                 assert (error["param"], error["code"]) == ("model", "model_not_found")
                 assert "gpt-7" in error["message"] and "fake" in error["message"]
@@ -156,17 +163,19 @@ NEUTRAL = [
     (COMPLETIONS, {"prompt": "x"}, neutral_fields.OPENAI | neutral_fields.COMPLETION),
     (CHAT, {"messages": USER}, neutral_fields.OPENAI | neutral_fields.CHAT),
     (GENERATE, {"text": "x"}, neutral_fields.GENERATE),
+    (RESPONSES, {"input": "x"}, neutral_fields.OPENAI | neutral_fields.RESPONSES),
+    (MESSAGES, {"messages": USER, "max_tokens": 9}, neutral_fields.MESSAGES),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "table"), NEUTRAL, ids=[COMPLETIONS, CHAT, GENERATE])
+@pytest.mark.parametrize(("path", "body", "table"), NEUTRAL, ids=[COMPLETIONS, CHAT, GENERATE, RESPONSES, MESSAGES])
 def test_defaults_of_other_servers_pass_and_nothing_else(client: Client, path: str, body: dict, table: dict):
     """Routers write all of them into every request."""
     assert client.post(path, **body, **dict.fromkeys(table)).status_code == 200
     assert client.post(path, **body, **{name: values[-1] if values else None for name, values in table.items()}).status_code == 200
     for name in table:
         error = refusal(client.post(path, **body, **{name: "something else"}), 400)
-        assert (error["param"], error["message"].startswith(f"{name} is not supported yet (leave it out")) == (name, True)
+        assert error["message"].startswith(f"{name} is not supported yet (leave it out") and error.get("param", name) == name
 
 
 def test_what_routers_add_passes(client: Client):
@@ -177,7 +186,8 @@ def test_what_routers_add_passes(client: Client):
 def test_nulls_are_as_good_as_nothing(client: Client):
     for path, body, model in (
         (COMPLETIONS, {"prompt": "x"}, CompletionRequest), (CHAT, {"messages": USER}, ChatRequest),
-        (GENERATE, {"text": "x"}, GenerateRequest),
+        (GENERATE, {"text": "x"}, GenerateRequest), (RESPONSES, {"input": "x"}, ResponsesRequest),
+        (MESSAGES, {"messages": USER, "max_tokens": 9}, MessagesRequest),
     ):  # fmt: skip
         nulls = dict.fromkeys(set(model.model_fields) - set(body) - {"model"})
         assert client.post(path, **body, **nulls).status_code == 200
@@ -199,6 +209,8 @@ def test_tools_pass_only_where_they_are_not_to_be_used(client: Client):
         (COMPLETIONS, {"prompt": "x" * 60, "max_tokens": 5}, "max_tokens", 60),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 200}]}, "messages", 207),
         (CHAT, {"messages": USER, "max_completion_tokens": 60}, "max_completion_tokens", 9),
+        (RESPONSES, {"input": "x" * 200}, "input", 207),
+        (RESPONSES, {"input": "hi", "max_output_tokens": 60}, "max_output_tokens", 9),
         (GENERATE, {"text": "x" * 99}, "text", 99),
         (GENERATE, {"input_ids": [1] * 5, "sampling_params": {"max_new_tokens": 60}}, "sampling_params.max_new_tokens", 5),
     ],
@@ -209,7 +221,7 @@ def test_more_than_the_context(client: Client, path: str, body: dict, field: str
     assert field in error["message"] and str(CONTEXT) in error["message"] and f"{prompt_tokens} tokens" in error["message"]
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE, RESPONSES, MESSAGES])
 @pytest.mark.parametrize(
     ("body", "said"),
     [

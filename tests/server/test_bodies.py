@@ -25,7 +25,7 @@ class Connection:
     def __init__(self, parts: list[bytes], seconds: float = 0.0, declared: bytes | None = None):
         self._parts, self._seconds = parts, seconds
         headers = [] if declared is None else [(b"content-length", declared)]
-        self.scope = {"type": "http", "headers": headers}
+        self.scope = {"type": "http", "path": "/", "headers": headers}
         self.sent: list[Message] = []
 
     async def receive(self) -> Message:

@@ -11,6 +11,7 @@ from tests.server.conftest import Client, wait_until
 from tests.server.test_bad_input import refusal
 
 PATHS = ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"]
+PATHS += ["/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
 
 
 def post(client: Client, path: str, body: bytes | str) -> httpx.Response:
@@ -55,6 +56,7 @@ def test_nesting_at_any_depth(client: Client, path: str, depth: int):
         "sampling_params",
         "tools",
         "stop",
+        "input",
         "x",
     ):
         for opening, closing in (("[", "]"), ('{"a":', "}")):

@@ -21,6 +21,10 @@ BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50},
     "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 50}},
 }
+EVERYWHERE = BODIES | {
+    "/v1/responses": {"input": "hi", "max_output_tokens": 50},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50},
+}
 
 
 def send(client: Client, path: str, body: dict) -> socket.socket:
@@ -55,19 +59,19 @@ def wait_for_aborts(client: Client, count: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", EVERYWHERE)
 def test_hanging_up_aborts_the_request(client: Client, path: str, stream: bool):
     """Before the first token, streamed or not."""
     client.engine.allow(0)
-    with send(client, path, {**BODIES[path], "stream": stream}):
+    with send(client, path, {**EVERYWHERE[path], "stream": stream}):
         wait_until(lambda: client.engine.running == 1)
     wait_for_aborts(client, 1)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", EVERYWHERE)
 def test_hanging_up_in_mid_stream_aborts_the_request(client: Client, path: str):
     client.engine.allow(0)
-    with send(client, path, {**BODIES[path], "stream": True}) as connection:
+    with send(client, path, {**EVERYWHERE[path], "stream": True}) as connection:
         wait_until(lambda: client.engine.running == 1)
         client.engine.allow(1)
         received = connection.recv(65536)

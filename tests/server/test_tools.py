@@ -1,27 +1,19 @@
 """Tools and thinking in chats over HTTP: what the model reads, what it may write, and what clients get of it."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from jaxspec.server.model import ServedModel
-from jaxspec.text.answer_parser import REASONING_FORMATS
 from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.tool_formats import TOOL_FORMATS
-from tests.server.conftest import Client, serving, wait_until
+from tests.server.conftest import Client, serving
 from tests.server.fakes import TREE, FakeEngine, byte_tokenizer
 from tests.server.test_bad_input import refusal
 from tests.server.wrong_fields import CHAT, USER
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments|tojson }}{% endfor %}|{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% if closed %}<think></think>{% endif %}{% endif %}"
-)
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": WEATHER}}
 TIME = {"type": "function", "function": {"name": "time"}}
@@ -33,22 +25,9 @@ CALLS = (
 )
 
 
-@pytest.fixture(scope="module")
-def shared_tools() -> Iterator[Client]:
-    engine, tokenizer = FakeEngine(), byte_tokenizer(TEMPLATE)
-    model = ServedModel(
-        "fake", 4096, TREE, tokenizer, ChatTemplate.of_model(tokenizer),
-        tool_format=TOOL_FORMATS["hermes"], reasoning=REASONING_FORMATS["qwen3"],
-    )  # fmt: skip
-    with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
-        yield Client(http, engine)
-
-
 @pytest.fixture
-def client(shared_tools: Client) -> Iterator[Client]:
-    shared_tools.engine.params.clear()
-    yield shared_tools
-    wait_until(lambda: not shared_tools.engine.running)
+def client(caller: Client) -> Client:
+    return caller
 
 
 def ask(client: Client, text: str, **body: Any) -> dict[str, Any]:

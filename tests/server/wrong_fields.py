@@ -1,6 +1,7 @@
 """Bodies with one wrong field each, and the name that the refusal must have for it."""
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
 
 WRONG_FIELDS = [
@@ -163,4 +164,44 @@ WRONG_FIELDS = [
     (GENERATE, {"text": "x", "top_logprobs_num": 1}, "top_logprobs_num"),
     (GENERATE, {"text": "x", "logprob_start_len": 0}, "logprob_start_len"),
     (GENERATE, {"text": "x", "return_logprob": False, "return_text_in_logprobs": True}, "return_text_in_logprobs"),
+    (RESPONSES, {}, "input"),
+    (RESPONSES, {"input": []}, "input"),
+    (RESPONSES, {"input": 5}, "input"),
+    (RESPONSES, {"input": ["hi"]}, "input.0"),
+    (RESPONSES, {"input": [*USER, {"role": "tool", "content": "x"}]}, "input.1.role"),
+    (RESPONSES, {"input": [{"role": "user"}]}, "input.0"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "reasoning_text", "text": "x"}]}]}, "input.0"),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+    (RESPONSES, {"input": [{"type": "web_search_call", "id": "x"}]}, "input.0.type"),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input.0"),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1"}]}, "input.0.arguments"),
+    (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "1", "output": "x", "role": "user"}]}, "input.0"),
+    (RESPONSES, {"input": [*USER, {"type": "reasoning", "encrypted_content": "x"}]}, "input.1.encrypted_content"),
+    (RESPONSES, {"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+    (RESPONSES, {"input": "x", "max_tokens": 5}, "max_tokens"),
+    (RESPONSES, {"input": "x", "min_tokens": 9, "max_output_tokens": 5}, "min_tokens"),
+    (RESPONSES, {"input": "x", "temperature": 3}, "temperature"),
+    (RESPONSES, {"input": "x", "n": 2}, "n"),
+    (RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+    (RESPONSES, {"input": "x", "conversation": "conv_1"}, "conversation"),
+    (RESPONSES, {"input": "x", "background": True}, "background"),
+    (RESPONSES, {"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt"),
+    (RESPONSES, {"input": "x", "truncation": "auto"}, "truncation"),
+    (RESPONSES, {"input": "x", "tools": [{"type": "web_search", "search_context_size": "low"}]}, "tools.0.type"),
+    (RESPONSES, {"input": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name"),
+    (RESPONSES, {"input": "x", "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    (RESPONSES, {"input": "x", "tool_choice": "required"}, "tool_choice"),
+    (RESPONSES, {"input": "x", "text": {"format": {"type": "grammar"}}}, "text.format.type"),
+    (RESPONSES, {"input": "x", "text": {"verbosity": "low"}}, "text.verbosity"),
+    (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format.schema"),
+    (RESPONSES, {"input": "x", "text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
+    (RESPONSES, {"input": "x", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+    (RESPONSES, {"input": "x", "include": ["file_search_call.results"]}, "include.0"),
+    (RESPONSES, {"input": "x", "top_logprobs": 21}, "top_logprobs"),
+    (RESPONSES, {"input": "x", "stream_options": {"include_obfuscation": False}}, "stream_options"),
+    (RESPONSES, {"input": "x", "stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+    (RESPONSES, {"input": "x", "stream": True, "speculative": {"trace": True}}, "speculative.trace"),
+    (RESPONSES, {"input": "x", "metadata": {"a": 1}}, "metadata.a"),
+    (RESPONSES, {"input": "x", "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
 ]

@@ -10,7 +10,8 @@ from typing import Any
 import schemathesis
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
-MOST = {"max_tokens": 2, "max_completion_tokens": 2, "max_new_tokens": 2, "n": 2}
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+MOST = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "max_new_tokens": 2, "n": 2}
 NOTHING: tuple[Any, ...] = (None, "", [], [[]])
 
 
@@ -18,8 +19,10 @@ NOTHING: tuple[Any, ...] = (None, "", [], [[]])
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     """Changes a request right before it is sent."""
     body = case.body
-    if case.path not in (COMPLETIONS, CHAT, GENERATE) or not isinstance(body, dict):
+    if case.path not in (COMPLETIONS, CHAT, GENERATE, RESPONSES, MESSAGES) or not isinstance(body, dict):
         return
+    if case.meta.generation.mode.is_positive and case.path in (RESPONSES, MESSAGES):
+        simplify(body)
     if isinstance(body.get("model"), str):
         del body["model"]
     if isinstance(body.get("stream_options"), dict) and body.get("stream") in (None, False):
@@ -29,13 +32,25 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         sampling = body.setdefault("sampling_params", {})
         shorten(sampling, "max_new_tokens")
         return
-    shorten(body, "max_tokens")
+    if case.path != MESSAGES or "max_tokens" in body:  # which that endpoint demands
+        shorten(body, "max_output_tokens" if case.path == RESPONSES else "max_tokens")
     if case.path == COMPLETIONS and "prompt" in body and body["prompt"] in NOTHING[1:]:
         body["prompt"] = "x"
     if case.path == CHAT and isinstance(body.get("messages"), list):
         for message in filter(lambda each: isinstance(each, dict), body["messages"]):
             if not message.get("tool_calls") and message.get("content") in NOTHING:
                 message["content"] = "x"
+
+
+def simplify(body: dict[str, Any]) -> None:
+    """What items and blocks hold depends on their type, which the schema does not say; our model neither calls nor thinks."""
+    if "input" in body and (isinstance(body["input"], list) or not body["input"]):
+        body["input"] = "x"
+    for message in body.get("messages") or ():
+        if isinstance(message["content"], list) or not message["content"]:
+            message["content"] = "x"
+    for name in ("tools", "tool_choice", "thinking", "reasoning", "speculative", "regex", "ebnf"):
+        body.pop(name, None)
 
 
 def reach_generate(body: dict[str, Any]) -> None:

@@ -1,0 +1,53 @@
+"""Anthropic's Messages API: /v1/messages is a chat completion in other words. Its failures have their own shape (errors.py)."""
+
+from functools import partial
+from typing import Annotated, Any
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from jaxspec.server.bodies import JsonBody, documented
+from jaxspec.server.chat_translation import translated_names
+from jaxspec.server.errors import ANTHROPIC
+from jaxspec.server.messages_answers import MessagesBuilder, MessagesResponse, TokenCounted
+from jaxspec.server.messages_requests import (
+    CLIENT_NAMES,
+    CountTokensRequest,
+    MessagesRequest,
+    as_chat,
+    count_tokens,
+    messages_batch,
+)
+from jaxspec.server.model import ServedModel
+from jaxspec.server.responses import COMMON, AnthropicErrorResponse, failures, json_response, success, success_or_stream
+from jaxspec.server.running import RunningRequests
+from jaxspec.server.streaming import TYPED, respond
+from jaxspec.server.tokenize_api import THREADS
+
+ANSWERS = success_or_stream(MessagesResponse, "each a typed event of Anthropic's", "") | failures(
+    *COMMON, 404, 415, 504, shape=AnthropicErrorResponse
+)
+COUNTS: Any = success(TokenCounted) | failures(*COMMON, 404, 415, shape=AnthropicErrorResponse)
+
+
+def messages_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
+    """The endpoints over one engine and its model."""
+    router = APIRouter()
+    limiter = CapacityLimiter(THREADS)
+
+    @router.post(ANTHROPIC, responses=ANSWERS, openapi_extra=documented(MessagesRequest))
+    async def messages(body: Annotated[MessagesRequest, Depends(JsonBody(MessagesRequest))], request: Request) -> Response:
+        """The next turn of a conversation."""
+        chat = await request.state.run(partial(as_chat, body, model))
+        prepare, build = partial(messages_batch, chat, model), partial(MessagesBuilder, model, body)
+        names = translated_names(chat, CLIENT_NAMES)
+        return await respond(running, request, prepare, build, names, stream=body.stream, notation=TYPED)
+
+    @router.post(f"{ANTHROPIC}/count_tokens", responses=COUNTS, openapi_extra=documented(CountTokensRequest))
+    async def count(body: Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequest))]) -> Response:
+        """The tokens of the prompt that such a request has."""
+        return json_response(TokenCounted(input_tokens=await run_sync(count_tokens, body, model, limiter=limiter)))
+
+    return router

@@ -1,0 +1,34 @@
+"""OpenAI's Responses API, stateless: /v1/responses is a chat completion in other words."""
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from jaxspec.server.bodies import JsonBody, documented
+from jaxspec.server.chat_translation import translated_names
+from jaxspec.server.model import ServedModel
+from jaxspec.server.responses import failures, success_or_stream
+from jaxspec.server.responses_answers import ResponsesBuilder
+from jaxspec.server.responses_objects import ResponsesResponse
+from jaxspec.server.responses_requests import CLIENT_NAMES, ResponsesRequest, as_chat, responses_batch
+from jaxspec.server.running import RunningRequests
+from jaxspec.server.streaming import TYPED, respond
+
+ANSWERS = success_or_stream(ResponsesResponse, "each a typed event of the Responses API", "") | failures(404, 415, 504)
+
+
+def responses_routes(running: RunningRequests, model: ServedModel) -> APIRouter:
+    """The endpoint over one engine and its model."""
+    router = APIRouter()
+
+    @router.post("/v1/responses", responses=ANSWERS, openapi_extra=documented(ResponsesRequest))
+    async def responses(body: Annotated[ResponsesRequest, Depends(JsonBody(ResponsesRequest))], request: Request) -> Response:
+        """Nothing is stored: the input holds the whole conversation."""
+        chat = await request.state.run(partial(as_chat, body, model))
+        prepare, build = partial(responses_batch, chat, model), partial(ResponsesBuilder, model, body)
+        names = translated_names(chat, CLIENT_NAMES)
+        return await respond(running, request, prepare, build, names, stream=body.stream, notation=TYPED)
+
+    return router

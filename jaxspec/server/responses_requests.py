@@ -1,0 +1,191 @@
+"""The requests of the Responses API, and their translation to a chat completion. Nothing is stored: what refers to an earlier
+response is refused by name."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field
+from pydantic_core import to_json
+
+from jaxspec.server.chat_translation import thinking_options, translated_batch
+from jaxspec.server.conversations import MAX_TOOLS, ToolName
+from jaxspec.server.errors import ApiError
+from jaxspec.server.fields import LogprobCount, Only, RequestModel, Schema, TemplateOptions, TokenCount, described_as
+from jaxspec.server.model import ServedModel
+from jaxspec.server.neutral_fields import RESPONSES, each, neutral
+from jaxspec.server.openai_requests import ChatRequest, OpenAIRequest
+from jaxspec.server.responses_input import Input, messages_of
+from jaxspec.server.running import RequestBatch
+from jaxspec.server.structured import JsonSchemaFormat, ResponseFormat
+from jaxspec.server.tools import Function, FunctionName, NamedTool, Tool
+from jaxspec.text.answer_parser import Thinking
+
+CLIENT_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+}
+"""The chat's names of fields, and those of the Responses API where they differ."""
+LOGPROBS = "message.output_text.logprobs"
+
+
+class FunctionKind(RequestModel):
+    """Tools that run at the server, such as web_search, are not supported."""
+
+    type: Literal["function"]
+
+
+@neutral(each("defer_loading async", False) | each("allowed_callers", ["direct"]) | each("output_schema"))
+class FlatTool(Function, FunctionKind):
+    """A tool that runs at the client."""
+
+
+class FlatNamedTool(FunctionKind):
+    """The tool that the answer must call."""
+
+    name: ToolName
+
+
+type FlatTools = Annotated[list[FlatTool], Field(max_length=MAX_TOOLS), FailFast()]
+type FlatToolChoice = Annotated[
+    Literal["none", "auto", "required"] | FlatNamedTool,
+    described_as('"none", "auto", "required" or {"type": "function", "name": ...}'),
+]
+
+
+class TextFormat(RequestModel):
+    """What the text must follow."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+    """With type json_schema. None: any JSON object."""
+    strict: bool | None = None
+    """Accepted without effect: the text always fits the schema."""
+
+
+@neutral(each("verbosity", "medium"))
+class TextOptions(RequestModel):
+    """How the text shall be."""
+
+    format: TextFormat | None = None
+
+
+@neutral(each("summary generate_summary context", "auto") | each("mode", "standard"))
+class ReasoningOptions(RequestModel):
+    """How the model thinks. Its thinking comes as it is, not as a summary."""
+
+    effort: Annotated[Any, Only("none")] = None
+    """none: it does not, if its chat template can turn it off."""
+
+
+class ResponsesStreamOptions(RequestModel):
+    """Options of a stream."""
+
+    include_obfuscation: bool | None = None
+    """OpenAI's padding against traffic analysis. Accepted without effect: the API does not promise it."""
+
+
+type Included = Annotated[
+    list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]], Field(max_length=16), FailFast()
+]
+
+
+type MetadataKey = Annotated[str, Field(max_length=64)]
+type MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+@neutral(RESPONSES)
+class ResponsesRequest(OpenAIRequest):
+    """POST /v1/responses."""
+
+    input: Input
+    """The conversation: a string, or all of its items, as nothing is stored."""
+    instructions: str | None = None
+    """A system message before the input."""
+    max_output_tokens: TokenCount | None = None
+    """None: the rest of the context."""
+    tools: FlatTools | None = None
+    tool_choice: FlatToolChoice | None = None
+    """None: auto, if there are tools."""
+    parallel_tool_calls: bool | None = None
+    """False: the answer has one call at most."""
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables that the model's own template reads, such as Qwen3's {"enable_thinking": false}."""
+    top_logprobs: LogprobCount | None = None
+    """Log probabilities of every token and of this many likeliest tokens, of answers that are nothing but text."""
+    include: Included | None = None
+    """message.output_text.logprobs: the same as top_logprobs. reasoning.encrypted_content has no effect: an answer's thinking is
+    readable, and can be sent back as it is."""
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    """Comes back, without effect."""
+    store: bool | None = None
+    """Accepted without effect: nothing is stored, and responses say so."""
+    stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]
+
+
+SHARED = [name for name in OpenAIRequest.model_fields if name not in ("stream_options", *RESPONSES)]
+"""Fields that mean the same in a chat."""
+
+
+def as_chat(body: ResponsesRequest, model: ServedModel) -> ChatRequest:
+    """The chat that the request is in other words. Raises ApiError, naming the field at fault."""
+    check_repeated(body)
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+    if body.speculative is not None and body.speculative.trace:
+        message = "speculative.trace is not supported in this endpoint: use /v1/chat/completions"
+        raise ApiError(400, message, param="speculative.trace")
+    thinks = False if body.reasoning is not None and body.reasoning.effort == "none" else None
+    options = thinking_options(thinks, model, "reasoning.effort") | (body.chat_template_kwargs or {})
+    choice = body.tool_choice
+    return ChatRequest.model_construct(  # of what was checked
+        **{name: getattr(body, name) for name in SHARED},
+        messages=messages_of(body.input, body.instructions),
+        max_completion_tokens=body.max_output_tokens,
+        tools=None if body.tools is None else [Tool(type="function", function=tool) for tool in body.tools],
+        tool_choice=NamedTool(type="function", function=FunctionName(name=choice.name))
+        if isinstance(choice, FlatNamedTool)
+        else choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=response_format(body.text.format if body.text is not None else None),
+        chat_template_kwargs=options or None,
+        logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
+        top_logprobs=body.top_logprobs,
+    )
+
+
+def check_repeated(body: ResponsesRequest) -> None:
+    """Raises ApiError for fields that the response repeats and no JSON of ours can hold."""
+    repeated = ("instructions", "metadata", "user", "tools", "text")
+    for name in repeated:
+        try:
+            to_json(getattr(body, name))
+        except ValueError:
+            message = f"{name} can't be repeated in the response: it is nested too deeply, or holds half of a surrogate pair"
+            raise ApiError(400, message, param=name) from None
+
+
+def response_format(asked: TextFormat | None) -> ResponseFormat | None:
+    """The same as a chat has it."""
+    if asked is None:
+        return None
+    if asked.type != "json_schema":
+        return ResponseFormat(type=asked.type)
+    schema = JsonSchemaFormat.model_construct(name=asked.name, schema=asked.schema_, strict=asked.strict)
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def responses_batch(chat: ChatRequest, model: ServedModel) -> RequestBatch:
+    """Token ids and sampling parameters. Raises ApiError, naming the field at fault."""
+    batch = translated_batch(chat, model, CLIENT_NAMES)
+    if chat.logprobs and (batch.answer.tool_parser is not None or batch.answer.thinking is not Thinking.NONE):
+        message = (
+            "top_logprobs and include: an answer that may hold calls or thinking has no log probabilities here: leave them out"
+        )
+        raise ApiError(400, message, param="top_logprobs")
+    return batch
