@@ -303,6 +303,7 @@ def end_group(what: str, victim: int, number: signal.Signals) -> float:
         other = processes[1 - victim]
         if number is signal.SIGTERM:  # in order: whoever is first
             while all(each.poll() is None for each in processes):
+                assert time.monotonic() - started < 60, "neither process ended"
                 time.sleep(0.001)
             started = time.monotonic()
             other = next((each for each in processes if each.poll() is None), other)
