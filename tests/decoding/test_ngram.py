@@ -147,7 +147,8 @@ def test_the_text_is_that_of_plain_decoding(tree, drafter, options):
     assert [tokens for tokens, _ in run(engine)] == expected
     assert engine.stats().preemptions
     of_few_tokens = [length for (_, length), kind in zip(first, KINDS * len(PROMPTS), strict=True) if kind == KINDS[1]]
-    assert max(of_few_tokens) > 1.5, "text of three tokens repeats"
+    if not engine.config.adaptive:  # one that is may decode plainly
+        assert max(of_few_tokens) > 1.5, "text of three tokens repeats"
 
 
 def test_the_engines_options_choose_the_drafter():
