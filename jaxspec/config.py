@@ -361,6 +361,10 @@ class EngineConfig:
                 f"ngram_min_match ({self.ngram_min_match}) must be at most ngram_max_match, and that at most {LONGEST_MATCH}, got "
                 f"{self.ngram_max_match}"
             )
+        if not self.ngram:
+            for name in ("ngram_min_match", "ngram_max_match"):
+                if getattr(self, name) != getattr(EngineConfig, name):
+                    raise ValueError(f"{name} has no effect without n-gram drafts: set ngram too")
         if self.adaptive_trees and not self.adaptive:
             raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
         known: dict[str, Sequence[str]] = {"matmul": MATMULS, "kv_cache_dtype": KV_CACHE_DTYPES}

@@ -33,7 +33,7 @@ LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
 CHUNKS = "prompts are always computed in chunks, alongside decoding"
 GRAMMARS = "llguidance follows all grammars"
-TEXT = "the request's own text is searched in every cycle, and all of it: there is no trie"
+TEXT = "every cycle searches all of the request's own text, without a trie"
 TOKENIZER = "the model directory's tokenizer is used, and no code from that directory"
 
 IGNORED = (
@@ -144,7 +144,7 @@ class SpeculativeConfig(NamedTuple):
     algorithm: str | None
     draft: str | None
     tree: TreeShape | None
-    engine: Mapping[str, int] = MappingProxyType({})
+    engine: Mapping[str, int | bool] = MappingProxyType({})
     """Fields of EngineConfig."""
 
 
@@ -169,12 +169,13 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if method is not None and method not in METHODS:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")
     steps = Whole(1).clean(f"{FLAG}: num_speculative_tokens", given.get("num_speculative_tokens"))
-    lookups = {own: Whole(1).clean(f"{FLAG}: {name}", given[name]) for name, own in LOOKUPS.items() if given.get(name) is not None}
-    algorithm = None if method is None else METHODS[method]
-    if algorithm == NGRAM and draft not in (None, method):
+    tree, algorithm = TreeShape(steps, 1), None if method is None else METHODS[method]
+    lookups = [name for name in LOOKUPS if given.get(name) is not None]
+    if algorithm != NGRAM:
+        if lookups:
+            raise ValueError(f"{FLAG}: {lookups[0]} is for the method ngram: leave it out")
+        return SpeculativeConfig(algorithm, draft, tree)
+    if draft not in (None, method):
         raise ValueError(f"{FLAG}: {method} drafts from the text: leave out model")
-    if lookups and algorithm != NGRAM:
-        raise ValueError(
-            f"{FLAG}: {next(name for name in LOOKUPS if LOOKUPS[name] in lookups)} is for the method ngram: leave it out"
-        )
-    return SpeculativeConfig(algorithm, FROM_TEXT if algorithm == NGRAM else draft, TreeShape(steps, 1), lookups)
+    matches = {LOOKUPS[name]: Whole(1).clean(f"{FLAG}: {name}", given[name]) for name in lookups}
+    return SpeculativeConfig(NGRAM, FROM_TEXT, tree, {"ngram": True, **matches})

@@ -67,7 +67,7 @@ class Option(NamedTuple):
     switch: bool | None = None
     """For options without a value: the value that they set."""
     needs: str = ""
-    """What it has no effect without: head, ngram, or drafts of any kind."""
+    """What it has no effect without: head, or drafts of any kind."""
     secret: str = ""
     """The variable that may hold the value instead. The value is never shown."""
 
@@ -152,14 +152,16 @@ TABLE: dict[str, tuple[Option, ...]] = {
     "speculative decoding": (
         Option(
             "--speculative-algorithm NAME",
-            "EAGLE, EAGLE3, NEXTN, NGRAM (without a head), or NONE: plain decoding (default: the head's kind, or NONE)",
+            "EAGLE, EAGLE3, NEXTN, NGRAM (needs no head), or NONE (default: the head's kind, or NONE)",
         ),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",
         ),
         Option("--tree S/K/D", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree),
-        Option("--speculative-num-steps S", "levels drafted; 0 is plain decoding (default: 5; MTP: 1; SmolLM2: 3)", type=whole(0)),
+        Option(
+            "--speculative-num-steps S", "levels; 0 is plain decoding (default: 5; MTP: 1; SmolLM2: 3; NGRAM: 7)", type=whole(0)
+        ),
         Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP and SmolLM2: 1)", type=whole(0)),
         Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 4)", type=whole(0)),
         Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
@@ -195,8 +197,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
             choices=KV_CACHE_DTYPES,
             needs="head",
         ),
-        Option("--speculative-ngram-min-match-window-size", sets="engine.ngram_min_match", needs="ngram"),
-        Option("--speculative-ngram-max-match-window-size", sets="engine.ngram_max_match", needs="ngram"),
+        Option("--speculative-ngram-min-match-window-size", sets="engine.ngram_min_match"),
+        Option("--speculative-ngram-max-match-window-size", sets="engine.ngram_max_match"),
         Option("--speculative-draft-window-size", sets="engine.draft_window_size", needs="head"),
         Option("--speculative-draft-sink-size", sets="engine.draft_sink_size", needs="head"),
         Option("--speculative-accept-threshold-single", sets="engine.accept_threshold_single", needs="drafts"),

@@ -53,7 +53,7 @@ def read(arguments: ServerArguments) -> LoadedModels:
     head = find_head(arguments)
     trees = arguments.request_trees
     if trees is None:
-        trees = (PLAIN,) if head or drafts_from_text(arguments) else ()
+        trees = (PLAIN,) if head or arguments.engine.get("ngram") else ()
     options = {**arguments.engine, "request_trees": trees, "token_map": arguments.token_map, "dtype": arguments.dtype}
     options |= {"quantization": arguments.quantization, "speculative_draft_model_quantization": arguments.draft_quantization}
     options |= arguments.hub._asdict()
@@ -109,11 +109,6 @@ def find_head(arguments: ServerArguments) -> Path | None:
         flag = arguments.head_flags[0]
         raise ValueError(f"{flag} needs a draft head, and there is none: give --speculative-draft-model-path")
     return head
-
-
-def drafts_from_text(arguments: ServerArguments) -> bool:
-    """Whether there are n-gram drafts, with a head or without."""
-    return arguments.draft == FROM_TEXT or arguments.engine.get("ngram", False)
 
 
 def load_chat_template(arguments: ServerArguments, models: LoadedModels) -> ChatTemplate | None:

@@ -155,10 +155,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
                 del needing["speculative_request_trees"]
             speculation = _speculation(options, given, needing)
             engine = {**_engine_fields(options), **speculation.engine}
-            from_text = speculation.algorithm == NGRAM or options.speculative_ngram
-            for name in [] if from_text else [name for name, needed in needing.items() if needed == "ngram"]:
-                raise ValueError(f"{OPTIONS[name].flag} has no effect without --speculative-ngram: give it too")
-            needing_head = [name for name, needed in needing.items() if needed == "head" or (needed == "drafts" and not from_text)]
+            needing_head = [name for name, needed in needing.items() if needed == "head" or "ngram" not in engine]
             EngineConfig(**engine, request_trees=request_trees or ())
             hosts = Hosts(options.nnodes, options.node_rank, options.dist_init_addr)
             hosts.check_devices(engine.get("tp_size", EngineConfig.tp_size), options.dp_size)
@@ -251,7 +248,7 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing: C
         for name in ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization"):
             if name in given:
                 raise ValueError(f"{OPTIONS[name].flag} is about a head, and {NGRAM} has none; --speculative-ngram merges both")
-        return SpeculativeConfig(NGRAM, FROM_TEXT, _ngram_tree(options))
+        return SpeculativeConfig(NGRAM, FROM_TEXT, _ngram_tree(options), {"ngram": True})
     if algorithm != "NONE":
         return SpeculativeConfig(algorithm, options.speculative_draft_model_path, chosen_tree(options))
     for name in (*_OF_DRAFTS, *needing):

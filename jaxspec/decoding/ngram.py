@@ -1,8 +1,8 @@
 """Drafts from the text itself: what followed its last tokens where they stood before (n-gram or prompt-lookup decoding).
 
 No weights, no pages: the text is on the device already (State.history), so the search is part of the cycle, and a draft knows the
-newest token. A host structure would know it a cycle later. The search compares every position with the last tokens, 12 comparisons
-for each: 0.1 ms for a text of 8,192 tokens on one core, and two launches on a GPU.
+newest token. A host structure would know it a cycle later. The search compares every position with the last 12 tokens: 0.15 ms for
+a text of 8,192 tokens (one AMD EPYC core, jax 0.12.0.1, beside other work, 26 November 2026; no GPU has run it).
 
 Several places continue the text, the longest matches first, and the newest among equals. Their continuations share prefixes, which
 makes them a tree. A candidate's score estimates how likely the target is to choose it, and all before it:
@@ -168,10 +168,4 @@ def shares_prefix(continuations: Int[Array, "b r s"]) -> Bool[Array, "b r r s"]:
     In:  [[[5, 6], [5, 7]]]
     Out: [[[[1, 1], [1, 0]], [[1, 0], [1, 1]]]]
     """
-    is_equal = continuations[:, :, None] == continuations[:, None]
-    prefix = is_equal[..., :1]
-    prefixes = [prefix]
-    for depth in range(1, continuations.shape[2]):
-        prefix = prefix & is_equal[..., depth : depth + 1]
-        prefixes.append(prefix)
-    return jnp.concatenate(prefixes, -1)
+    return jnp.cumsum(continuations[:, :, None] != continuations[:, None], -1) == 0

@@ -333,7 +333,9 @@ def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None
                 f"speculation with the tree {tree} needs a draft head: give one, ngram=True, or TreeShape(num_steps=0)"
             )
         if drafting := [str(tree) for tree in config.request_trees if tree.num_steps]:
-            raise ValueError(f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out, or set ngram")
+            raise ValueError(
+                f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out, or set ngram=True"
+            )
         return
     widest = max(tree.topk for tree in (tree, *config.request_trees, *config.adaptive_trees))
     if widest > drafter.max_topk:

@@ -64,7 +64,7 @@ class InputItem(KindedModel):
 
     @model_validator(mode="after")
     def check_texts(self) -> Self:
-        """Thinking is no message, and a message is no thinking."""
+        """A thinking item holds no message, and a message item holds no thinking."""
         expected = ("reasoning_text", "summary_text") if self.type == "reasoning" else ("input_text", "output_text")
         for name, given in (("content", self.content), ("output", self.output), ("summary", self.summary)):
             for text in given if isinstance(given, list) else ():

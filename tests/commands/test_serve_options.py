@@ -156,9 +156,12 @@ def test_trees_for_requests(text: str, trees: tuple[TreeShape, ...]):
 @pytest.mark.parametrize(
     ("command", "draft", "tree", "engine", "head_flags"),
     [
-        ("--speculative-algorithm NGRAM", "ngram", None, {}, ()),
-        ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 12", "ngram", TreeShape(11, 4, 12), {}, ()),
-        ("--speculative-algorithm ngram --tree 3/1/4 --speculative-adaptive", "ngram", TreeShape(3, 1), {"adaptive": True}, ()),
+        ("--speculative-algorithm NGRAM", "ngram", None, {"ngram": True}, ()),
+        ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 12", "ngram", TreeShape(11, 4, 12), {"ngram": True}, ()),
+        (
+            "--speculative-algorithm ngram --tree 3/1/4 --speculative-adaptive",
+            "ngram", TreeShape(3, 1), {"adaptive": True, "ngram": True}, (),
+        ),
         ("--speculative-algorithm EAGLE3 --draft d --speculative-ngram", "d", None, {"ngram": True}, ()),
         ("--speculative-ngram --speculative-ngram-min-match-window-size 2", None, None, {"ngram": True, "ngram_min_match": 2}, ()),
         (
@@ -327,7 +330,10 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
             "--speculative-algorithm none --speculative-ngram",
             "--speculative-ngram can't be combined with --speculative-algorithm NONE",
         ),
-        ("--speculative-ngram-max-match-window-size 5", "has no effect without --speculative-ngram: give it too"),
+        (
+            "--speculative-ngram-max-match-window-size 5",
+            "--speculative-ngram-max-match-window-size has no effect without n-gram drafts: set ngram too",
+        ),
         ("--speculative-ngram --speculative-ngram-max-match-window-size 99", "--speculative-ngram-max-match-window-size"),
         ("--speculative-algorithm banana", "'banana'"),
         ("--speculative-algorithm NONE --speculative-draft-model-path d", "--speculative-draft-model-path"),
