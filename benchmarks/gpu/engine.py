@@ -21,8 +21,6 @@ from jaxspec.text.prompts import encode
 from .expected_text import PARAMS, PROMPTS, TOKENS
 from .lab import Cases, Lab, Skip
 
-TREES = (PLAIN, TreeShape(3, 1, 4), TreeShape(5, 4, 8))
-
 # Text
 
 
@@ -37,10 +35,10 @@ def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
     if not lab.on_gpu and (kernel, dtype) != ("reference", "float32"):
         raise Skip("it runs on GPUs only")
     with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-        found = generate_all(kernel, dtype)
+        found = generate_all(kernel, dtype, lab.size.text_trees)
     row: dict[str, Any] = {"prompts": len(PROMPTS)}
     for kind, expected in TOKENS.items():
-        texts = {tree.name: found[kind, tree.name] for tree in TREES}
+        texts = {tree.name: found[kind, tree.name] for tree in lab.size.text_trees}
         plain = texts[PLAIN.name]
         row[f"{kind}_same_as_stored"] = {tree: sum(map(equal, got, expected)) for tree, got in texts.items()}
         row[f"{kind}_same_as_plain"] = {tree: sum(map(equal, got, plain)) for tree, got in texts.items()}
@@ -48,17 +46,17 @@ def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
     return row
 
 
-def generate_all(kernel: str | None, dtype: str) -> dict[tuple[str, str], list[list[int]]]:
+def generate_all(kernel: str | None, dtype: str, trees: Sequence[TreeShape]) -> dict[tuple[str, str], list[list[int]]]:
     """Tokens of every prompt, by kind of sampling and tree; one request at a time, so that every program is compiled for one."""
     models = load_models(
-        spec=TREES[-1], request_trees=TREES[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1, context_length=256,
+        spec=trees[-1], request_trees=trees[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1, context_length=256,
         progress=False,
     )  # fmt: skip
     prompts = [tuple(encode(models.tokenizer, prompt)) for prompt in PROMPTS]
     return {
         (kind, tree.name): [generate(models.engine, GenerationRequest(prompt, PARAMS[kind], tree=tree)) for prompt in prompts]
         for kind in TOKENS
-        for tree in TREES
+        for tree in trees
     }
 
 

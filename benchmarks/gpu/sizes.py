@@ -55,6 +55,8 @@ class Size:
     """Rows of the matrix products of `gemm`."""
     tile_shapes: tuple[tuple[int, int], ...]
     """Rows and context of the calls of attention that `tiles` times."""
+    text_trees: tuple[TreeShape, ...]
+    """Trees of the built-in model whose text `text` compares, with plain decoding."""
     engine_requests: tuple[int, ...]
     engine_cycles: int
     """Cycles that are timed at a time."""
@@ -134,6 +136,7 @@ FULL = Size(
     row_shapes=((1, 1), (1, 8), (8, 8)),
     product_rows=(1, 4, 8, 64),
     tile_shapes=((8, 1024), (4, 1024), (1, 1024), (8, 32768)),
+    text_trees=(PLAIN, TreeShape(3, 1, 4), TreeShape(5, 4, 8)),
     engine_requests=(1, 8),
     engine_cycles=48,
     server_requests=32,
@@ -161,9 +164,10 @@ SMALL = Size(
     row_shapes=((2, 3),),
     product_rows=(4,),
     tile_shapes=((4, 32),),
+    text_trees=(PLAIN, TreeShape(5, 4, 8)),
     engine_requests=(2,),
     engine_cycles=4,
-    server_requests=4,
+    server_requests=2,
     server_flags=("--max-running-requests", "2", "--chunked-prefill-size", "64", "--speculative-request-trees", "none"),
     prefill_chunks=(16,),
     prefill_contexts=(32,),
