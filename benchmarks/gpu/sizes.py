@@ -164,11 +164,14 @@ SMALL = Size(
     row_shapes=((2, 3),),
     product_rows=(4,),
     tile_shapes=((4, 32),),
-    text_trees=(PLAIN, TreeShape(5, 4, 8)),
+    text_trees=(PLAIN, TreeShape(3, 1, 4)),
     engine_requests=(2,),
     engine_cycles=4,
     server_requests=2,
-    server_flags=("--max-running-requests", "2", "--chunked-prefill-size", "64", "--speculative-request-trees", "none"),
+    server_flags=tuple(
+        "--max-running-requests 2 --chunked-prefill-size 64 --speculative-request-trees none "
+        "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4".split()
+    ),
     prefill_chunks=(16,),
     prefill_contexts=(32,),
     copy_bytes=1 << 16,
