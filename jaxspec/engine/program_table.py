@@ -100,9 +100,10 @@ class ProgramTable:
 
     def next_after_start(self) -> list[Program]:
         """The programs that compile in the background without a launch that needs them, unless they are there: cycles of one
-        request, as first requests often come alone and gain most from a smaller program, and the largest of every tree."""
+        request, as first requests often come alone and gain most from a smaller program, what the first request under a grammar
+        would wait for, and the largest of every tree."""
         alone = [next(self.cycles(1, tree)) for tree in self.own]
-        return [*alone, *(program for tree in self.trees for program in self.largest(tree))]
+        return [*alone, *self.under_masks(self.own[0]), *(program for tree in self.trees for program in self.largest(tree))]
 
     def largest_of_all(self) -> list[Program]:
         """The largest program of each kind and of every tree: no program takes more memory than the largest of these."""
@@ -125,8 +126,8 @@ class ProgramTable:
         return (CycleProgram(batch, self.pages, tree) for batch in self.batches_for(tree) if batch >= requests)
 
     def halves(self, requests: int, tree: TreeShape, *, masked: bool = True) -> Iterator[tuple[ProposeProgram, SettleProgram]]:
-        """Both halves of cycles for this many requests. No start compiles them: a request under a grammar asks for them
-        (`under_masks`), and runs when they are there."""
+        """Both halves of cycles for this many requests. No start waits for them: they compile in the background
+        (`next_after_start`), or when a request under a grammar asks for them, which runs when they are there."""
         sizes = (cycle.batch for cycle in self.cycles(requests, tree))
         return ((ProposeProgram(size, self.pages, tree), SettleProgram(size, self.pages, tree, masked)) for size in sizes)
 

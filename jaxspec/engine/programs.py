@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import logging
 import os
 import queue
@@ -36,6 +37,8 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """What differs between processes in the printed form of a module that holds functions."""
 INTERVAL = 30.0
 """Seconds between two lines."""
+AT_ONCE, URGENT, LATER = range(3)
+"""Places in the compiler's queue: the end of the compiler, what a request waits for, and what would make requests faster."""
 COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
 """The names of XLA's threads."""
 BAR = "{desc}: {n_fmt} of {total_fmt} programs |{bar}| {elapsed} gone, about {remaining} left{postfix}"
@@ -85,9 +88,11 @@ class Programs:
         """XLA may time its choices on the device. Not once the cache is allocated: it would need the memory that is left, beside
         requests that run."""
         self._compiler: threading.Thread | None = None
-        self._asked = dict[Program, None]()
-        """Smaller programs that launches asked for, in order. They compile in the background."""
-        self._queue = queue.Queue[Program | None]()
+        self._asked = dict[Program, int]()
+        """Programs that launches asked for, and their place in the queue: URGENT or LATER. They compile in the background."""
+        self._queue = queue.PriorityQueue[tuple[int, int, Program | None]]()
+        """Place, number in order of asking, program; None ends the compiler."""
+        self._numbers = itertools.count()
         self._news = threading.Event()
         self.failed = dict[Program, Exception]()
         """Programs that were asked for and could not be compiled."""
@@ -123,17 +128,18 @@ class Programs:
             self.ask_for(programs[0])
         return chosen
 
-    def ask_for(self, program: Program) -> None:
+    def ask_for(self, program: Program, place: int = LATER) -> None:
         """Compiles the program in the background, unless it is compiled or was asked for before. Does not wait."""
-        if self._compiler is not None and not (self.can_launch(program) or program in self._asked):
-            self._asked[program] = None
-            self._queue.put(program)
+        if self._compiler is not None and not self.can_launch(program) and place < self._asked.get(program, LATER + 1):
+            self._asked[program] = place
+            self._queue.put((place, next(self._numbers), program))
 
     def require(self, program: Program) -> None:
-        """Asks for a program in whose place no other can run. Starts the compiler if there is none."""
+        """Asks for a program in whose place no other can run: it compiles before those that only make others faster. Starts the
+        compiler if there is none."""
         if not self.can_launch(program):
             self.start_compiler()
-            self.ask_for(program)
+            self.ask_for(program, URGENT)
 
     def wait_for_news(self, seconds: float) -> None:
         """Waits until a program was compiled in the background since the last call, or failed, but no longer than this."""
@@ -185,15 +191,18 @@ class Programs:
         """Ends the compiler after its current program: Python crashes if it exits while a thread is inside XLA."""
         if self._compiler is not None:
             self._stopping = True
-            self._queue.put(None)
+            self._queue.put((AT_ONCE, next(self._numbers), None))
             self._compiler.join()
 
     def _compile_asked(self) -> None:
         with CacheHits() as hits:
             while True:
-                program = self._queue.get()
+                *_, program = self._queue.get()
                 if program is None or self._stopping:
                     return
+                if program in self.compilations or program in self.failed:  # it was asked for twice, the second time as urgent
+                    self._queue.task_done()
+                    continue
                 try:
                     done = self._add(program, hits)
                     logger.info("%s (%s) in %.1f s", "loaded" if done.from_cache else "compiled", program, done.seconds)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram
 from jaxspec.engine.program_table import ProgramTable
 
 TREE, CHAIN = TreeShape(5, 4, 8), TreeShape(3, 1)
@@ -59,10 +59,11 @@ def test_trees_of_single_requests_compile_after_the_start_unless_they_change_the
     assert lossy.first() == [first[0], CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN), *first[1:]]
 
 
-def test_after_the_start_a_cycle_of_one_request_compiles_first():
+def test_after_the_start_a_cycle_of_one_request_compiles_first_and_then_what_a_grammar_needs():
     table = table_of()
+    masked = [PrefillProgram(256, 64, masked=True), ProposeProgram(8, 64, TREE), SettleProgram(8, 64, TREE, True)]
     large = [CycleProgram(8, 64, TREE), CatchUpProgram(8, 64), CycleProgram(8, 64, PLAIN)]
-    assert table.next_after_start() == [CycleProgram(1, 64, TREE), *large]
+    assert table.next_after_start() == [CycleProgram(1, 64, TREE), *masked, *large]
 
 
 def test_small_programs_come_before_large_ones():

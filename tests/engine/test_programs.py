@@ -157,6 +157,22 @@ def test_no_launch_waits_for_the_compiler_and_nothing_is_asked_for_twice():
     assert programs.count == (2, 2) and not programs.is_compiling
 
 
+def test_what_a_request_waits_for_compiles_before_what_would_make_others_faster():
+    """Also if it was asked for before; it compiles once."""
+    programs, others = Slow(19.0), [PrefillProgram(tokens, 1) for tokens in (2, 3)]
+    programs.compile_all([CHUNK])
+    programs.seal()
+    programs.start_compiler()
+    programs.ask_for(ADMIT)
+    assert programs.started.wait(60)
+    for program in others:
+        programs.ask_for(program)
+    programs.require(others[-1])
+    programs.may_go_on.set()
+    programs.wait()
+    assert list(programs.compilations) == [CHUNK, ADMIT, *reversed(others)] and programs.count == (4, 4)
+
+
 def test_a_program_that_fails_in_the_background_is_logged_once_and_the_next_goes_on(caplog):
     class Broken(TwoPrograms):
         def _function(self, program):
