@@ -299,9 +299,16 @@ class Follower:
             raise ValueError(wrong)
         wait_for_ever(self._link)
         self.arrays = Arrays()
-        self._hosts, self._sending, self._was_told = hosts, threading.Lock(), False
-        self._received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._receive, name="group", daemon=True).start()
+        self._hosts, self._was_told = hosts, False
+        self._received, self._to_send = queue.SimpleQueue[bytes](), queue.SimpleQueue[bytes]()
+        """A signal's handler may interrupt a put, and put too: a lock would wait for itself."""
+        for work in (self._receive, self._transmit):
+            threading.Thread(target=work, name="group", daemon=True).start()
+
+    def _transmit(self) -> None:
+        with contextlib.suppress(OSError):  # rank 0 is gone: the receiving thread says so
+            while True:
+                self._link.send_bytes(self._to_send.get())
 
     def _receive(self) -> None:
         """Beside the thread that launches, which may wait in a collective."""
@@ -318,19 +325,15 @@ class Follower:
             yield unpack(self._received.get())
 
     def answer(self, number: int, error: str = "") -> None:
-        """A compilation has ended."""
-        self._send({"number": number, "error": error})
+        """A compilation has ended. Does not wait."""
+        self._to_send.put(pack({"number": number, "error": error}))
 
     def stop(self) -> None:
         """This process was told to end: so rank 0 ends the group in order. At the second time it ends alone."""
         if self._was_told:
             end(f"{self._hosts.name(self._hosts.node_rank)} was told twice to end")
         self._was_told = True
-        self._send(STOP)
-
-    def _send(self, header: Header) -> None:
-        with self._sending, contextlib.suppress(OSError):  # rank 0 is gone: the receiving thread says so
-            self._link.send_bytes(pack(header))
+        self._to_send.put(pack(STOP))
 
 
 _END = pack(END)

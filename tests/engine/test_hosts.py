@@ -29,6 +29,8 @@ from tests.sets import exhaustive
 
 SECONDS = 2.0
 """In which a group ends."""
+LONGEST = 300.0
+"""Seconds after which a group that has not ended is killed, which fails its test."""
 GLOO = "[Gloo]"
 """Begins a line that JAX's collectives write to stdout."""
 
@@ -278,36 +280,74 @@ def test_another_process_that_is_told_to_end_ends_the_group(left):
         assert stopped.wait(20) and not left
 
 
+def test_a_process_may_be_told_to_end_while_it_answers(left):
+    """A signal's handler runs in the midst of what the main thread does, and must not wait for it."""
+    stopped, handled = threading.Event(), []
+
+    def compile_it() -> None:
+        with pytest.raises(RuntimeError, match="no memory"), leader.compiling(Stub(3), timed=False):
+            pass
+
+    def told_to_end(*_: object) -> None:
+        handled.append(time.monotonic())
+        assert len(handled) < 500, "the handler waits for what it interrupted"
+        follower.stop()
+
+    with joined(Joining(on_stop=stopped.set), left) as (leader, follower):
+        before, compiling = signal.signal(signal.SIGALRM, told_to_end), threading.Thread(target=compile_it)
+        compiling.start()
+        number = next(follower.messages())[0]["number"]
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        try:
+            follower.answer(number, "no memory" * 10**6)
+            time.sleep(0.01)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        compiling.join(20)
+        assert handled and stopped.wait(20) and not compiling.is_alive()
+
+
 # The end
 
 
-def group(what: str, address: str) -> list[subprocess.Popen]:
-    command = [sys.executable, "-m", "tests.engine.group_process", what]
+@contextlib.contextmanager
+def group(what: str) -> Iterator[list[subprocess.Popen]]:
+    """Two processes, which are killed after LONGEST, or at the end."""
+    command, address = [sys.executable, "-m", "tests.engine.group_process", what], free_address()
     pipe, root = subprocess.PIPE, Path(__file__).parents[2]
-    return [
-        subprocess.Popen([*command, str(rank), address], stdout=pipe, stderr=pipe, text=True, cwd=root, start_new_session=True)
-        for rank in range(2)
-    ]
+
+    def kill() -> None:
+        for each in processes:
+            each.kill()
+
+    with contextlib.ExitStack() as until_ended:
+        options = {"stdout": pipe, "stderr": pipe, "text": True, "cwd": root, "start_new_session": True}
+        started = (subprocess.Popen([*command, str(rank), address], **options) for rank in range(2))
+        processes = [until_ended.enter_context(each) for each in started]
+        until_ended.callback(kill)
+        watchdog = threading.Timer(LONGEST, kill)
+        until_ended.callback(watchdog.cancel)
+        watchdog.start()
+        yield processes
 
 
 def end_group(what: str, victim: int, number: signal.Signals) -> float:
     """Starts a group, ends one process by a signal and checks how both end. Returns the seconds that the other took."""
-    processes = group(what, free_address())
-    try:
+    with group(what) as processes:
         said_first = next((line for line in processes[0].stdout if not line.startswith(GLOO)), "")
         assert said_first == "running\n", processes[0].communicate()
         processes[victim].send_signal(number)
         if number is not signal.SIGTERM:
-            processes[victim].wait(60)
+            processes[victim].wait()
         started = time.monotonic()
         other = processes[1 - victim]
         if number is signal.SIGTERM:  # in order: whoever is first
             while all(each.poll() is None for each in processes):
-                assert time.monotonic() - started < 60, "neither process ended"
                 time.sleep(0.001)
             started = time.monotonic()
             other = next((each for each in processes if each.poll() is None), other)
-        other.wait(60)
+        other.wait()
         seconds = time.monotonic() - started
         statuses = {signal.SIGKILL: (-9, EXIT), signal.SIGUSR1: (EXIT, EXIT), signal.SIGTERM: (0, 0)}[number]
         said = [each.communicate()[1] for each in processes]
@@ -320,9 +360,6 @@ def end_group(what: str, victim: int, number: signal.Signals) -> float:
             assert last.startswith(f"jaxspec: rank {victim} of 2 failed: RuntimeError: told to fail;")
         assert seconds < SECONDS
         return seconds
-    finally:
-        for each in processes:
-            each.kill()
 
 
 @pytest.mark.parametrize("times", [2, exhaustive(20)])
@@ -339,12 +376,8 @@ def test_two_processes_say_what_one_says(what):
     """Greedy, sampled and biased texts; cycles as one program and as two; every launch goes through a message."""
     command = [sys.executable, "-m", "tests.engine.group_process", what]
     alone = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True, timeout=600)
-    leader, follower = group(what, free_address())
-    try:
-        printed, said = leader.communicate(timeout=600)
-        assert (leader.returncode, follower.wait(60)) == (0, 0), said + follower.stderr.read()
+    with group(what) as (leader, follower):
+        printed, said = leader.communicate()
+        assert (leader.returncode, follower.wait()) == (0, 0), said + follower.stderr.read()
         texts = json.loads(printed.splitlines()[-1])
         assert texts == json.loads(alone.stdout) and all(len(text) == 24 for text in texts)
-    finally:
-        leader.kill()
-        follower.kill()
