@@ -157,10 +157,7 @@ def compile_programs(models: LoadedModels, ahead: str | None, *, progress: bool)
     if not progress:
         logger.warning("compiling programs, which can take minutes at a first start; --log-level info shows how far it is")
     seconds = models.engine.warm_up(progress=progress, wait_for_all=ahead == "all")
-    if ahead == "all":  # no start waits for these
-        programs = models.engine.runner.programs
-        for program in programs.table.under_masks(programs.table.own[0]):
-            programs.require(program)
+    models.engine.runner.programs.ask_for_more()  # also after "all", which has none for grammars
     logger.info("%s", programs_line(models.engine.runner.programs.compilations, seconds))
     logger.info("memory:\n%s", memory_table(models))
 

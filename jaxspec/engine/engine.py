@@ -179,9 +179,7 @@ class Engine:
         self.runner.run_once()
         self.trees.measure(self.runner.time_cycle, self.runner.programs.ready.batches)
         if not wait_for_all:
-            programs.start_compiler()
-            for program in table.next_after_start():
-                programs.ask_for(program)
+            programs.ask_for_more()
         return time.perf_counter() - started
 
     # Steps

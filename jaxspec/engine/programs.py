@@ -141,6 +141,12 @@ class Programs:
             self.start_compiler()
             self.ask_for(program, URGENT)
 
+    def ask_for_more(self) -> None:
+        """Compiles in the background, beside requests, what no start waits for. Starts the compiler if there is none."""
+        self.start_compiler()
+        for program in self.table.next_after_start():
+            self.ask_for(program)
+
     def wait_for_news(self, seconds: float) -> None:
         """Waits until a program was compiled in the background since the last call, or failed, but no longer than this."""
         if self._news.wait(seconds):
