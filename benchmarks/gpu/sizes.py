@@ -168,9 +168,9 @@ SMALL = Size(
     engine_requests=(2,),
     engine_cycles=4,
     server_requests=2,
-    server_flags=tuple(
-        "--max-running-requests 2 --chunked-prefill-size 64 --speculative-request-trees none "
-        "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4".split()
+    server_flags=(
+        *("--max-running-requests", "2", "--chunked-prefill-size", "64", "--speculative-request-trees", "none"),
+        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
     ),
     prefill_chunks=(16,),
     prefill_contexts=(32,),
