@@ -14,9 +14,14 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.decoding.state import Batch, Sizes, State
-from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge
+from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge
 from jaxspec.models.llama import Llama
 from jaxspec.typing import Array, Float, Int
+
+PRIOR = 4.0
+"""Observations that the first guess of a learnt rate counts for."""
+MEMORY = 0.99
+"""The share of its observations that a rate keeps when it sees another: it follows other texts within some hundred tokens."""
 
 type Place = Callable[[Any, ModelConfig | None], Any]
 """Puts weights on the devices of an engine, which share those of layers with these sizes. None: each device has all."""
@@ -113,9 +118,32 @@ class NoDrafter(Drafter):
         return Draft(Chain(jnp.zeros((len(batch.rows), 0), jnp.int32)))
 
 
+class Promises(NamedTuple):
+    """Each source's best token behind the root, and its chance by its score, for `Merged.learn` to compare with what was chosen."""
+
+    token: Int[Array, "b sources"]
+    chance: Float[Array, "b sources"]
+    """0: the source proposed nothing."""
+
+
+class MergedState(NamedTuple):
+    """What merged drafters keep between programs."""
+
+    sources: tuple[Any, ...]
+    """Each source's own."""
+    chosen: Float[Array, " sources"]
+    """How often the target chose a source's best token behind the root,"""
+    promised: Float[Array, " sources"]
+    """and how often it should have by the scores. All requests share both."""
+
+
 @dataclass(frozen=True)
 class Merged(Drafter):
-    """Several drafters at once, whose candidates are ranked together. Those that read features must read the same."""
+    """Several drafters at once, whose candidates are ranked together. Those that read features must read the same.
+
+    Scores of different sources are comparable only if they keep what they promise: an overconfident head would push every n-gram
+    out of the tree. So a source whose best tokens are chosen less often than their scores say loses as much at every depth.
+    """
 
     sources: tuple[Drafter, ...]
 
@@ -138,26 +166,48 @@ class Merged(Drafter):
     def placed(self, place: Place) -> tuple[Any, ...]:
         return tuple(each.placed(place) for each in self.sources)
 
-    def empty(self, sizes: Sizes) -> tuple[Any, ...]:
-        return tuple(each.empty(sizes) for each in self.sources)
+    def empty(self, sizes: Sizes) -> MergedState:
+        chosen, promised = (jnp.full(len(self.sources), PRIOR, jnp.float32) for _ in range(2))  # two, for both are donated
+        return MergedState(tuple(each.empty(sizes) for each in self.sources), chosen, promised)
 
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
         drafts = [each.propose(target, own, batch, tree, coupled=coupled, scored=True) for each, own in self._with_states(state)]
-        candidates = merge([as_candidates(draft.candidates) for draft in drafts], tree.num_steps)
-        return Draft(candidates, tuple(draft.memo for draft in drafts))
+        found = [as_candidates(draft.candidates) for draft in drafts]
+        kept = jnp.minimum(jnp.log(state.draft.chosen / state.draft.promised), 0.0)
+        candidates = merge([discounted(own, kept[i], tree.num_steps) for i, own in enumerate(found)], tree.num_steps)
+        return Draft(candidates, (tuple(draft.memo for draft in drafts), promises(found)))
 
-    def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> tuple[Any, ...]:
-        return tuple(each.absorb(target, own, batch, new) for each, own in self._with_states(state))
+    def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> MergedState:
+        own_states = tuple(each.absorb(target, own, batch, new) for each, own in self._with_states(state))
+        return state.draft._replace(sources=own_states)
 
-    def learn(
-        self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]
-    ) -> tuple[Any, ...]:  # fmt: skip
-        memos = memo or (None,) * len(self.sources)
+    def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> MergedState:
+        memos, promised = memo or ((None,) * len(self.sources), None)
         sources = zip(self._with_states(state), memos, strict=True)
-        return tuple(each.learn(own, batch, noted, chosen) for (each, own), noted in sources)
+        after = state.draft._replace(sources=tuple(each.learn(own, batch, noted, chosen) for (each, own), noted in sources))
+        if promised is None:
+            return after
+        counts = (promised.chance > 0) & ~batch.sequences.done[:, None]
+        kept = MEMORY ** jnp.sum(counts, 0)
+        is_chosen = counts & (promised.token == chosen[:, None])
+        return after._replace(
+            chosen=kept * after.chosen + jnp.sum(is_chosen, 0),
+            promised=kept * after.promised + jnp.sum(jnp.where(counts, promised.chance, 0), 0),
+        )
 
     def _with_states(self, state: State) -> list[tuple[Drafter, State]]:
         """Each source, and the state with this source's part in place of all of them."""
-        return [(each, state._replace(draft=own)) for each, own in zip(self.sources, state.draft, strict=True)]
+        return [(each, state._replace(draft=own)) for each, own in zip(self.sources, state.draft.sources, strict=True)]
+
+
+def promises(drafts: Sequence[Candidates]) -> Promises:
+    """The best candidate of each source behind the root."""
+    tokens, chances = [], []
+    for draft in drafts:
+        scores = jnp.where(draft.parents < 0, draft.scores, -jnp.inf)
+        best = jnp.argmax(scores, 1)[:, None]
+        tokens.append(jnp.take_along_axis(draft.tokens, best, 1))
+        chances.append(jnp.exp(jnp.take_along_axis(scores, best, 1)))
+    return Promises(jnp.concatenate(tokens, 1), jnp.concatenate(chances, 1))

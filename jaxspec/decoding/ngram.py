@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.drafter import Draft, Drafter
+from jaxspec.decoding.drafter import MEMORY, PRIOR, Draft, Drafter
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.top import AT_ONCE, top
 from jaxspec.decoding.tree import Candidates, Chain
@@ -32,10 +32,6 @@ PLACES = AT_ONCE
 """Places whose continuations are compared."""
 LONGER = 4.0
 """How much more a place counts whose match is longer by one token."""
-PRIOR = 4.0
-"""Matches that the first guess of a rate counts for."""
-MEMORY = 0.99
-"""The share of its matches that a rate keeps when it sees another, so that it follows other texts within some hundred tokens."""
 
 
 class Rates(NamedTuple):
