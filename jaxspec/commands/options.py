@@ -357,7 +357,8 @@ def add_tree_options(parser: Parser) -> None:
 def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
     """Which prompts are run, and how far."""
     add = parser.add_argument_group("prompts").add_argument
-    formats = "chat (48 conversations), or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
+    of_the_package = "chat (48 conversations), kinds (10 texts of five kinds)"
+    formats = f"{of_the_package}, or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
     add("--prompts", type=Path, metavar="FILE", help=f"{formats} (default: held-out Python code)")
     which = f"the first N prompts (default: all of the file, or {num_prompts} built-in ones)"
     add("--num-prompts", type=whole(1), metavar="N", help=which)
