@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.checkpoints.exporting import DIALECTS
 from jaxspec.models.eagle3 import Eagle3Config
-from jaxspec.models.registry import FAMILIES
+from jaxspec.models.families import FAMILIES
 from tests.sets import SETS
 
 ROOT = Path(__file__).parents[1]

@@ -123,7 +123,7 @@ class Option(NamedTuple):
 
 TABLE: dict[str, tuple[Option, ...]] = {
     "model": (
-        Option("model_dir MODEL_DIR", "the same as --model-path"),
+        Option("model_dir MODEL", "the same as --model-path"),
         Option("--model-path --model DIR", "a name on the Hub, a directory, a GGUF file, or smollm2 (default: the built-in model)"),
         Option("--tokenizer-path --tokenizer DIR", "accepted if it is the model's directory, whose tokenizer is used"),
         Option("--revision NAME", "branch, tag or commit of the model on the Hub (default: the newest)"),
@@ -241,6 +241,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "engine.prefix_cache",
             switch=False,
         ),
+        Option("--disable-overlap-schedule --no-async-scheduling", "one cycle after another", "engine.overlap", switch=False),
         Option("--mem-fraction-static --mem-fraction --gpu-memory-utilization X", sets="engine.mem_fraction", type=float),
         Option(
             "--random-seed --seed",

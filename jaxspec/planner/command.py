@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 JAX_SHARE = 0.75
 """JAX's default share of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 SHARE, SIZE = Number(0, 1, above=True), Number(0, 10**6, above=True)
+PROG = "jaxspec plan"
 EXAMPLES = """examples:
   jaxspec plan --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B --gpu h100 --batch 8 --context 4096
   jaxspec plan --model-path config.json --draft head/config.json --gpu a100 --tree 3/1/4 --accept-length 2.9
@@ -38,10 +39,10 @@ POWERS = tuple(2**power for power in range(7))
 """Numbers of GPUs that `Plan.smallest` may be."""
 
 
-def make_parser() -> Parser:
+def make_parser(prog: str = PROG) -> Parser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     about = "Whether a model fits on a GPU, and how fast it can be there; needs no GPU, and of a model only its config.json."
-    parser = Parser("jaxspec plan", about, EXAMPLES)
+    parser = Parser(prog, about, EXAMPLES)
     head = ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization")
     parser.add_options("model", "model_path", *head, "dtype", "quantization")
     group = parser.add_argument_group("GPU")
@@ -78,9 +79,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Returns 0 if it fits, 1 if not, 2 if the model can't be read."""
-    parser = make_parser()
+    parser = make_parser(prog)
     options = parser.parse_args(argv)
 
     def run() -> int:

@@ -1,6 +1,5 @@
 """The config and the weights' sizes of a model, from config.json and file headers; no weights are read."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,19 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
-from jaxspec.checkpoints.heads import PLANS, algorithm_of, head_plan, usable_token_map
+from jaxspec.checkpoints.heads import PLANS, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.kinds import algorithm_of, usual_tensors
 from jaxspec.checkpoints.layout import TensorPlan
-from jaxspec.checkpoints.layouts import MTP_PREFIX, target_layout
+from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.models.families import target_config
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.registry import abstract_model, target_config
+from jaxspec.models.registry import abstract_model
 
 
 @dataclass(frozen=True)
@@ -107,16 +108,3 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
             )
     hot_tokens = usable_token_map(head, token_map)
     return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
-
-
-def usual_tensors(config: dict) -> Collection[str]:
-    """The tensors that heads with this config usually have, to recognize the kind of head from config.json alone."""
-    shared = {"lm_head.weight", "d2t", "t2d"}
-    if "speculators_model_type" in config:
-        return {"layers.0.hidden_norm.weight", "embed_tokens.weight", *shared}
-    if "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ()):
-        return {"midlayer.hidden_norm.weight", "midlayer.mlp.up_proj.weight", *shared}
-    if config.get("num_nextn_predict_layers"):
-        return {f"{MTP_PREFIX}0.input_proj.weight"}
-    bias = {"fc.bias"} if config.get("bias", True) else set()
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"} | bias

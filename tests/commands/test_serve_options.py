@@ -251,10 +251,14 @@ def test_messages_of_the_engine_in_flags(message: str, flags: str):
     assert in_flags(message) == flags
 
 
-def test_every_setting_has_a_flag_or_a_reason():
+@pytest.mark.parametrize("flag", ["--disable-overlap-schedule", "--no-async-scheduling"])
+def test_the_plain_loop_can_be_had(flag: str):
+    assert parse_arguments([flag]).engine["overlap"] is False and "overlap" not in parse_arguments([]).engine
+
+
+def test_every_setting_has_a_flag():
     """A new field of EngineConfig must not be forgotten."""
-    without = {"overlap"}  # only tests need the plain loop
-    assert {field.name for field in fields(EngineConfig)} == set(FLAG_OF) | without
+    assert {field.name for field in fields(EngineConfig)} == set(FLAG_OF)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +384,7 @@ def test_a_wrong_command_line_is_one_clear_line(command: str, said: str, capsys:
         parse_arguments(command.split())
     assert end.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line and line.startswith("python -m jaxspec.serve: error: ")
+    assert said in line and line.startswith("jaxspec serve: error: ")
 
 
 # --config: YAML on a par with the command line, which wins.
@@ -466,7 +470,7 @@ def test_what_a_config_file_can_not_say(tmp_path: Path, content: str | bytes, sa
         from_file(tmp_path, content)
     assert end.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line and line.startswith("python -m jaxspec.serve: error: ") and len(line) < 1000
+    assert said in line and line.startswith("jaxspec serve: error: ") and len(line) < 1000
     assert "config.yaml" in line or said.startswith(("argument", "--page-size"))
 
 

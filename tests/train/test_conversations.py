@@ -247,7 +247,7 @@ def test_a_run_that_has_begun_gets_no_more_data(tmp_path):
     idle = SimpleNamespace(engine=SimpleNamespace(context_length=64))
     (tmp_path / "settings.json").write_text('{"shards": 8}')
     (tmp_path / "best.json").write_text("{}")
-    options = command.make_parser().parse_args(["run", "--model-path", "m", "--work", str(tmp_path), "--shards", "9"])
+    options = command.make_parser("run").parse_args(["--model-path", "m", "--work", str(tmp_path), "--shards", "9"])
     with pytest.raises(ValueError, match="holds a run on 8 shards: give --shards 8, or another folder"):
         command.write_data(options, idle, tmp_path / "data")
     assert not (tmp_path / "data").exists()
