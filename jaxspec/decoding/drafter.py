@@ -56,6 +56,8 @@ class Drafter(ABC):
     """Width of the feature of one position; 0: it reads none."""
     lags: bool = False
     """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next tree."""
+    first_slot: int = 1
+    """The first slot whose token it absorbs. Slot 0 has no feature before it, which matters only to those that read features."""
     max_topk: int
     """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
 
@@ -129,6 +131,7 @@ class Merged(Drafter):
             capture=readers[0].capture if readers else (),
             feature_size=readers[0].feature_size if readers else 0,
             lags=any(each.lags for each in self.sources),
+            first_slot=min(each.first_slot for each in self.sources),
             max_topk=max(each.max_topk for each in self.sources),
         )
 
@@ -149,7 +152,10 @@ class Merged(Drafter):
         return Draft(candidates, tuple(draft.memo for draft in drafts))
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> tuple[Any, ...]:
-        return tuple(each.absorb(target, own, batch, new) for each, own in self._with_states(state))
+        def absorbed(source: Drafter, own: State) -> Any:
+            return source.absorb(target, own, batch, new._replace(cached=jnp.maximum(new.cached, source.first_slot)))
+
+        return tuple(absorbed(each, own) for each, own in self._with_states(state))
 
     def learn(
         self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]

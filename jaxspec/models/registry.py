@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxspec.checks import checked, require, short
 from jaxspec.config import ModelConfig
+from jaxspec.models.draft_model import DraftModel, DraftModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.head import DraftHead, HeadConfig
@@ -53,7 +54,9 @@ def target_config(config: dict) -> ModelConfig:
     return ModelConfig.from_hf(config, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
 
 
-MODULES: dict[type, Callable[..., nnx.Module]] = {ModelConfig: Llama, EagleConfig: Eagle, Eagle3Config: Eagle3, MTPConfig: MTP}
+MODULES: dict[type, Callable[..., nnx.Module]] = {
+    ModelConfig: Llama, EagleConfig: Eagle, Eagle3Config: Eagle3, MTPConfig: MTP, DraftModelConfig: DraftModel,
+}  # fmt: skip
 """The module that each kind of config describes."""
 
 
