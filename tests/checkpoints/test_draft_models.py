@@ -11,21 +11,21 @@ from convert.converting import Options, convert_target
 from jaxspec.checkpoints.draft_models import check_draft, draft_kind, load_draft
 from jaxspec.defaults import BUILT_IN_TARGET
 from jaxspec.load import load_models
-from jaxspec.testing import random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
+from jaxspec.testing import random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.tokenizer import check_same_tokens
 from tests.checkpoints.test_targets import same
 
 
 def test_whole_models_without_a_head_draft(tmp_path):
-    model, mimo = tiny_target(1), tiny_target(qkv_bias=True)
+    model, mimo = tiny_target(1, num_layers=1), tiny_target(qkv_bias=True, num_layers=1)
     convert_target(write_target(tmp_path / "model", model), tmp_path / "converted", Options())
     write_target(tmp_path / "mimo", mimo, head=random_mtp(mimo.config))
-    write_head(tmp_path / "head", random_head(model.config))
-    kinds = {"model": "STANDALONE", "converted": "STANDALONE", "mimo": "MTP", "head": "EAGLE3"}
+    write_head(tmp_path / "head", random_eagle(model.config))
+    kinds = {"model": "STANDALONE", "converted": "STANDALONE", "mimo": "MTP", "head": "EAGLE"}
     assert {name: draft_kind(tmp_path / name) for name in kinds} == kinds
     for name in ("model", "converted"):
         check_draft(tmp_path / name, tiny_config())
-        loaded = load_draft(tmp_path / name, tiny_target())
+        loaded = load_draft(tmp_path / name, tiny_target(num_layers=1))
         assert loaded.config.algorithm == "STANDALONE" and loaded.config.feature_size == 0
         assert same(loaded.params, {"model": model.params})
 
