@@ -97,10 +97,15 @@ def own_head(model: Path) -> Path | None:
         return model if algorithm_of(checkpoint.infos) else None
 
 
+def draft_path(draft: str | Path | None, target: Path, hub: HubOptions = DEFAULTS, *, weights: bool = True) -> Path | None:
+    """Where the head or the model that drafts is. None: the head that comes with the target, if there is one."""
+    return own_head(target) if draft is None else model_directory(draft, hub.newest, weights=weights)
+
+
 def default_tree(algorithm: str | None, head: Path | None = None) -> TreeShape:
     """The draft tree for a kind of head (HeadConfig.algorithm) in this directory, or NGRAM; None: plain decoding.
 
-    MTP has a small one: its layer is trained for one step, and deeper steps reuse it.
+    MTP has a small one: its layer is trained for one step, and deeper steps reuse it. A small model costs more than a head.
     """
     if algorithm is None:
         return PLAIN
@@ -108,7 +113,7 @@ def default_tree(algorithm: str | None, head: Path | None = None) -> TreeShape:
         return NGRAM_TREE
     if head == SMOLLM2_HEAD:
         return SMOLLM2_TREE
-    return TreeShape(1, 1, 2) if algorithm == "MTP" else TreeShape()
+    return {"MTP": TreeShape(1, 1), "STANDALONE": TreeShape(3, 1)}.get(algorithm, TreeShape())
 
 
 def gpu_dtype(saved: str) -> str:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
@@ -88,6 +89,11 @@ def random_mtp(target: ModelConfig, seed: int = 1) -> LoadedHead:
     """A random MTP layer."""
     config = MTPConfig(layer=head_layer(target, qkv_bias=target.qkv_bias), target_hidden_size=target.hidden_size)
     return scaled_up(split_model(MTP(config, rngs=nnx.Rngs(seed))))
+
+
+def random_draft_model(target: ModelConfig, seed: int = 1, **changes) -> LoadedHead:
+    """A random model of two layers as the draft. `changes` are fields of ModelConfig."""
+    return as_draft(tiny_target(seed, **{"num_layers": 2, "vocab_size": target.vocab_size, **changes}), target)
 
 
 def head_layer(target: ModelConfig, **changes) -> ModelConfig:

@@ -150,15 +150,17 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, NGRAM (no head) or NONE (default: the head's kind, or NONE)"),
+        Option(
+            "--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM or NONE (default: the draft's kind, or NONE)"
+        ),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
-            "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",
+            "the draft head's or small model's name on the Hub, or its directory (default: the head that comes with the model)",
         ),
-        Option("--tree S/K/D", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree),
-        Option("--speculative-num-steps S", "levels; 0: plain decoding (default: 5; MTP: 1; SmolLM2: 3; NGRAM: 7)", type=whole(0)),
-        Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP and SmolLM2: 1)", type=whole(0)),
-        Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 4)", type=whole(0)),
+        Option("--tree S/K/D", "the tree, or plain (default: 5/4/8; MTP 1/1/2; SmolLM2, STANDALONE 3/1/4; NGRAM 7/4/8)", type=tree),
+        Option("--speculative-num-steps S", "its levels; 0: plain decoding", type=whole(0)),
+        Option("--speculative-eagle-topk K", "children kept per drafted token", type=whole(0)),
+        Option("--speculative-num-draft-tokens D", "nodes verified, with the root", type=whole(0)),
         Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
         Option(
             "--speculative-token-map FILE",
@@ -166,7 +168,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--speculative-config JSON",
-            "vLLM's: method (eagle, eagle3, mtp, ngram, suffix), model, num_speculative_tokens (a chain), prompt_lookup_min, _max",
+            "vLLM's: method (eagle, eagle3, mtp, draft_model, ngram, suffix), model, num_speculative_tokens (a chain), ...",
         ),
         Option("--speculative-ngram", sets="engine.ngram", switch=True),
     ),

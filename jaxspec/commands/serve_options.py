@@ -31,9 +31,11 @@ EPILOG = """examples:
 
 --help=WORD shows only the options that contain the word, such as --help=cache. Options of SGLang and vLLM that have
 no effect here, such as those of CUDA graphs, are accepted and reported in the log: --help=ignored lists them."""
-ALGORITHMS = {"EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",), "NGRAM": (), "NONE": ()}
+ALGORITHMS = {
+    "EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",), "STANDALONE": ("STANDALONE",), "NGRAM": (), "NONE": (),
+}  # fmt: skip
 """SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
-NOT_YET = ("STANDALONE", "DFLASH", "DSPARK", "UNO")
+NOT_YET = ("DFLASH", "DSPARK", "UNO")
 _OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map", "speculative_ngram")
 """Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}

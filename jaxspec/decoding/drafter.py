@@ -61,6 +61,8 @@ class Drafter(ABC):
     """Width of the feature of one position; 0: it reads none."""
     lags: bool = False
     """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next tree."""
+    first_slot: int = 1
+    """The first slot whose token it absorbs. Slot 0 has no feature before it, which matters only to those that read features."""
     max_topk: int
     """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
 
@@ -157,6 +159,7 @@ class Merged(Drafter):
             capture=readers[0].capture if readers else (),
             feature_size=readers[0].feature_size if readers else 0,
             lags=any(each.lags for each in self.sources),
+            first_slot=min(each.first_slot for each in self.sources),
             max_topk=max(each.max_topk for each in self.sources),
         )
 
@@ -180,8 +183,10 @@ class Merged(Drafter):
         return Draft(candidates, (tuple(draft.memo for draft in drafts), promises(found)))
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> MergedState:
-        own_states = tuple(each.absorb(target, own, batch, new) for each, own in self._with_states(state))
-        return state.draft._replace(sources=own_states)
+        def absorbed(source: Drafter, own: State) -> Any:
+            return source.absorb(target, own, batch, new._replace(cached=jnp.maximum(new.cached, source.first_slot)))
+
+        return state.draft._replace(sources=tuple(absorbed(each, own) for each, own in self._with_states(state)))
 
     def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> MergedState:
         memos, promised = memo or ((None,) * len(self.sources), None)

@@ -21,7 +21,9 @@ class HeadConfig:
     """The fields that all kinds of heads have; each kind adds its own."""
 
     algorithm: ClassVar[str]
-    """The name of the kind: EAGLE, EAGLE3 or MTP."""
+    """The name of the kind: EAGLE, EAGLE3, MTP or STANDALONE."""
+    first_slot: ClassVar[int] = 1
+    """The first slot of its cache that it uses, whose position is 0. A pair needs a feature before it, and slot 0 has none."""
 
     layer: ModelConfig
     """Sizes of the head's own `num_layers` layers. The head has its own RoPE too; it never uses the target's."""

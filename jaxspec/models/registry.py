@@ -12,6 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
+from jaxspec.models.draft_model import DraftModel, DraftModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.head import DraftHead, HeadConfig
@@ -19,7 +20,9 @@ from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
 
-MODULES: dict[type, Callable[..., nnx.Module]] = {ModelConfig: Llama, EagleConfig: Eagle, Eagle3Config: Eagle3, MTPConfig: MTP}
+MODULES: dict[type, Callable[..., nnx.Module]] = {
+    ModelConfig: Llama, EagleConfig: Eagle, Eagle3Config: Eagle3, MTPConfig: MTP, DraftModelConfig: DraftModel,
+}  # fmt: skip
 """The module that each kind of config describes."""
 
 

@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
+from jaxspec.checkpoints.draft_models import is_draft_model, refuse_token_map
 from jaxspec.checkpoints.heads import PLANS, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
 from jaxspec.checkpoints.kinds import algorithm_of, usual_tensors
@@ -18,7 +19,9 @@ from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
+from jaxspec.checks import require_size
 from jaxspec.config import ModelConfig
+from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.families import target_config
 from jaxspec.models.head import HeadConfig
@@ -47,6 +50,8 @@ class Weights:
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
     """The sizes of the config's module on the device, its matrices stored as the config says."""
+    if isinstance(config, DraftModelConfig):
+        return weights_of(config.layer, dtype)
     fusion = "fc" if isinstance(config, Eagle3Config) else None
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
     groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "lm_head": "output", fusion: "fusion"}
@@ -77,15 +82,15 @@ def read_target(path: Path, quantization: str | None = None) -> ModelConfig:
 
 
 def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, quantization: str | None = None) -> HeadConfig:
-    """The draft head in a directory or file, or of a lone config.json, beside this target.
+    """The draft head or model in a directory or file, or of a lone config.json, beside this target.
 
-    Raises ValueError if it is not a head, or does not fit.
+    Raises ValueError if it is neither a head nor a model, or does not fit.
     """
     with errors_named(path):
-        if is_converted(path):
-            where = head_directory(path)
-            if where is None:
-                raise ValueError("this is a converted target without a draft head")
+        if is_whole_model(path):
+            refuse_token_map(path, token_map)
+            return DraftModelConfig.beside(read_target(path, quantization), target)
+        if where := head_directory(path) if is_converted(path) else None:
             head = read_manifest(where).head
         elif has_tensors(path):
             with Checkpoint(path) as checkpoint:
@@ -98,8 +103,6 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
             algorithm = algorithm_of(names) or "EAGLE"
             plan = quantised_plan(PLANS[algorithm](config, names, target), config, {})
             head = planned(plan, None, Storing.DENSE, quantization).config
-            if algorithm == "EAGLE" and head.layer.num_layers >= target.num_layers:
-                raise ValueError(f"this is the config of a whole model of {head.layer.num_layers} layers, not of a draft head")
         found = (head.target_hidden_size, head.layer.vocab_size)
         if found != (target.hidden_size, target.vocab_size):
             raise ValueError(
@@ -108,3 +111,14 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
             )
     hot_tokens = usable_token_map(head, token_map)
     return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
+
+
+def is_whole_model(path: Path) -> bool:
+    """Whether a path holds a whole model that drafts, not a head; of a config.json alone, one of several layers is taken for it."""
+    if is_converted(path) or has_tensors(path):
+        return is_draft_model(path)
+    config = read_config(path)
+    is_eagle = algorithm_of(usual_tensors(config)) == "EAGLE" and not any(
+        "Eagle" in name for name in config.get("architectures") or ()
+    )
+    return is_eagle and require_size(config, "num_hidden_layers") > 1

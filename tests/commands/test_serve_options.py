@@ -328,7 +328,7 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ("--speculative-request-trees 2/2/99", "num_draft_tokens=99 must be"),
         ("--speculative-algorithm NONE --speculative-request-trees 0", "--speculative-request-trees can't be combined with"),
         ("--model-pat x", "--model-pat"),  # no abbreviations: they would change meaning when flags are added
-        ("--speculative-algorithm standalone", "STANDALONE is not supported yet; supported: EAGLE,"),
+        ("--speculative-algorithm dflash", "DFLASH is not supported yet; supported: EAGLE,"),
         ("--speculative-algorithm ngram --draft d", "--speculative-draft-model-path is about a head, and NGRAM has none"),
         (
             "--speculative-algorithm none --speculative-ngram",
