@@ -150,9 +150,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option(
-            "--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM or NONE (default: the draft's kind, or NONE)"
-        ),
+        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM or NONE (default: the draft's kind)"),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's or small model's name on the Hub, or its directory (default: the head that comes with the model)",
