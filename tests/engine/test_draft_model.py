@@ -103,5 +103,8 @@ def test_a_model_that_drafts_for_itself_is_fully_accepted(tree, options):
     again = finished(engine, [*prompt, *first.output], params)
     assert first.speculation.accept_lengths == again.speculation.accept_lengths == (full,) * 6
     assert again.cached_tokens >= len(prompt)
-    sampled = finished(engine, prompt, SamplingParams(max_tokens=1 + 6 * full, temperature=0.9, seed=3))
-    assert sampled.speculation.accept_length > 0.7 * full  # drafted under the noise of its own choice
+    sampled = [
+        finished(engine, prompt, SamplingParams(max_tokens=1 + 6 * full, temperature=0.9, seed=seed)).speculation.accept_length
+        for seed in range(4)
+    ]
+    assert sum(sampled) / 4 > 0.75 * full, "drafted under the noise of its own choice; the learnt weights cost a little"
