@@ -7,7 +7,7 @@ def test_a_conversation_with_the_live_server(server):
     with typed("chat", "--url", server.url, "--temperature", "0") as terminal:
         terminal.expect("/help lists the commands")
         terminal.line("import os")
-        terminal.expect("\n")
+        terminal.expect(" ")
         terminal.type(CTRL_C)
         terminal.expect(", stopped\n")
         terminal.line("/clear")
