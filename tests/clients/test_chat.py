@@ -6,7 +6,7 @@ from tests.commands.terminal import CTRL_C, CTRL_D, typed
 def test_a_conversation_with_the_live_server(server):
     with typed("chat", "--url", server.url, "--temperature", "0") as terminal:
         terminal.expect("/help lists the commands")
-        terminal.line("import os")
+        terminal.line("def area(self):")
         terminal.expect(" ")
         terminal.type(CTRL_C)
         terminal.expect(", stopped\n")
@@ -16,6 +16,7 @@ def test_a_conversation_with_the_live_server(server):
         terminal.line("def area(self):")
         terminal.expect("tokens per forward of the target")
         terminal.line("/plain")
+        terminal.line("/clear")
         terminal.line("/tree 5/1/6")
         terminal.line("def area(self):")
         assert "error: " in terminal.expect("this server has")

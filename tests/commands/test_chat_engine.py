@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,10 +49,13 @@ class FakeModels:
     algorithm: str = "EAGLE"
     tokenizer: Any = field(default_factory=byte_tokenizer)
 
+    engines: list[WarmEngine] = field(default_factory=list)
+
     @property
     def engine(self) -> WarmEngine:
         self.made.append(self.tree)
-        return WarmEngine()
+        self.engines.append(WarmEngine())
+        return self.engines[-1]
 
 
 @pytest.fixture
@@ -107,10 +111,14 @@ def test_another_tree_is_compiled_when_it_is_asked_for(model):
 
 
 def test_leaving_an_answer_ends_it_and_a_conversation_may_be_too_long(source):
+    [engine] = source._models.engines
+    engine.allow(1)
     pieces = source.answer(QUESTION, Wishes())
     next(pieces)
     pieces.close()
+    engine.allow(1)  # the step that was under way
     assert source._thread.call(lambda engine: engine.running).result() == 0
+    engine.allow(math.inf)
     with pytest.raises(ValueError, match=r"the conversation has 207 tokens, and 63 fit: /clear begins a new one"):
         next(source.answer([{"role": "user", "content": "x" * 200}], Wishes()))
 
