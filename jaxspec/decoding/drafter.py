@@ -16,12 +16,18 @@ from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge
 from jaxspec.models.llama import Llama
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
 
 PRIOR = 4.0
 """Observations that the first guess of a learnt rate counts for."""
 MEMORY = 0.99
 """The share of its observations that a rate keeps when it sees another: it follows other texts within some hundred tokens."""
+
+
+def remembered(sums: Float[Array, " n"], counts: Bool[Array, "b n"], new: Array | float) -> Float[Array, " n"]:
+    """The sums, each faded by MEMORY for every row that counts for it, plus what is new in those rows (as wide as `counts`)."""
+    return MEMORY ** jnp.sum(counts, 0) * sums + jnp.sum(jnp.where(counts, new, 0), 0)
+
 
 type Place = Callable[[Any, ModelConfig | None], Any]
 """Puts weights on the devices of an engine, which share those of layers with these sizes. None: each device has all."""
@@ -195,11 +201,9 @@ class Merged(Drafter):
         if promised is None:
             return after
         counts = (promised.chance > 0) & ~batch.sequences.done[:, None]
-        kept = MEMORY ** jnp.sum(counts, 0)
-        is_chosen = counts & (promised.token == chosen[:, None])
         return after._replace(
-            chosen=kept * after.chosen + jnp.sum(is_chosen, 0),
-            promised=kept * after.promised + jnp.sum(jnp.where(counts, promised.chance, 0), 0),
+            chosen=remembered(after.chosen, counts, promised.token == chosen[:, None]),
+            promised=remembered(after.promised, counts, promised.chance),
         )
 
     def _with_states(self, state: State) -> list[tuple[Drafter, State]]:

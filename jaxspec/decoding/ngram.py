@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.drafter import MEMORY, PRIOR, Draft, Drafter
+from jaxspec.decoding.drafter import PRIOR, Draft, Drafter, remembered
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.top import AT_ONCE, top
 from jaxspec.decoding.tree import Candidates, Chain
@@ -93,9 +93,8 @@ class NgramDrafter(Drafter):
             return rates
         counts = (memo.match > 0) & ~batch.sequences.done
         of_length = (memo.match[:, None] == jnp.arange(self.longest + 1)) & counts[:, None]
-        kept = MEMORY ** jnp.sum(of_length, 0)
-        is_chosen = of_length & (memo.token == chosen)[:, None]
-        return Rates(kept * rates.chosen + jnp.sum(is_chosen, 0), kept * rates.seen + jnp.sum(of_length, 0))
+        is_chosen = (memo.token == chosen)[:, None]
+        return Rates(remembered(rates.chosen, of_length, is_chosen), remembered(rates.seen, of_length, 1.0))
 
 
 @jax.named_scope("find")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.decoding.ngram import LONGER, MEMORY, PRIOR, FirstGuess, NgramDrafter, Rates, candidates, continued, find
+from jaxspec.decoding.drafter import MEMORY, PRIOR
+from jaxspec.decoding.ngram import LONGER, FirstGuess, NgramDrafter, Rates, candidates, continued, find
 from jaxspec.decoding.state import Batch, Sequences, Sizes
 from jaxspec.decoding.tree import rank
 from jaxspec.engine.engine import Engine
