@@ -8,12 +8,10 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import head_directory, is_converted
 from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target, target_model_config
-from jaxspec.checkpoints.storing import Storing
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
-from jaxspec.placement import ONE_DEVICE, Placement
 
 
 def is_draft_model(path: Path) -> bool:
@@ -44,25 +42,15 @@ def refuse_token_map(path: Path, token_map: Path | None) -> None:
         raise ValueError(f"the token map {token_map} is for heads, and {path} is a whole model with its own output: leave it out")
 
 
-def load_draft(
-    path: Path,
-    target: LoadedTarget,
-    *,
-    token_map: Path | None = None,
-    storing: Storing = Storing.DENSE,
-    quantization: str | None = None,
-    placement: Placement = ONE_DEVICE,
-    progress: bool = False,
-) -> LoadedHead:
+def load_draft(path: Path, target: LoadedTarget, *, token_map: Path | None = None, **how: Any) -> LoadedHead:
     """The head or the model for this target, in the target's dtype; arguments and errors are those of `load_head`.
 
     A model's vocabulary must be the target's (DraftModelConfig.beside); whether its tokenizer is, the caller checks.
     """
-    how: dict[str, Any] = {"quantization": quantization, "placement": placement, "progress": progress}
     if not is_draft_model(path):
-        return load_head(path, target, token_map=token_map, storing=storing, **how)
+        return load_head(path, target, token_map=token_map, **how)
     refuse_token_map(path, token_map)
-    model = load_target(path, target.dtype, storing=storing, **how)
+    model = load_target(path, target.dtype, **how)
     with errors_named(path):
         return as_draft(model, target.config)
 

@@ -7,7 +7,10 @@ from safetensors import SafetensorError, safe_open
 
 from jaxspec.checkpoints.hub import INDEXES
 from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checks import require_size
 
+MANIFEST = "jaxspec.json"
+"""The file of a converted checkpoint (converted.py)."""
 MTP_PREFIX = "model.mtp_layers."
 
 
@@ -52,6 +55,12 @@ def usual_tensors(config: dict) -> Collection[str]:
         return {f"{MTP_PREFIX}0.input_proj.weight"}
     bias = {"fc.bias"} if config.get("bias", True) else set()
     return {"fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"} | bias
+
+
+def is_model_config(config: dict) -> bool:
+    """Whether a config.json alone is taken for a whole model's: it has several layers, and no architecture named after EAGLE."""
+    is_named = any("Eagle" in name for name in config.get("architectures") or ())
+    return algorithm_of(usual_tensors(config)) == "EAGLE" and not is_named and require_size(config, "num_hidden_layers") > 1
 
 
 def tensor_names(folder: Path) -> set[str] | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxspec.checkpoints.hub import is_whole
 from jaxspec.checkpoints.json_files import read_config, read_object
-from jaxspec.checkpoints.kinds import algorithm_of, is_target, tensor_names, usual_tensors
+from jaxspec.checkpoints.kinds import MANIFEST, algorithm_of, is_model_config, is_target, tensor_names, usual_tensors
 from jaxspec.commands.common import run_guarded, table
 from jaxspec.commands.options import OPTIONS, Parser
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_NAME, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_INSTALL, smollm2_file
@@ -19,8 +19,6 @@ EXAMPLES = """examples:
   jaxspec models
   jaxspec models ~/checkpoints converted
   jaxspec serve NAME        (a target; for one with a head: jaxspec serve NAME --draft HEAD)"""
-CONVERTED = "jaxspec.json"
-"""The file of a converted checkpoint."""
 SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -105,7 +103,7 @@ def in_directory(directory: Path) -> Iterator[Found]:
 
 def holds_weights(folder: Path) -> bool:
     """Whether a directory may be a model's."""
-    return (folder / CONVERTED).is_file() or any(file.suffix in SUFFIXES for file in folder.iterdir())
+    return (folder / MANIFEST).is_file() or any(file.suffix in SUFFIXES for file in folder.iterdir())
 
 
 def loadable(folder: Path) -> str | None:
@@ -121,14 +119,14 @@ def kind_of(folder: Path) -> str:
 
     Out: "qwen3 target"; "mimo target, MTP head"; "EAGLE3 head"; "converted target, head"
     """
-    if (folder / CONVERTED).is_file():
-        contents = read_object(folder / CONVERTED)
+    if (folder / MANIFEST).is_file():
+        contents = read_object(folder / MANIFEST)
         kind = str(contents.get("kind"))
         return f"converted target{', head' if contents.get('draft') else ''}" if kind == "target" else f"converted {kind} head"
     config = read_config(folder)
     names = tensor_names(folder)
     head = algorithm_of(usual_tensors(config) if names is None else names)
-    is_whole_model = is_target(names) if names is not None else head == "EAGLE" and config.get("num_hidden_layers", 1) > 1
+    is_whole_model = is_model_config(config) if names is None else is_target(names)
     if not is_whole_model and head in ("EAGLE", "EAGLE3"):
         return f"{head} head"
     target_config(config)

@@ -13,13 +13,12 @@ from jaxspec.checkpoints.converted import head_directory, is_converted, read_man
 from jaxspec.checkpoints.draft_models import is_draft_model, refuse_token_map
 from jaxspec.checkpoints.heads import PLANS, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
-from jaxspec.checkpoints.kinds import algorithm_of, usual_tensors
+from jaxspec.checkpoints.kinds import algorithm_of, is_model_config, usual_tensors
 from jaxspec.checkpoints.layout import TensorPlan
 from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
-from jaxspec.checks import require_size
 from jaxspec.config import ModelConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
@@ -114,11 +113,7 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
 
 
 def is_whole_model(path: Path) -> bool:
-    """Whether a path holds a whole model that drafts, not a head; of a config.json alone, one of several layers is taken for it."""
+    """Whether a path holds a whole model that drafts, not a head; of a config.json alone by `is_model_config`."""
     if is_converted(path) or has_tensors(path):
         return is_draft_model(path)
-    config = read_config(path)
-    is_eagle = algorithm_of(usual_tensors(config)) == "EAGLE" and not any(
-        "Eagle" in name for name in config.get("architectures") or ()
-    )
-    return is_eagle and require_size(config, "num_hidden_layers") > 1
+    return is_model_config(read_config(path))
