@@ -225,7 +225,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_common_options(parser, num_prompts=8, rounds=3)
     parser.add_argument("--tree", type=tree, default=tree("3/2/6"), metavar="S/K/N", help="our tree (default: %(default)s)")
     parser.add_argument(
-        "--drafts", nargs="+", choices=DRAFTS, default=DRAFTS, help="ours: of the head, both, n-grams alone (default: all)"
+        "--drafts", nargs="+", choices=DRAFTS, help="ours: of the head, both, n-grams alone (default: all that there are)"
     )
     parser.add_argument(
         "--precision", nargs="+", choices=tuple(GGUF_TYPES), default=["float32"], help="of the weights (default: %(default)s)"
@@ -344,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "both": Drafts(options.tree, ngram=True),
             "ngram": Drafts(NGRAM_TREE, head=False, ngram=True),
         }
-        known = ways if bench.models.head is not None else ("ngram",)
-        drafts = [Drafts(PLAIN), *(ways[name] for name in options.drafts if name in known)]
+        asked = options.drafts or (DRAFTS if bench.models.head is not None else ("ngram",))
+        drafts = [Drafts(PLAIN), *(ways[name] for name in asked)]
         contenders = [ours(found[weights], each, weights, context, options.max_tokens) for weights, each in product(found, drafts)]
         contenders += peers.contenders(encoded, options, models, context)
         contenders.sort(key=lambda each: options.precision.index(each.precision))
