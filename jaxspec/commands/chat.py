@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxspec.commands.chat_loop import ChatLoop, Wishes
 from jaxspec.commands.chat_screen import Screen
-from jaxspec.commands.chat_server import ServerSource
+from jaxspec.commands.chat_server import KEY, ServerSource
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import OPTIONS, TREE, Parser, add_model_options, add_tree_options, chosen_tree, whole
 from jaxspec.defaults import SMOLLM2, SMOLLM2_INSTALL, check_name, smollm2_file
@@ -21,7 +21,6 @@ EXAMPLES = """examples:
   jaxspec chat --url http://127.0.0.1:30000         (a running server)
 
 In the conversation /help lists the commands. Ctrl-C ends an answer. Answers go to stdout, everything else to stderr."""
-KEY = OPTIONS["api_key"].secret
 
 
 def make_parser() -> Parser:

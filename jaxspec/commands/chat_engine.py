@@ -69,7 +69,7 @@ class EngineSource:
         if tree in (self._tree, PLAIN):
             return
         if self._models.algorithm == "NONE":
-            raise ValueError("there is no draft head: start with --draft, and without --tree plain")
+            raise ValueError("no draft head is loaded: start with --draft, and without --tree plain")
         self._thread.close()
         try:
             self._start(tree)

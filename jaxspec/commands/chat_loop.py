@@ -161,10 +161,9 @@ class ChatLoop:
     def _answer(self, question: str) -> None:
         """Asks, and shows the answer. What there is of it joins the conversation, unless it failed."""
         asked = [*self.messages, {"role": "user", "content": question}]
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
         figures, said, finish = Figures(), list[str](), None
         started = latest = self.clock()
-        with contextlib.closing(self.source.answer([*system, *asked], self.wishes)) as pieces:
+        with contextlib.closing(self.source.answer(self._with_system(asked), self.wishes)) as pieces:
             try:
                 for piece in pieces:
                     self.screen.show(piece.spans)
@@ -186,6 +185,10 @@ class ChatLoop:
         if text := "".join(said):
             self.messages = [*asked, {"role": "assistant", "content": text}]
         self.screen.note(", ".join([str(figures), *([ENDS[finish]] if finish in ENDS else [])]))
+
+    def _with_system(self, messages: Messages) -> Messages:
+        """The messages, the system's first if there is one."""
+        return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
 
     def _obey(self, line: str) -> None:
         """Runs a command. Raises ValueError for a wrong one."""
@@ -244,9 +247,8 @@ class ChatLoop:
     def _save(self, file: str) -> None:
         if not file:
             raise ValueError("/save needs the name of a file")
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
         with Path(file).expanduser().open("x", encoding="utf-8") as stream:  # never over another file
-            stream.write(json.dumps({"messages": [*system, *self.messages]}, ensure_ascii=False) + "\n")
+            stream.write(json.dumps({"messages": self._with_system(self.messages)}, ensure_ascii=False) + "\n")
         self.screen.note(f"written: {file}")
 
     def _help(self, _: str) -> None:

@@ -20,7 +20,7 @@ class Screen:
     def __init__(self) -> None:
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         no_color = bool(os.environ.get("NO_COLOR"))  # https://no-color.org
-        self.why_no_colours = "NO_COLOR is set" if no_color else "" if sys.stdout.isatty() else "the output is no terminal"
+        self.why_no_colours = "NO_COLOR is set" if no_color else "" if sys.stdout.isatty() else "the output is not a terminal"
         self._dims = sys.stderr.isatty() and not no_color
         if self.is_terminal:
             import readline  # noqa: F401  # edits the lines of `input`, and remembers them
@@ -48,7 +48,7 @@ class Screen:
         print(flush=True)
 
     def note(self, text: str) -> None:
-        """Something that is no answer."""
+        """A line that is not part of an answer."""
         print(f"{DIM}{text}{RESET}" if self._dims and text else text, file=sys.stderr, flush=True)
 
     @property

@@ -12,8 +12,11 @@ from urllib.parse import urlsplit
 
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.chat_screen import THINKING
+from jaxspec.commands.options import OPTIONS
 from jaxspec.config import PLAIN, TreeShape
 
+KEY = OPTIONS["api_key"].secret
+"""The environment variable that may hold the server's key."""
 CONNECT_SECONDS = 10
 MAX_ERROR = 500
 """Characters of a server's error that are shown."""
@@ -82,7 +85,7 @@ class ServerSource:
             what = error_of(json_of(response.read()))
         except (HTTPException, ConnectionError) as error:
             raise ValueError(f"{self._url} does not answer as a server with OpenAI's API ({type(error).__name__})") from None
-        hint = ": give --api-key, or set JAXSPEC_API_KEY" if response.status == 401 else ""
+        hint = f": give --api-key, or set {KEY}" if response.status == 401 else ""
         raise ValueError(f"{self._url}{self._path}{path} answers with status {response.status}: {what}{hint}")
 
 

@@ -70,13 +70,13 @@ class Terminal:
 @contextlib.contextmanager
 def typed(*arguments: str, cwd: Path | None = None, **environment: str) -> Iterator[Terminal]:
     """`jaxspec` with these arguments in a terminal."""
-    side, its_side = pty.openpty()
+    side, child_side = pty.openpty()
     fcntl.ioctl(side, 0x5414, b"\x32\0\xc8\0\0\0\0\0")  # TIOCSWINSZ: 50 lines of 200 characters
     settings = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"} | environment
     command = [sys.executable, "-c", START, *arguments]
-    its_end = {"stdin": its_side, "stdout": its_side, "stderr": its_side, "start_new_session": True}
-    with subprocess.Popen(command, env=settings, cwd=cwd, **its_end) as process:
-        os.close(its_side)
+    child_end = {"stdin": child_side, "stdout": child_side, "stderr": child_side, "start_new_session": True}
+    with subprocess.Popen(command, env=settings, cwd=cwd, **child_end) as process:
+        os.close(child_side)
         try:
             yield Terminal(process, side)
         finally:

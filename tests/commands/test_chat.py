@@ -135,7 +135,7 @@ def test_without_colours_the_command_says_why(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert Screen().why_no_colours == "NO_COLOR is set"
     monkeypatch.delenv("NO_COLOR")
-    assert Screen().why_no_colours == "the output is no terminal"
+    assert Screen().why_no_colours == "the output is not a terminal"
 
 
 def test_a_conversation_is_saved_and_no_file_is_written_over(tmp_path: Path):
