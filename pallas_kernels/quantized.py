@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped, UInt8
 
-from pallas_kernels.dispatch import by_platform
+from pallas_kernels.dispatch import by_platform, lowered_for
 from pallas_kernels.row_matmul import row_matmul, what_is_missing
 from pallas_kernels.rows import Blocks, Rows
 from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
@@ -62,7 +62,11 @@ class Quantized(Weight):
         return by_platform(_gated_on_gpus, _gated, _gated, static)(rows, self.packed).reshape(*x.shape[:-1], -1)
 
     def parts(self, x: Float[Array, "rows k"], matmul: str = "auto") -> Float[Array, "splits rows2 n"]:
-        return self.dot(x, jnp.float32, matmul)[None]
+        """Several where the program is known to be a GPU's: on another platform the same product is one part."""
+        if lowered_for.value != "cuda" or matmul == "xla" or x.shape[0] > SKINNY_ROWS:
+            return self.dot(x, jnp.float32, matmul)[None]
+        product: Any = skinny_matmul(x, self.packed, dtype=jnp.float32, parts=True)
+        return product
 
     def columns(self, ids: Int[Array, " ids"]) -> Weight:
         if isinstance(self.packed, Bytes) and not self.packed.is_by_row:

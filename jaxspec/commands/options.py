@@ -226,7 +226,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option(
             "--matmul NAME",
             f"{', '.join(MATMULS)}: who computes matrix products; auto: on CPUs our kernels if they are installed, else XLA; "
-            "skinny: for at most 16 rows a kernel that no GPU has run yet",
+            "skinny: for at most 16 rows a kernel that adds up each row in one order",
             "engine.matmul",
             choices=MATMULS,
         ),

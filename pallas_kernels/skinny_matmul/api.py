@@ -15,14 +15,18 @@ from pallas_kernels.skinny_matmul.tiling import ROWS as MAX_ROWS
 from pallas_kernels.skinny_matmul.tiling import unsupported
 
 
-def jax_triton_matmul(*arguments: Any, **static: Any) -> Array | tuple[Array, ...]:
-    """The kernel in Triton itself. Raises ImportError, naming the extra, if jax-triton or triton is not installed."""
+def jax_triton_matmul(*arguments: Any, parts: bool, **static: Any) -> Array | tuple[Array, ...]:
+    """The kernel in Triton itself, without `parts`. Raises ImportError, naming the extra, if jax-triton or triton is missing."""
     from pallas_kernels.skinny_matmul.jax_triton import matmul
 
     return matmul(*arguments, **static)
 
 
-IMPLEMENTATIONS = {"reference": reference_matmul, "pallas_triton": pallas_triton_matmul, "jax_triton": jax_triton_matmul}
+IMPLEMENTATIONS: dict[str, Any] = {
+    "reference": reference_matmul,
+    "pallas_triton": pallas_triton_matmul,
+    "jax_triton": jax_triton_matmul,
+}
 
 
 def skinny_matmul(
@@ -31,6 +35,7 @@ def skinny_matmul(
     epilogue: Epilogue = None,
     *,
     dtype: DTypeLike | None = None,
+    parts: bool = False,
     implementation: str | None = None,
 ) -> Array | tuple[Array, ...]:
     """x @ weight for 1 to 16 rows, summed in float32 in an order that depends on the weight's shape only.
@@ -42,10 +47,11 @@ def skinny_matmul(
             of rows.
         epilogue: what is done with the sums before they are written.
         dtype: of the result; None: x's, or float32 for the epilogue Best.
+        parts: of a weight of 8 or 4 bits without an epilogue: return parts that add up to the product.
         implementation: a name from IMPLEMENTATIONS; None picks the Pallas kernel on a GPU and the reference elsewhere.
 
     Returns:
-        No epilogue: the product [rows, n].
+        No epilogue: the product [rows, n]; with `parts` [splits, rows, n].
         AddResidual: residual + product [rows, n], and the sum of its squares in each block of columns [rows, blocks], in float32.
         SwiGlu: silu(gate) * up [rows, n / 2].
         Best: the product [rows, n], and each row's greatest number and its column in each block [rows, blocks], for
@@ -57,10 +63,12 @@ def skinny_matmul(
     """
     if reason := unsupported(x, weight, epilogue):
         raise ValueError(f"skinny_matmul: {reason}")
+    if parts and not (isinstance(weight, Packed) and epilogue is None):
+        raise ValueError("skinny_matmul: parts are those of a weight of 8 or 4 bits, without an epilogue")
     if isinstance(weight, Packed) and implementation == "jax_triton":
         raise ValueError("skinny_matmul: jax_triton takes no weights of 8 or 4 bits")
     dtype = jnp.dtype(dtype or (jnp.float32 if isinstance(epilogue, Best) else x.dtype))
-    return call("skinny_matmul", IMPLEMENTATIONS, implementation, (x, weight, epilogue), dtype=dtype)
+    return call("skinny_matmul", IMPLEMENTATIONS, implementation, (x, weight, epilogue), dtype=dtype, parts=parts)
 
 
 __all__ = ["IMPLEMENTATIONS", "MAX_ROWS", "skinny_matmul"]

@@ -39,7 +39,7 @@ def matmul(
 ) -> Array | tuple[Array, ...]:
     """One program per block of columns."""
     rows, n = x.shape[0], weight.shape[1] // (2 if isinstance(epilogue, SwiGlu) else 1)
-    tiling = choose_tiling(n, x.dtype.itemsize, epilogue)
+    tiling = choose_tiling(weight, x.dtype.itemsize, epilogue)
     blocks = triton.cdiv(n, tiling.columns)
     out = jax.ShapeDtypeStruct((rows, n), dtype)
     kernel: Any = _plain

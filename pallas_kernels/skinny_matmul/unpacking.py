@@ -12,25 +12,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.skinny_matmul.packed import BLOCK, Bytes, Nibbles
-
-FP8_STEP = 2.0**8
-"""FP8's bits as a float16 number are this many times too small: its exponent's bias is 7, float16's 15."""
-MAGIC = {"bfloat16": (0x4300, 128), "float16": (0x6400, 1024)}
-"""Bits and value of a number whose last bit counts ones: small whole numbers can be put into its last bits."""
+from pallas_kernels.skinny_matmul.ptx import from_fp8, from_halves, from_int8
 
 
-def reader_of(x_ref: Any, weight_refs: Any, tile: Any, depth: int) -> "DenseReader":
-    """The reader for a weight's arrays."""
+def reader_of(x_ref: Any, weight_refs: Any, tile: Any, depth: int, *, inline: bool) -> "DenseReader":
+    """The reader for a weight's arrays. `inline`: the kernel may contain PTX."""
     kind = {Bytes: BytesReader, Nibbles: NibblesReader}.get(type(weight_refs), DenseReader)
-    return kind(x_ref, weight_refs, tile, depth)
+    return kind(x_ref, weight_refs, tile, depth, inline)
 
 
 class DenseReader:
     """A matrix [k, n] in x's dtype."""
 
-    def __init__(self, x_ref: Any, weight_refs: Any, tile: Any, depth: int):
+    def __init__(self, x_ref: Any, weight_refs: Any, tile: Any, depth: int, inline: bool):
         """`depth`: rows of the matrix per step."""
-        self.x_ref, self.refs, self.tile, self.depth = x_ref, weight_refs, tile, depth
+        self.x_ref, self.refs, self.tile, self.depth, self.inline = x_ref, weight_refs, tile, depth, inline
         self.steps = pl.cdiv(x_ref.shape[1], depth)
 
     def load(self, i: Any) -> Any:
@@ -68,36 +64,24 @@ class BytesReader(DenseReader):
         rows, inside = self._rows(i)
         column = first + self.tile.column
         packed = pltriton.load(self.refs.rows.at[column[None], rows[:, None]], mask=inside, other=0)
-        product = dot(x, self._numbers(packed).astype(x.dtype))
+        convert = from_fp8 if packed.dtype == jnp.uint8 else from_int8
+        product = dot(x, convert(packed, x.dtype, inline=self.inline))
         if self.refs.is_by_row:
             return product
-        places = self.refs.scales.at[column // BLOCK, i * self.depth // BLOCK]
-        return product * self._scales(places)
+        return product * self._scales(self.refs.scales.at[column // BLOCK, jax.lax.div(i * self.depth, BLOCK)])
 
     def finished(self, sums: Any, first: int) -> Any:
         return sums * self._scales(self.refs.scales.at[first + self.tile.column]) if self.refs.is_by_row else sums
 
-    @property
-    def _is_fp8(self) -> bool:
-        return self.refs.rows.dtype == jnp.uint8
-
-    def _numbers(self, packed: Any) -> Any:
-        """FP8 in steps of FP8_STEP: by integers, as GPUs before the H100 don't know it."""
-        if not self._is_fp8:
-            return packed
-        bits = packed.astype(jnp.uint16)
-        return jax.lax.bitcast_convert_type((bits & 128) << 8 | (bits & 127) << 7, jnp.float16)
-
     def _scales(self, places: Any) -> Any:
-        scales = pltriton.load(places, mask=self.tile.has_column, other=0)
-        return (scales * FP8_STEP if self._is_fp8 else scales)[None]
+        return pltriton.load(places, mask=self.tile.has_column, other=0)[None]
 
 
 class NibblesReader(DenseReader):
     """4 bits, a group in each step; its scale multiplies what the step adds."""
 
-    def __init__(self, x_ref: Any, weight_refs: Any, tile: Any, depth: int):
-        super().__init__(x_ref, weight_refs, tile, x_ref.shape[1] // weight_refs.scales.shape[1])
+    def __init__(self, x_ref: Any, weight_refs: Any, tile: Any, depth: int, inline: bool):
+        super().__init__(x_ref, weight_refs, tile, x_ref.shape[1] // weight_refs.scales.shape[1], inline)
 
     def load(self, i: Any) -> Any:
         half = self.depth // 2
@@ -106,15 +90,12 @@ class NibblesReader(DenseReader):
     def product(self, i: Any, x: Any, first: int) -> Any:
         column, inside = first + self.tile.column, self.tile.has_column
         bytes_ = i * (self.depth // 2) + jnp.arange(self.depth // 2, dtype=jnp.int32)
-        packed = pltriton.load(self.refs.halves.at[column[None], bytes_[:, None]], mask=inside[None], other=0).astype(jnp.uint16)
-        dtype = jnp.bfloat16 if x[0].dtype == jnp.bfloat16 else jnp.float16
-        bits, value = MAGIC[jnp.dtype(dtype).name]
-        zeros = jnp.full(column.shape, 8, jnp.uint8)
+        packed = pltriton.load(self.refs.halves.at[column[None], bytes_[:, None]], mask=inside[None], other=0)
+        zeros = jnp.full(column.shape, 8, jnp.float32)
         if self.refs.zeros is not None:
-            zeros = pltriton.load(self.refs.zeros.at[column, i], mask=inside, other=0)
-        zeros = (zeros.astype(jnp.float32) + value).astype(dtype)[None]
-        numbers = (jax.lax.bitcast_convert_type(half | bits, dtype) - zeros for half in (packed & 15, packed >> 4))
-        low, high = (dot(part, each.astype(part.dtype)) for part, each in zip(x, numbers, strict=True))
+            zeros = pltriton.load(self.refs.zeros.at[column, i], mask=inside, other=0).astype(jnp.float32)
+        numbers = from_halves(packed, zeros, x[0].dtype, inline=self.inline)
+        low, high = (dot(part, each) for part, each in zip(x, numbers, strict=True))
         return (low + high) * pltriton.load(self.refs.scales.at[column, i], mask=inside, other=0)[None]
 
 

@@ -98,11 +98,15 @@ def test_the_gpu_kernel_equals_the_product_with_its_matrix(name, dtype, rows):
     weight = STORAGES[name](MATRIX)
     assert isinstance(weight, Quantized)
     x = random(0, rows, K).astype(dtype)
-    run = jax.jit(partial(pallas_triton_matmul, interpret=True), static_argnames=("dtype", "epilogue"))
+    run = jax.jit(partial(pallas_triton_matmul, interpret=True), static_argnames=("dtype", "epilogue", "parts"))
     expected = np.asarray(x, np.float64) @ np.asarray(weight.dense(jnp.float32), np.float64)
     found = run(x, weight.packed, epilogue=None, dtype=jnp.dtype("float32"))
     np.testing.assert_allclose(found, expected, atol=2e-6 * np.abs(expected).max())
     if rows <= 16:
+        found = run(x, weight.packed, epilogue=None, dtype=jnp.dtype("float32"), parts=True)
+        assert found.shape == ((8 if "small" in name else 2) if dtype != "float32" else 1, rows, N)
+        assert all(np.abs(part).max() > 0.1 * np.abs(expected).max() for part in found), "each stretch has its share"
+        np.testing.assert_allclose(found.sum(0), expected, atol=2e-6 * np.abs(expected).max())
         gate, up = np.split(expected, 2, 1)
         found = run(x, weight.packed, epilogue=SwiGlu(), dtype=jnp.dtype("float32"))
         product = gate / (1 + np.exp(-gate)) * up
@@ -116,5 +120,7 @@ def test_what_the_kernel_cannot_take_is_refused_by_name():
         skinny_matmul(jnp.ones((17, K)), packed, Best())
     with pytest.raises(ValueError, match="jax_triton takes no weights of 8 or 4 bits"):
         skinny_matmul(jnp.ones((1, K)), packed, implementation="jax_triton")
+    with pytest.raises(ValueError, match="parts are those of a weight of 8 or 4 bits, without an epilogue"):
+        skinny_matmul(jnp.ones((1, K)), packed, SwiGlu(), parts=True)
     with pytest.raises(ValueError, match=r"x is \[1, 8\] and the weight \[256, 384\]"):
         skinny_matmul(jnp.ones((1, 8)), packed)
