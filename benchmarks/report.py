@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from jaxspec.commands.options import Parser
 
+from .gpu.parts import RECORD as GPU_RECORD
 from .options import IN_CLONE, RESULTS, exit_on_error, show
 from .record import measured_on, read, table
 
@@ -33,11 +34,12 @@ MARKDOWN = (ROOT / "README.md", ROOT / "docs/performance.md") if IN_CLONE else (
 
 
 class Results:
-    """All records of a directory by file name without suffix, oldest first."""
+    """All records of a directory by file name without suffix, oldest first; without `bench gpu`'s, which has another format."""
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.files = {path.stem: records for path in sorted(directory.glob("*.jsonl")) if (records := read(path))}
+        files = (path for path in sorted(directory.glob("*.jsonl")) if path.name != GPU_RECORD)
+        self.files = {path.stem: records for path in files if (records := read(path))}
 
     def find(self, name: str, *, before: bool = False) -> dict:
         """The newest record of a file, or the one before it. Raises ValueError if there is none."""

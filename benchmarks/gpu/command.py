@@ -32,7 +32,7 @@ from jaxspec.commands.options import Parser
 
 from ..options import IN_CLONE, RESULTS, BenchmarkError
 from . import tables
-from .parts import GRACE, ORDER, OUT_OF_TIME, PARTS, Part, Task
+from .parts import GRACE, ORDER, OUT_OF_TIME, PARTS, RECORD, Part, Task
 
 FOLDER = Path(__file__).parents[2] if __package__ == "benchmarks.gpu" else None
 """Where processes run: in a clone its root, so that they can import benchmarks."""
@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", choices=("full", "tiny"), default="full", help=about)
     parser.add_argument("--only", choices=ORDER, nargs="+", default=list(ORDER), metavar="PART", help="parts to run")
     parser.add_argument("--budget", type=float, help=f"seconds for all of it (default: {BUDGET:g}; tiny: an hour)")
-    parser.add_argument("--out", type=Path, help="the file of results (default: gpu.jsonl; required for --size tiny)")
+    parser.add_argument("--out", type=Path, help=f"the file of results (default: {RECORD}; required for --size tiny)")
     parser.add_argument(
         "--cache", type=Path, metavar="DIR", help="compiled programs and autotuning (default: FILE.cache beside --out)"
     )
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.size == "tiny" and options.out is None:
         parser.error("--size tiny needs --out: its figures are not kept with the other results")
     options.budget = options.budget or (3600.0 if options.size == "tiny" else BUDGET)
-    options.out = options.out or RESULTS / "gpu.jsonl"
+    options.out = options.out or RESULTS / RECORD
     if IN_CLONE and options.size == "tiny" and options.out.resolve().is_relative_to(RESULTS.resolve()):
         parser.error("--size tiny does not write to benchmarks/results: its figures mean nothing")
     options.cache = (options.cache or options.out.with_suffix(".cache")).resolve()

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import PLAIN, QUANTIZATIONS, TreeShape
 from jaxspec.decoding.cycle import cycle
 from jaxspec.decoding.prefill import Chunk, prefill
 from jaxspec.decoding.settings import SamplingKind
@@ -46,7 +46,7 @@ def build_cycle(lab: Lab, tree: TreeShape, batch: int, context: int, kernels: Ke
         return cycle(merge(params), state, rows, page_table, tree=tree)
 
     layers = lab.size.target.num_layers
-    name = f"cycle {tree.name} {batch} {context} {kernels} {layers} {lab.size.target.hidden_size}"
+    name = f"cycle {tree.name} {batch} {context} {kernels} {lab.size.target}"
     arguments = (lab.parameter_shapes, *batch_shapes(lab, batch, context))
     return build(lab, cycle_program, arguments, name=name, layers=layers, options=options)
 
@@ -70,6 +70,14 @@ def choices(lab: Lab) -> Cases:
             if kernels != DEFAULT_KERNELS or context != lab.size.goal_context:
                 for case, measure in cells(lab, lab.size.trees[:2], ("greedy", "top_p"), [(1, context)]):
                     yield {"kernels": name, **case}, partial(measure, kernels=kernels)
+
+
+def weights(lab: Lab) -> Cases:
+    """Greedy cycles with quantised matrices, at batch 1; only one kind where figures mean nothing."""
+    for kind in QUANTIZATIONS if lab.on_gpu else QUANTIZATIONS[:1]:
+        stored = lab.with_weights(kind)
+        for case, measure in cells(stored, lab.size.trees[:2], GREEDY, [(1, lab.size.goal_context)]):
+            yield {"weights": kind, **case}, measure
 
 
 def grid(lab: Lab) -> Cases:

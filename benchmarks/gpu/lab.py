@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxspec.checkpoints.storing import MATRIX, with_storage
+from jaxspec.config import ModelConfig
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.engine.device_state import Merger
+from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.planner.estimate import Pair, pair
+from pallas_kernels.quantized import QuantizedAs
 
 from ..record import Spread
 from .sizes import MOST_CALLS, Size
@@ -66,6 +71,11 @@ class Lab:
     def of_one_layer(self) -> "Lab":
         """The same laboratory with a target of one layer."""
         return Lab(self.size.one_layer(), self._bandwidth, self._arithmetic, self.cache)
+
+    def with_weights(self, kind: str) -> "Lab":
+        """The same laboratory with the matrices of both models stored in 8 or 4 bits, as `--quantization` does it."""
+        size = replace(self.size, target=_stored_as(self.size.target, kind), head=_stored_as(self.size.head, kind))
+        return Lab(size, self._bandwidth, self._arithmetic, self.cache)
 
     @property
     def on_gpu(self) -> bool:
@@ -133,12 +143,12 @@ class Lab:
         stride = self.size.target.vocab_size // (self.size.head.draft_vocab_size or self.size.target.vocab_size)
         made = {}
         for seed, (path, shape) in enumerate(flat.items()):
-            if not jnp.issubdtype(shape.dtype, jnp.floating):
+            if jnp.issubdtype(shape.dtype, jnp.int32):
                 made[path] = jnp.arange(shape.size, dtype=shape.dtype).reshape(shape.shape) * stride
             elif len(shape.shape) == 1:
                 made[path] = jnp.ones(shape.shape, shape.dtype)
             else:
-                made[path] = random_array(seed, shape.shape, shape.dtype, 0.02)
+                made[path] = random_matrix(seed, shape)
         return jax.block_until_ready(unflatten_dict(made))
 
     def merger(self, kernels: Kernels = DEFAULT_KERNELS) -> Callable[[dict], Models]:
@@ -196,9 +206,29 @@ class Together[Key]:
             return error
 
 
+@partial(jax.jit, static_argnums=1)
+def _bytes(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.randint(key, shape, 0, 112, jnp.uint8)
+
+
 @partial(jax.jit, static_argnums=(1, 2))
 def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, scale: jax.Array) -> jax.Array:
     return (jax.random.normal(key, shape, dtype) * scale).astype(dtype)
+
+
+def _stored_as[Config: (ModelConfig, Eagle3Config)](config: Config, kind: str) -> Config:
+    """The config with all matrices quantised as checkpoints.storing.planned does it."""
+    found = flatten_dict(abstract_model(config, jnp.bfloat16).params)
+    matrices = {path[:-1]: array.shape for path, array in found.items() if path[-1] == MATRIX}
+    storages = tuple((path, QuantizedAs.default(kind, shape[0], for_cpu=False)) for path, shape in matrices.items())
+    return with_storage(config, None, storages)
+
+
+def random_matrix(seed: int, like: Any) -> jax.Array:
+    """Of the shape and dtype of `like`: small numbers, or bytes below 112, of which none is FP8's NaN."""
+    if like.dtype.itemsize > 1:
+        return random_array(seed, like.shape, like.dtype, 0.02)
+    return _bytes(jax.random.key(seed, impl="unsafe_rbg"), like.shape).view(like.dtype)
 
 
 def random_array(seed: int, shape: tuple[int, ...], dtype: Any, scale: float) -> jax.Array:

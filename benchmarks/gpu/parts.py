@@ -11,6 +11,9 @@ The record has one JSON object per line, written when it is known; a part's late
 from dataclasses import dataclass
 from typing import NamedTuple
 
+RECORD = "gpu.jsonl"
+"""The record's file, unless --out names another."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -50,6 +53,9 @@ PARTS = (
     Part("text", "engine.texts", "the built-in model's text against the CPU's", turn=40.0, limit=COMPILES),
     Part("engine", "engine.cases", "the engine's time per cycle beside the device's, 1 and 8 requests", turn=120.0, limit=COMPILES),
     Part("choices", "cycles.choices", "cycles with other products and attention kernels, to choose defaults", limit=COMPILES),
+    Part("profile", "profile.cases", "where a cycle's time goes, kernel by kernel", limit=COMPILES),
+    Part("weights", "cycles.weights", "cycles with weights of 8 and 4 bits", limit=COMPILES),
+    Part("packed", "products.packed", "products with weights of 8 and 4 bits, with other tiles"),
     Part("check", "checks.check", "every implementation of every kernel against the reference"),
     Part("gemm", "products.cases", "the matrix products of 1 to 64 rows: XLA four ways, our kernel"),
     Part("tiles", "attention.tiles", "attention with other splits, keys per block, stages and warps"),

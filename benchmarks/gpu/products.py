@@ -1,17 +1,24 @@
 """The matrix products of decoding, one to 64 rows: how close do XLA and our kernel come to the speed of a copy?"""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from pallas_kernels.skinny_matmul import skinny_matmul
+from jaxspec.config import QUANTIZATIONS
+from pallas_kernels.quantized import QuantizedAs
+from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
+from pallas_kernels.skinny_matmul.pallas_triton import pallas_triton_matmul
+from pallas_kernels.skinny_matmul.tiling import Tiling, choose_tiling
 
-from .lab import Cases, Lab, Skip, random_array
+from .lab import Cases, Lab, Skip, random_array, random_matrix
 
 WAYS: dict[str, dict[str, bool | int]] = {
     "XLA": {},
@@ -22,6 +29,10 @@ WAYS: dict[str, dict[str, bool | int]] = {
 """Compiler options by name. As it is, XLA autotunes; the proof without a GPU can't."""
 OURS = {"ours": "pallas_triton", "ours, jax-triton": "jax_triton"}
 """Implementations of pallas_kernels/skinny_matmul."""
+
+
+PACKED_ROWS = 4
+"""Rows of the products that `packed` times. All up to 16 take as long."""
 
 
 class Product(NamedTuple):
@@ -94,6 +105,45 @@ def time_jax(lab: Lab, product: Product, way: str, copies: int) -> list[float]:
         raise
     program = lowered.compile(compiler_options=options if lab.on_gpu else None)
     return lab.time(lambda: program(every, made), most_calls=100).values
+
+
+TILES = {"columns": (32, 64, 128), "depth": (128, 256), "stages": (3, 4, 5), "warps": (2, 4, 8), "splits": (1, 2, 4, 8)}
+"""What `packed` tries, one setting at a time."""
+
+
+def packed(lab: Lab) -> Cases:
+    """Products of four rows with quantised matrices: as the kernel chooses its tiles, and with each setting changed."""
+    for kind, (name, (k, n)) in itertools.product(QUANTIZATIONS, matrices(lab).items()):
+        how = QuantizedAs.default(kind, k, for_cpu=False)
+        weight: Any = jax.eval_shape(how, jax.ShapeDtypeStruct((k, n), lab.dtype))
+        form = "gate_up" if name.startswith("gate_up") else "logits" if name.endswith("lm_head") else "parts"
+        own = choose_tiling(
+            weight.packed, lab.dtype.itemsize, SwiGlu() if form == "gate_up" else None, PACKED_ROWS, form == "parts"
+        )
+        for setting, value in [("as it is", 0), *((setting, value) for setting, values in TILES.items() for value in values)]:
+            is_fixed = (setting == "depth" and how.group) or (setting == "splits" and (form != "parts" or k // own.depth % value))
+            if setting in TILES and (is_fixed or getattr(own, setting) == value):
+                continue
+            tiling = own if setting not in TILES else replace(own, **{setting: value})
+            case = {"weights": kind, "matrix": f"{name} {k}x{n}", "changed": f"{setting} {value or ''}".strip()}
+            yield case, partial(time_packed, lab, weight.packed, form, tiling)
+
+
+def time_packed(lab: Lab, shapes: Any, form: str, tiling: Tiling) -> dict[str, Any]:
+    """Microseconds per product, and the share of the copy's bandwidth."""
+    if not lab.on_gpu:
+        raise Skip("it runs on GPUs only")
+    nbytes = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(shapes))
+    copies = math.ceil(lab.size.copy_bytes / 2 / nbytes)
+    made = [jax.tree.map(partial(random_matrix, seed), shapes) for seed in range(copies)]
+    x = random_array(100, (PACKED_ROWS, shapes.shape[0]), lab.dtype, 1.0)
+    epilogue = SwiGlu() if form == "gate_up" else None
+    dtype = lab.dtype if epilogue else jnp.dtype(jnp.float32)
+    static: dict[str, Any] = {"dtype": dtype, "parts": form == "parts", "tiling": tiling}
+    multiply = jax.jit(lambda x, weight: pallas_triton_matmul(x, weight, epilogue, **static))
+    program = jax.jit(lambda x, made: [multiply(x, weight) for weight in made]).lower(x, made).compile()
+    microseconds = [1e3 * value / copies for value in lab.time(lambda: program(x, made), most_calls=100).values]
+    return {"microseconds": microseconds, "bytes": nbytes, "share": nbytes / lab.bandwidth / (median(microseconds) / 1e6)}
 
 
 def ours(lab: Lab, implementation: str) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import jax
 from jaxspec.engine.program_cache import CacheHits, source_digest
 from jaxspec.placement import GPU_COMPILER_OPTIONS
 from jaxspec.planner.compile import GRAPH_KINDS, read_custom_calls, read_launches, touches_host
+from pallas_kernels.dispatch import lowered_for
 
 from .lab import Lab
 
@@ -42,9 +43,10 @@ def build(
     """
     with CacheHits() as hits, tempfile.TemporaryDirectory() as dump:
         before, times = tuned(lab), [time.perf_counter()]
-        traced = jax.jit(function, donate_argnums=1).trace(*arguments)
-        times.append(time.perf_counter())
-        lowered = traced.lower()
+        with lowered_for("cuda" if lab.on_gpu else "cpu"):
+            traced = jax.jit(function, donate_argnums=1).trace(*arguments)
+            times.append(time.perf_counter())
+            lowered = traced.lower()
         times.append(time.perf_counter())
         program = lowered.compile(compiler_options=own_options(lab) | dict(options) | ({"xla_dump_to": dump} if lab.on_gpu else {}))
         times.append(time.perf_counter())

@@ -39,7 +39,8 @@ def show(part: str, found: Mapping[str, Any]) -> str:
     """A part's table, and lines for what was skipped or failed."""
     lines = [f"{part} ({found['seconds']:.0f} s)" if "seconds" in found else f"{part} (interrupted)"]
     if found["rows"]:
-        lines.append(products(found["rows"]) if part == "gemm" else columns_of(found["rows"]))
+        shape = {"gemm": products, "profile": profiles}.get(part, columns_of)
+        lines.append(shape(found["rows"]))
     lines += [f"{kind}: {line}" for kind in ("skipped", "failed") for line in by_reason(found[kind])]
     return "\n".join(lines) + "\n"
 
@@ -80,6 +81,24 @@ def products(rows: Sequence[Row]) -> str:
         found.setdefault((row["matrix"], row["rows"]), {})[row["way"]] = f"{median(row['microseconds']):.1f}{share}"
     lines = [[matrix, str(count), *(times.get(way, UNKNOWN) for way in ways)] for (matrix, count), times in found.items()]
     return record.table(["matrix", "rows", *(f"{way}, us (share)" for way in ways)], lines)
+
+
+LONGEST = 14
+"""Kinds of kernels that are shown for each profile."""
+
+
+def profiles(rows: Sequence[Row]) -> str:
+    """Milliseconds per cycle of the kinds of kernels that take longest, for each profile."""
+    lines = []
+    for row in rows:
+        kinds = [(kind, *each) for kind, each in row["microseconds_and_launches"].items()]
+        rest = [sum(each[column] for each in kinds[LONGEST:]) for column in (1, 2)]
+        shown_kinds = [*kinds[:LONGEST], ("others", *rest), ("all", 1e3 * row["busy_milliseconds"], row["kernels"])]
+        lines += [
+            [row["tree"], row["sampling"], kind, f"{count:.0f}", f"{microseconds / 1e3:.3f}"]
+            for kind, microseconds, count in shown_kinds
+        ]
+    return record.table(["tree", "sampling", "kernel", "launches", "ms"], lines)
 
 
 def by_reason(entries: Sequence[tuple[str, str]]) -> list[str]:

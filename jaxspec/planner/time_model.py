@@ -1,8 +1,9 @@
-"""A model of a cycle's time on a GPU: what is copied, what each launch costs, and what sampling computes. It forecasts; nothing in
-it was measured by us.
+"""A model of a cycle's time on a GPU: what is copied, what each launch costs, and what sampling computes.
 
 It is here so that a measurement can be held against it, part by part. The constants are assumptions of a review of the GPU program
-(November 2026). None of them is fitted to jaxspec, which had not run on a GPU yet.
+(November 2026), made before jaxspec ran on a GPU; none is fitted to it. The first measurement, on an H200 with 16-bit weights at
+batch 1, took 0.96 to 1.03 of the greedy forecast and 0.97 to 1.09 of the filtered one; with int8 weights 1.1 to 1.2
+(docs/performance.md).
 """
 
 from collections import Counter

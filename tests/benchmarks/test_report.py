@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report
+from benchmarks.gpu.parts import RECORD as GPU_RECORD
+from benchmarks.gpu.tables import by_part, summary
 from benchmarks.options import RESULTS
 from benchmarks.record import measured_on, read
 from benchmarks.report import MARKDOWN, Results, agreements, brief, html_table, page, replaced, tables_of, widest
@@ -164,8 +166,13 @@ def test_committed_tables_are_what_the_committed_results_say():
 
 
 def test_every_committed_record_can_be_shown_and_tells_no_place_of_a_machine():
+    places = re.compile(r"""["'= ](/(home|root|work|tmp|usr|opt|mnt|data)/|~/|\.\./)""")
     for name, records in Results(RESULTS).files.items():
         for each in records:
             assert tables_of(each) and each["command"].startswith("python -m benchmarks."), name
             text = json.dumps({key: each[key] for key in each if key != "command"}) + each["command"].replace("/big/disk", "")
-            assert not re.search(r"""["'= ](/(home|root|work|tmp|usr|opt|mnt|data)/|~/|\.\./)""", text), name
+            assert not places.search(text), name
+    of_gpus = (RESULTS / GPU_RECORD).read_text()
+    found = by_part(map(json.loads, of_gpus.splitlines()))
+    assert not places.search(of_gpus) and all(each["environment"]["platform"] == "gpu" for each in found.values())
+    assert "NVIDIA H200" in summary(found, found["cycle"]["environment"], "full")
