@@ -153,7 +153,7 @@ def target_model_config(path: Path) -> ModelConfig:
 
 
 def head_kind(path: Path) -> str | None:
-    """The kind of draft head in a head's or target's directory: EAGLE, EAGLE3 or MTP; None: there is none."""
+    """The kind of draft head in a head's or target's directory: as HeadConfig.algorithm; None: there is none."""
     if is_converted(path):
         head = head_directory(path)
         return None if head is None else read_manifest(head).kind

@@ -150,7 +150,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, NGRAM (no head) or NONE (default: the head's kind, or NONE)"),
+        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, DFLASH, DSPARK, NGRAM (no head), NONE (default: the head's)"),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",

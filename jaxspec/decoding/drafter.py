@@ -58,6 +58,8 @@ class Drafter(ABC):
     """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next tree."""
     max_topk: int
     """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
+    max_steps: int | None = None
+    """The deepest (TreeShape.num_steps); None: any."""
 
     def _derive(self, **facts: Any) -> None:
         """Sets those of the above that follow from the fields of a frozen dataclass."""
@@ -130,6 +132,7 @@ class Merged(Drafter):
             feature_size=readers[0].feature_size if readers else 0,
             lags=any(each.lags for each in self.sources),
             max_topk=max(each.max_topk for each in self.sources),
+            max_steps=None if None in (deepest := [each.max_steps for each in self.sources]) else max(filter(None, deepest)),
         )
 
     def with_weights(self, weights: Sequence[Any]) -> "Merged":

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
+from jaxspec.checkpoints.block_layouts import MARKOV
 from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
 from jaxspec.checkpoints.heads import PLANS, algorithm_of, head_plan, usable_token_map
@@ -19,6 +20,7 @@ from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
+from jaxspec.models.block import BlockConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.registry import abstract_model, target_config
@@ -46,9 +48,10 @@ class Weights:
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
     """The sizes of the config's module on the device, its matrices stored as the config says."""
-    fusion = "fc" if isinstance(config, Eagle3Config) else None
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
-    groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "lm_head": "output", fusion: "fusion"}
+    groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "markov_in": "embedding", "lm_head": "output"}
+    if isinstance(config, Eagle3Config | BlockConfig):
+        groups["fc"] = "fusion"
     for keys, array in flatten_dict(abstract_model(config, jnp.dtype(dtype)).params).items():
         sizes[groups.get(keys[0], "layers")] += array.size * array.dtype.itemsize
     dense = jax.tree.leaves(abstract_model(unquantised(config), jnp.dtype(dtype)).params)
@@ -112,6 +115,9 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
 def usual_tensors(config: dict) -> Collection[str]:
     """The tensors that heads with this config usually have, to recognize the kind of head from config.json alone."""
     shared = {"lm_head.weight", "d2t", "t2d"}
+    if "dflash_config" in config or any("DFlash" in name or "DSpark" in name for name in config.get("architectures") or ()):
+        norms = {"hidden_norm.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_norm.weight"}
+        return {"fc.weight", *norms} | ({f"{MARKOV}1.weight"} if config.get("markov_rank") else set())
     if "speculators_model_type" in config:
         return {"layers.0.hidden_norm.weight", "embed_tokens.weight", *shared}
     if "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ()):

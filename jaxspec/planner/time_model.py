@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxspec.config import TreeShape
+from jaxspec.models.block import BlockConfig
 from jaxspec.planner.compile import KINDS, CompiledCycle, Launch
 from jaxspec.planner.estimate import CycleCost, Pair, cycle_cost
 from jaxspec.planner.gpus import Gpu
@@ -168,7 +169,8 @@ def time_model(
         "target: sums and SwiGLU": LAUNCH * layers * counts.sums,
     }
     if tree.num_steps:
-        forwards = tree.num_steps * models.head.config.num_layers if models.head else 0
+        levels = 1 if isinstance(models.head_config, BlockConfig) else tree.num_steps
+        forwards = levels * models.head.config.num_layers if models.head else 0
         extra = attention_seconds(counts.attention) - LAUNCH * counts.attention  # the launches are counted with the others
         parts |= {
             "head: weights": product_seconds(moved["head weights"] + moved["head logits' weights"], cost, gpu, copy),

@@ -163,6 +163,8 @@ def test_trees_for_requests(text: str, trees: tuple[TreeShape, ...]):
             "ngram", TreeShape(3, 1), {"adaptive": True, "ngram": True}, (),
         ),
         ("--speculative-algorithm EAGLE3 --draft d --speculative-ngram", "d", None, {"ngram": True}, ()),
+        ("--speculative-algorithm DFLASH --draft d --speculative-num-draft-tokens 16", "d", TreeShape(15, 1), {}, ()),
+        ("--speculative-algorithm dspark --draft d --tree 7/4/32", "d", TreeShape(7, 4, 32), {}, ()),
         ("--speculative-ngram --speculative-ngram-min-match-window-size 2", None, None, {"ngram": True, "ngram_min_match": 2}, ()),
         (
             "--speculative-ngram --speculative-draft-window-size 64 --speculative-accept-threshold-acc 0.9",

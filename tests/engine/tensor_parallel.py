@@ -24,7 +24,7 @@ from jaxspec.models.linear import parameters
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.planner.compile import read_collectives
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, largest_sizes_only, random_eagle, random_head, random_mtp
+from jaxspec.testing import engine_target, largest_sizes_only, random_block, random_eagle, random_head, random_mtp
 from pallas_kernels.quantized import QuantizedAs
 
 DEVICES = 4
@@ -62,6 +62,11 @@ def mtp(**sizes) -> Models:
     return Models(target, random_mtp(target.config))
 
 
+def block(**changes) -> Models:
+    target = engine_target()
+    return Models(target, random_block(target.config, **changes))
+
+
 def odd() -> Models:
     target = engine_target(num_layers=2, vocab_size=130, intermediate_size=50)
     return Models(target, random_head(target.config, draft_vocab_size=65))
@@ -97,6 +102,8 @@ CASES = {
     "6 heads, 3 KV heads, normed": Case(lambda: eagle3(num_heads=6, num_kv_heads=3, qk_norm=True)),
     "9 heads, 3 KV heads": Case(lambda: eagle3(num_heads=9, num_kv_heads=3)),
     "tied embeddings": Case(lambda: eagle(tie_word_embeddings=True, vocab_size=131)),
+    "DFlash, windows": Case(lambda: block(causal=(True, False), windows=(9, 7)), TreeShape(5, 3, 12)),
+    "DSpark": Case(lambda: block(markov_rank=4), TreeShape(3, 2, 5)),
     "adaptive": Case(eagle3, SHORT, {"adaptive": True}),
     "a window of the draft head": Case(eagle3, SHORT, {"draft_window_size": 6, "draft_sink_size": 3}),
     "thresholds": Case(eagle3, SHORT, {"accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}),

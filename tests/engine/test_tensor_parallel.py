@@ -14,6 +14,7 @@ ONE_LAYER = "EAGLE-3, one layer"
 SOME = (
     "EAGLE-3",
     "MTP, biases",
+    "DFlash, windows",
     "odd vocabulary, feed-forward and draft vocabulary",
     "6 heads, 3 KV heads, normed",
     "few pages",
