@@ -85,7 +85,7 @@ class BlockHead(Head):
     def keys_values(self, features: Float[Array, "b w f"], positions: Int[Array, "b w"]) -> tuple[KeysValues, ...]:
         """The text's keys and values in each layer, of the target's features at these positions."""
         context = self.project(features)
-        return tuple(KeysValues(*layer.self_attn.rotated(context, positions)[1:]) for layer in self.layers)
+        return tuple(layer.self_attn.rotated(context, positions)[1] for layer in self.layers)
 
     def __call__(
         self,

@@ -122,7 +122,7 @@ class Attention(nnx.Module):
         """The attention's output, and keys and values of the window so far."""
         metadata, cache, window, _ = inputs
         batch, width = x.shape[:2]
-        q, k, v = self.rotated(x, metadata.positions)
+        q, (k, v) = self.rotated(x, metadata.positions)
         if window is not None:
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
         if cache is None:
@@ -141,11 +141,12 @@ class Attention(nnx.Module):
 
     def rotated(
         self, x: Float[Array, "b w _"], positions: Int[Array, "b w"]
-    ) -> tuple[Float[Array, "b w heads d"], Float[Array, "b w kv d"], Float[Array, "b w kv d"]]:
-        """Queries, keys and values at these positions, as attention reads them."""
+    ) -> tuple[Float[Array, "b w heads head_dim"], KeysValues]:
+        """Queries, and keys and values, at these positions, as attention reads them."""
         norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
         frequencies = jnp.asarray(inverse_frequencies(self.rope, self.layout.head_dim))
-        return rotate_qkv(self.qkv_proj.product(x), positions, frequencies, norms, self.layout, self.scales)
+        q, k, v = rotate_qkv(self.qkv_proj.product(x), positions, frequencies, norms, self.layout, self.scales)
+        return q, KeysValues(k, v)
 
 
 class LayerOutput(NamedTuple):
