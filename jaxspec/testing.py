@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
@@ -50,9 +51,10 @@ def _made_target(seed: int, changes: tuple[tuple[str, Any], ...]) -> LoadedTarge
     return scaled_up(split_model(Llama(config, rngs=nnx.Rngs(seed))))
 
 
-def engine_target(seed: int = 0, **changes) -> LoadedTarget:
-    """A `tiny_target` of 3 layers, as engines compile several programs in a time that grows with the layers."""
-    return tiny_target(seed, **{"num_layers": 3, **changes})
+def engine_target(seed: int = 4, **changes) -> LoadedTarget:
+    """A `tiny_target` of 2 layers, as engines compile several programs in a time that grows with the layers. With this seed its
+    texts hardly repeat themselves."""
+    return tiny_target(seed, **{"num_layers": 2, **changes})
 
 
 def random_head(target: ModelConfig, seed: int = 1, draft_vocab_size: int | None = 64, **switches) -> LoadedHead:
@@ -99,7 +101,7 @@ def random_block(target: ModelConfig, seed: int = 1, *, markov_rank: int | None 
     fields = {
         "layer": layer,
         "target_hidden_size": target.hidden_size,
-        "captured_layers": (1, target.num_layers - 1),
+        "captured_layers": tuple(range(target.num_layers))[-2:],
         "block_size": 6,
         "mask_token_id": target.vocab_size - 1,
         "causal": (False,) * layer.num_layers,
@@ -108,6 +110,11 @@ def random_block(target: ModelConfig, seed: int = 1, *, markov_rank: int | None 
     }
     config = BlockConfig(**fields) if markov_rank is None else DSparkConfig(**fields, predicts_next=True, markov_rank=markov_rank)
     return scaled_up(split_model(BlockHead(config, rngs=nnx.Rngs(seed))))
+
+
+def random_draft_model(target: ModelConfig, seed: int = 1, **changes) -> LoadedHead:
+    """A random model of two layers as the draft. `changes` are fields of ModelConfig."""
+    return as_draft(tiny_target(seed, **{"num_layers": 2, "vocab_size": target.vocab_size, **changes}), target)
 
 
 def head_layer(target: ModelConfig, **changes) -> ModelConfig:

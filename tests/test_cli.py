@@ -13,11 +13,13 @@ import pytest
 from jaxspec.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
+TRAIN = ("run", "data", "head")
 ASK_EVERYTHING = """
 import sys
 from jaxspec.cli import COMMANDS, main
 
-for arguments in [[], ["--help"], ["--version"], ["bench"], *([name, "--help"] for name in COMMANDS)]:
+train = [["train", name, "--help"] for name in ("run", "data", "head")]
+for arguments in [[], ["--help"], ["--version"], ["bench"], *train, *([name, "--help"] for name in COMMANDS)]:
     print("ASKED", *arguments)
     try:
         status = main(arguments)
@@ -38,9 +40,10 @@ def test_help_is_every_command_s_own_and_loads_nothing():
         answers[question.strip()] = said
     assert all(f"  {name} " in answers[""] and command.summary in answers[""] for name, command in COMMANDS.items())
     assert answers[""] == answers["--help"]
-    own = [name for name, command in COMMANDS.items() if command.module.startswith(("jaxspec.commands", "jaxspec.planner"))]
-    assert len(own) == 6
-    assert all(answers[f"{name} --help"].startswith(f"usage: jaxspec {name} ") for name in own)
+    assert all(answers[f"{name} --help"].startswith(f"usage: jaxspec {name} ") for name in COMMANDS)
+    assert answers["serve --help"].split("examples:\n")[1].startswith("  jaxspec serve smollm2\n")
+    has = {name: ("--shards" in answers[f"train {name} --help"], "--steps" in answers[f"train {name} --help"]) for name in TRAIN}
+    assert has == {"run": (True, True), "data": (True, False), "head": (False, True)}
     assert "--model-path" in answers["serve --help"] and "--inspect" in answers["convert --help"]
 
 
@@ -60,8 +63,8 @@ def test_the_rest_of_the_line_is_the_command_s(monkeypatch):
     ("arguments", "said"),
     [
         (["serv"], "unknown command 'serv': did you mean serve?"),
-        (["xyz"], "unknown command 'xyz': commands are serve, generate"),
-        (["--port", "1"], "expected a command before the option '--port'; commands: serve, generate"),
+        (["xyz"], "unknown command 'xyz': commands are serve, chat, generate"),
+        (["--port", "1"], "expected a command before the option '--port'; commands: serve, chat, generate"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, said, capsys):

@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.checkpoints.exporting import DIALECTS
 from jaxspec.models.eagle3 import Eagle3Config
-from jaxspec.models.registry import FAMILIES
+from jaxspec.models.families import FAMILIES
 from tests.sets import SETS
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,7 @@ def test_ci_runs_the_command_that_the_readme_tells_and_then_what_it_leaves_out()
     assert script[-1] == rest
     (left_out,) = re.findall(r"-m 'not \((.*?)\)'", (ROOT / "pyproject.toml").read_text())
     assert f"-m '{left_out}'" in rest and left_out.split(" or ") == [*SETS]
-    assert all(tool in "\n".join(script) for tool in ("ruff check .", "ruff format --check .", "mypy"))
+    assert ".venv/bin/mypy" in "\n".join(script)
 
 
 def test_no_two_classes_have_one_name():

@@ -125,7 +125,7 @@ def test_impossible_combinations_are_refused(tmp_path):
             LLM(model, **option)
     with pytest.raises(ValueError, match="topk=65 is more than the 64 tokens that the head drafts among: lower topk"):
         LLM(model, write_head(tmp_path / "head", random_head(tiny_target().config)), TreeShape(1, 65, 9))
-    with pytest.raises(ValueError, match="does not exist: expected a local directory"):
+    with pytest.raises(ValueError, match="does not exist: give a directory"):
         LLM(tmp_path / "nothing")
     with pytest.raises(TypeError, match="LLM has no option paeg_size; options of the engine are: max_running_requests, "):
         LLM(model, paeg_size=3)

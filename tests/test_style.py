@@ -1,6 +1,8 @@
-"""The limits on file length, and who imports whom. Format, lint and types are checked by .ci/run."""
+"""Format, lint, the limits on file length, and who imports whom. Types are checked by .ci/run."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -10,6 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("jaxspec", "pallas_kernels", "convert", "benchmarks")
+
+
+@pytest.mark.parametrize("command", [("check",), ("format", "--check")], ids=" ".join)
+def test_ruff_finds_nothing(command):
+    done = subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("package", PACKAGES)

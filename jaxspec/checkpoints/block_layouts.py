@@ -7,12 +7,12 @@ Checked against z-lab/dflash (dflash/model.py), hao-ai-lab/JetSpec (jetspec/mode
 from collections.abc import Collection
 from typing import Any
 
+from jaxspec.checkpoints.kinds import MARKOV
 from jaxspec.checkpoints.layout import Layout, TensorPlan, decoder_layer, linear, nested, norm, table
 from jaxspec.checks import MAX_LAYERS, MODEL, SIZE, TOKEN_ID, Fields, Flag, ListOf, Text, Whole, refuse, require, short
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 
-MARKOV = "markov_head.markov_w"
 IN_PLACE = ("embed_tokens.weight", "lm_head.weight")
 """DeepSpec writes copies of the target's, which it trained with and left as they were; SGLang does not read them either."""
 CONFIDENCE = "confidence_head."
@@ -51,16 +51,6 @@ _ONLY: dict[str, Any] = {
     "input_embedding_scale": 1.0,
 }
 """Settings of DFlash 2, Domino, speculators and others, which change the computation."""
-
-
-def is_block(names: Collection[str]) -> bool:
-    """True for a block head: a norm for the projected features, and an ordinary first layer."""
-    return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= set(names)
-
-
-def is_dspark(names: Collection[str]) -> bool:
-    """True for a block head with a bias by the token before."""
-    return is_block(names) and f"{MARKOV}1.weight" in names
 
 
 def dflash_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[BlockConfig]:

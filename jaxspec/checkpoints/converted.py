@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.parameter_store import load_parameters, mapped_parameters
 from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, Text, Whole, short
 from jaxspec.config import ModelConfig, RopeConfig
@@ -30,7 +31,6 @@ from jaxspec.models.mtp import MTPConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
 from pallas_kernels.quantized import QuantizedAs
 
-FILE = "jaxspec.json"
 MAX_IDS = 2**24
 LAYER = Fields(
     {name: check for name, check in MODEL.items() if name in ModelConfig.__dataclass_fields__}
@@ -111,7 +111,7 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Writes jaxspec.json. Write it last: only this file makes the directory a checkpoint."""
         contents = {"format": "jaxspec checkpoint", "version": VERSION, "kind": self.kind, **asdict(self, dict_factory=_given)}
-        (directory / FILE).write_text(json.dumps({**contents, "digest": digest(contents)}, indent=1) + "\n")
+        (directory / MANIFEST).write_text(json.dumps({**contents, "digest": digest(contents)}, indent=1) + "\n")
 
 
 def _given(values: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -127,17 +127,17 @@ def digest(contents: dict) -> str:
 
 def manifest_digest(directory: Path) -> str:
     """The digest of a directory's manifest."""
-    return digest(read_object(directory / FILE))
+    return digest(read_object(directory / MANIFEST))
 
 
 def is_converted(path: Path) -> bool:
     """True for a converted checkpoint."""
-    return (path / FILE).is_file()
+    return (path / MANIFEST).is_file()
 
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest. Raises ValueError if it is damaged or has an unknown version."""
-    path = directory / FILE
+    path = directory / MANIFEST
     contents = read_object(path)
     if contents.get("version") != VERSION:
         raise ValueError(f"{path} has version {contents.get('version')!r}; expected {VERSION}: convert the original again")

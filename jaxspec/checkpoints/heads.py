@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.block_layouts import dflash_plan, dspark_plan, is_block, is_dspark
+from jaxspec.checkpoints.block_layouts import dflash_plan, dspark_plan
 from jaxspec.checkpoints.checkpoint import Checkpoint
+from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.layout import TensorPlan
-from jaxspec.checkpoints.layouts import eagle3_plan, eagle_plan, is_eagle, is_eagle3, is_mtp_tensor, is_target, mtp_plan
+from jaxspec.checkpoints.layouts import eagle3_plan, eagle_plan, mtp_plan
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
@@ -32,17 +33,6 @@ ROUNDING = 2.0**-24
 PLANS: dict[str, Callable[[dict, Collection[str], ModelConfig], TensorPlan]] = {
     "EAGLE": eagle_plan, "EAGLE3": eagle3_plan, "MTP": mtp_plan, "DFLASH": dflash_plan, "DSPARK": dspark_plan,
 }  # fmt: skip
-
-
-def algorithm_of(names: Collection[str]) -> str | None:
-    """Which kind of draft head the tensors are, as HeadConfig.algorithm says it; None: there is none."""
-    if is_eagle3(names):
-        return "EAGLE3"
-    if is_eagle(names):
-        return "EAGLE"
-    if is_block(names):
-        return "DSPARK" if is_dspark(names) else "DFLASH"
-    return "MTP" if any(map(is_mtp_tensor, names)) else None
 
 
 def head_plan(checkpoint: Checkpoint, config: dict, target: ModelConfig) -> TensorPlan:

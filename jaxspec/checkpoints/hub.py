@@ -28,6 +28,8 @@ SMALL_FILES = re.compile(
 SAFETENSORS = re.compile(r"(?!consolidated)[\w][\w.-]{0,200}\.safetensors")
 BIN = re.compile(r"pytorch_model[\w.-]{0,200}\.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+ASK_SECONDS = 10.0
+"""For the Hub to say what it has."""
 MAX_REASON = 300
 
 logger = logging.getLogger(__name__)
@@ -88,10 +90,10 @@ def _cached(repository: str, options: HubOptions, weights: bool) -> Path | None:
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
-    return folder if not weights or _is_whole(folder) else None
+    return folder if not weights or is_whole(folder) else None
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
     """Whether all weights are there. They are downloaded last."""
     for name in INDEXES:
         if (folder / name).is_file():
@@ -104,7 +106,9 @@ def _download(repository: str, options: HubOptions, with_weights: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     with _explained(repository, options):
-        info = HfApi(endpoint=_endpoint()).model_info(repository, revision=options.revision, files_metadata=True)
+        info = HfApi(endpoint=_endpoint()).model_info(
+            repository, revision=options.revision, timeout=ASK_SECONDS, files_metadata=True
+        )
         siblings = info.siblings or []
         small = [file.rfilename for file in siblings if SMALL_FILES.fullmatch(file.rfilename)]
         large = [file.rfilename for file in siblings if file.rfilename in small and (file.size or 0) > MAX_JSON_BYTES]
@@ -154,12 +158,14 @@ def _indexed(index: Path) -> set[str]:
 
 def _file(repository: str, name: str, options: HubOptions) -> Path:
     """One file of a repository."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
     found = try_to_load_from_cache(repository, name, cache_dir=options.download_dir, revision=options.revision)
     if isinstance(found, str):
         return Path(found)
     with _explained(repository, options, name):
+        # hf_hub_download alone would try a Hub that it can't reach for 17 seconds
+        HfApi(endpoint=_endpoint()).model_info(repository, revision=options.revision, timeout=ASK_SECONDS)
         return Path(
             hf_hub_download(repository, name, revision=options.revision, cache_dir=options.download_dir, endpoint=_endpoint())
         )

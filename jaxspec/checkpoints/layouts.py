@@ -4,20 +4,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxspec.checkpoints.kinds import MTP_PREFIX, is_mtp_tensor
 from jaxspec.checkpoints.layout import CACHE_SCALES, DraftVocabulary, Layout, TensorPlan, decoder_layer, linear, nested, norm, table
 from jaxspec.checks import refuse
 from jaxspec.config import ModelConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config, default_captured_layers
+from jaxspec.models.families import target_config
 from jaxspec.models.mtp import MTPConfig
-from jaxspec.models.registry import target_config
-
-MTP_PREFIX = "model.mtp_layers."
-
-
-def is_mtp_tensor(name: str) -> bool:
-    """True for a tensor of an MTP layer."""
-    return name.startswith(MTP_PREFIX)
 
 
 def mtp_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[MTPConfig]:
@@ -44,11 +38,6 @@ def mtp_layout(config: MTPConfig) -> Layout:
         **nested("layer", layout=decoder_layer(prefix, config.layer)),
         **nested("final_layernorm", layout=norm(prefix + "final_layernorm", size)),
     }
-
-
-def is_target(names: Collection[str]) -> bool:
-    """True if the tensors are those of a whole model."""
-    return "model.embed_tokens.weight" in names and "model.norm.weight" in names
 
 
 def target_plan(config: dict, names: Collection[str]) -> TensorPlan[ModelConfig]:
@@ -81,12 +70,6 @@ def target_layout(config: ModelConfig, cache_scales: tuple[str, str] = CACHE_SCA
 
 
 EAGLE_LAYER = "layers.0."
-
-
-def is_eagle(names: Collection[str]) -> bool:
-    """True for an EAGLE-1/2 head: it has `fc` and a first layer without a norm in front of its attention."""
-    in_front = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"}
-    return "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names and in_front.isdisjoint(names)
 
 
 def eagle_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[EagleConfig]:
@@ -141,11 +124,6 @@ class Eagle3Names(NamedTuple):
 
 SAFEAILAB = Eagle3Names()
 SPECULATORS = Eagle3Names("layers.0.", "input_layernorm")
-
-
-def is_eagle3(names: Collection[str]) -> bool:
-    """True for an EAGLE-3 head: it has a norm for the hidden in front of its first layer."""
-    return "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names
 
 
 def eagle3_plan(config: dict, names: Collection[str], target: ModelConfig) -> TensorPlan[Eagle3Config]:

@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import PARAMETERS, check_fit, head_directory, is_converted, load_converted, read_manifest
-from jaxspec.checkpoints.heads import PACKAGE, algorithm_of, attach_head, head_plan, usable_token_map
+from jaxspec.checkpoints.heads import PACKAGE, attach_head, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config, read_end_of_sequence
+from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.layout import Keys, TensorPlan
-from jaxspec.checkpoints.layouts import is_target, target_plan
+from jaxspec.checkpoints.layouts import target_plan
 from jaxspec.checkpoints.parameter_store import check_stored, parameter_name
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, stored, stored_so

@@ -36,7 +36,7 @@ class Report:
 
     model: str
     head: str
-    """EAGLE, EAGLE3 or MTP."""
+    """EAGLE, EAGLE3, MTP or STANDALONE."""
     tree: str
     temperature: float
     prompts: dict[str, Any]
@@ -179,7 +179,7 @@ def show(report: Report, verdict: Verdict) -> str:
     sampling = f"temperature {report.temperature:g}" if report.temperature else "greedy"
     deepest = len(report.accepted_at_depth) + 1
     facts = {
-        "model": f"{report.model}, {report.head} head, tree {report.tree}, {sampling}, one request at a time",
+        "model": f"{report.model}, {report.head} drafts, tree {report.tree}, {sampling}, one request at a time",
         "prompts": f"{len(own)} ({report.prompts['source']}), {report.tokens} tokens in {report.verifications} verifications",
         "accept length": f"{report.accept_length:.2f} tokens per verification, bonus included (plain: 1, at most: {deepest})",
         "per prompt": f"{min(own):.2f} to {max(own):.2f}, median {median(own):.2f}; lowest for {report.worst_prompt}",

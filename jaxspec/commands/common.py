@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from jaxspec.text.prompts import Prompt
 
 BUILT_IN = "built-in held-out code"
-CHAT = "chat"
-CHAT_PROMPTS = Path(__file__).parent / "chat_prompts.jsonl"
+OF_THE_PACKAGE = {name: Path(__file__).parent / f"prompts_{name}.jsonl" for name in ("chat", "kinds")}
+"""Prompts by a short name: 48 conversations of six kinds; 10 texts of five (repeating code, edit, prose, chat, random)."""
 
 
 def run_guarded(prog: str, run: Callable[[], int]) -> int:
@@ -89,14 +89,14 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
 
     A file has one prompt per line; "\\n" and other escapes in it stay as they are. A .jsonl file has one JSON string per line, or
     an object with "prompt" (text), "token_ids" (for models without a tokenizer), "turns" (MT-bench: the first turn counts) or
-    "messages" (OpenAI's), and its "kind" if you like. "chat" names a file of the package: 48 conversations of six kinds.
+    "messages" (OpenAI's), and its "kind" if you like. OF_THE_PACKAGE has names of files that come with jaxspec.
 
     Raises:
         ValueError: the file can't be read, has too few prompts, or a line of it has no prompt.
     """
     if path is None:
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))
-    path = CHAT_PROMPTS if str(path) == CHAT else path
+    path = OF_THE_PACKAGE.get(str(path), path)
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -32,6 +32,7 @@ ACCESS_LOG = "the log has one line per request"
 LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
 CHUNKS = "prompts are always computed in chunks, alongside decoding"
+ONE_AHEAD = "the host runs one cycle ahead unless --disable-overlap-schedule is given"
 GRAMMARS = "llguidance follows all grammars"
 TEXT = "every cycle searches all of the request's own text, without a trie"
 TOKENIZER = "the model directory's tokenizer is used, and no code from that directory"
@@ -65,8 +66,7 @@ IGNORED = (
     Ignored("--cpu-offload-gb=", "weights stay on the device", ("0", "0.0")),
     Ignored("--enable-chunked-prefill --enable-mixed-chunk --max-prefill-tokens= --prefill-max-requests=", CHUNKS),
     Ignored("--enable-prefix-caching", "prompts with a common beginning share pages unless --disable-radix-cache is given"),
-    Ignored("--disable-overlap-schedule --async-scheduling --no-async-scheduling", "the host always runs one cycle ahead"),
-    Ignored("--num-continuous-decode-steps= --num-scheduler-steps=", "the host always runs one cycle ahead"),
+    Ignored("--async-scheduling --num-continuous-decode-steps= --num-scheduler-steps=", ONE_AHEAD),
     Ignored("--stream-interval=", "streams receive their tokens after every cycle"),
     Ignored("--skip-server-warmup --warmups=", "the warm-up is compilation: see --compile-ahead"),
     Ignored("--enable-metrics", "/metrics is always available"),
@@ -133,6 +133,7 @@ METHODS = {
     "mtp": "NEXTN",
     "dflash": "DFLASH",
     "dspark": "DSPARK",
+    "draft_model": "STANDALONE",
     "ngram": NGRAM,
     "suffix": NGRAM,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.checkpoints.json_files import read_object
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree, help_of
+from jaxspec.defaults import check_name
 from jaxspec.engine.output import BONUS, DRAFT, PLAIN, PREFILL, traced_tokens
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.sampling_params import Flag, Number, SamplingParams, StringList, declaration
@@ -77,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     tree = chosen_tree(options)
     given = vars(options) | {"json_schema": None if options.json_schema is None else read_object(options.json_schema)}
     params = SamplingParams(**{field.name: given[field.name] for field in fields(SamplingParams) if field.name in given})
+    check_name(options.model_path)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
 
     from jaxspec.commands.workbench import CompilationCounter, Workbench

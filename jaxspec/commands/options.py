@@ -123,7 +123,7 @@ class Option(NamedTuple):
 
 TABLE: dict[str, tuple[Option, ...]] = {
     "model": (
-        Option("model_dir MODEL_DIR", "the same as --model-path"),
+        Option("model_dir MODEL", "the same as --model-path"),
         Option("--model-path --model DIR", "a name on the Hub, a directory, a GGUF file, or smollm2 (default: the built-in model)"),
         Option("--tokenizer-path --tokenizer DIR", "accepted if it is the model's directory, whose tokenizer is used"),
         Option("--revision NAME", "branch, tag or commit of the model on the Hub (default: the newest)"),
@@ -150,24 +150,24 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, DFLASH, DSPARK, NGRAM (no head), NONE (default: the head's)"),
+        Option(
+            "--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, DFLASH, DSPARK, STANDALONE, NGRAM, NONE (default: the draft's)"
+        ),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
-            "the draft head's name on the Hub, or its directory (default: the head that comes with the model, such as MiMo's)",
+            "the draft head's or small model's name on the Hub, or its directory (default: the head that comes with the model)",
         ),
-        Option("--tree S/K/D", "the three numbers of the draft tree in one, such as 5/4/8; or plain", type=tree),
-        Option("--speculative-num-steps S", "levels; 0: plain decoding (default: 5; MTP: 1; SmolLM2: 3; NGRAM: 7)", type=whole(0)),
-        Option("--speculative-eagle-topk K", "children kept per drafted token (default: 4; MTP and SmolLM2: 1)", type=whole(0)),
-        Option("--speculative-num-draft-tokens D", "nodes verified, with the root (default: 8; MTP: 2; SmolLM2: 4)", type=whole(0)),
+        Option(
+            "--tree S/K/D",
+            "the tree, or plain (default: 5/4/8; MTP 1/1/2; SmolLM2, STANDALONE 3/1/4; NGRAM 7/4/8; DFLASH, DSPARK 7/4/16)",
+            type=tree,
+        ),
+        Option("--speculative-num-steps S", "its levels; 0: plain decoding", type=whole(0)),
+        Option("--speculative-eagle-topk K", "children kept per drafted token", type=whole(0)),
+        Option("--speculative-num-draft-tokens D", "nodes verified, with the root", type=whole(0)),
         Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
-        Option(
-            "--speculative-token-map FILE",
-            "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",
-        ),
-        Option(
-            "--speculative-config JSON",
-            "vLLM's: method (eagle, eagle3, mtp, ngram, suffix), model, num_speculative_tokens (a chain), prompt_lookup_min, _max",
-        ),
+        Option("--speculative-token-map FILE", "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors)"),
+        Option("--speculative-config JSON", "vLLM's: method (eagle3, dflash, ngram, ...), model, num_speculative_tokens, ..."),
         Option("--speculative-ngram", sets="engine.ngram", switch=True),
     ),
     "speculative decoding, advanced": (
@@ -241,6 +241,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "engine.prefix_cache",
             switch=False,
         ),
+        Option("--disable-overlap-schedule --no-async-scheduling", "one cycle after another", "engine.overlap", switch=False),
         Option("--mem-fraction-static --mem-fraction --gpu-memory-utilization X", sets="engine.mem_fraction", type=float),
         Option(
             "--random-seed --seed",
@@ -357,7 +358,8 @@ def add_tree_options(parser: Parser) -> None:
 def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
     """Which prompts are run, and how far."""
     add = parser.add_argument_group("prompts").add_argument
-    formats = "chat (48 conversations), or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
+    of_the_package = "chat (48 conversations), kinds (10 texts of five kinds)"
+    formats = f"{of_the_package}, or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
     add("--prompts", type=Path, metavar="FILE", help=f"{formats} (default: held-out Python code)")
     which = f"the first N prompts (default: all of the file, or {num_prompts} built-in ones)"
     add("--num-prompts", type=whole(1), metavar="N", help=which)

@@ -11,14 +11,13 @@ from typing import Any
 
 import jax
 
-from jaxspec.checkpoints.hub import local_path
+from jaxspec.checkpoints.draft_models import draft_kind
 from jaxspec.checkpoints.json_files import read_object
-from jaxspec.checkpoints.loading import head_kind
 from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
-from jaxspec.defaults import FROM_TEXT, model_directory, own_head
+from jaxspec.defaults import FROM_TEXT, draft_path, model_directory
 from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.memory import readable
@@ -90,7 +89,7 @@ def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
 
 
 def find_head(arguments: ServerArguments) -> Path | None:
-    """Where the draft head is; None: there is none, or --speculative-algorithm NONE.
+    """Where the draft head or model is; None: there is none, or --speculative-algorithm NONE.
 
     Raises ValueError if it is not of the kind that --speculative-algorithm names (in other servers a wrong one silently costs all
     speed-up), or if there is none but a flag needs one.
@@ -98,12 +97,13 @@ def find_head(arguments: ServerArguments) -> Path | None:
     head = None
     if arguments.draft != FROM_TEXT and (arguments.tree is None or arguments.tree.num_steps):
         model = model_directory(arguments.model, arguments.hub)
-        head = own_head(model) if arguments.draft is None else local_path(arguments.draft, arguments.hub.newest)
+        head = draft_path(arguments.draft, model, arguments.hub)
         if arguments.algorithm is not None:
-            found = None if head is None else head_kind(head)
+            found = None if head is None else draft_kind(head)
             if found not in ALGORITHMS[arguments.algorithm]:
                 none = f"{head or model} holds no head: give --speculative-draft-model-path"
-                what = f"{head} holds an {found} head" if found else none
+                own = f"{head} holds a whole model: give STANDALONE" if found == "STANDALONE" else f"{head} holds an {found} head"
+                what = own if found else none
                 raise ValueError(f"--speculative-algorithm {arguments.algorithm} was given, but {what}")
     if head is None and arguments.head_flags:
         flag = arguments.head_flags[0]

@@ -22,8 +22,14 @@ from jaxspec.server.kv_events import KvEventsConfig, checked_config
 from jaxspec.server.settings import ServerSettings
 from jaxspec.text.chat_formats import CHAT_FORMATS
 
+PROG = "jaxspec serve"
 DESCRIPTION = "Serve a model with speculative decoding. Without a model directory: the built-in model and its draft head."
-EPILOG = """--help=WORD shows only the options that contain the word, such as --help=cache. Options of SGLang and vLLM that have
+EPILOG = """examples:
+  jaxspec serve smollm2
+  jaxspec serve meta-llama/Llama-3.1-8B-Instruct --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
+  jaxspec serve DIR --tree 3/1/4 --port 8000
+
+--help=WORD shows only the options that contain the word, such as --help=cache. Options of SGLang and vLLM that have
 no effect here, such as those of CUDA graphs, are accepted and reported in the log: --help=ignored lists them."""
 ALGORITHMS = {
     "EAGLE": ("EAGLE", "MTP"),
@@ -31,11 +37,12 @@ ALGORITHMS = {
     "NEXTN": ("MTP",),
     "DFLASH": ("DFLASH",),
     "DSPARK": ("DSPARK",),
+    "STANDALONE": ("STANDALONE",),
     "NGRAM": (),
     "NONE": (),
 }
 """SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
-NOT_YET = ("STANDALONE", "UNO")
+NOT_YET = ("UNO",)
 _OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map", "speculative_ngram")
 """Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
@@ -54,6 +61,8 @@ _UNSHOWN = (*(option.dest for option in OPTIONS.values() if option.secret), "con
 class ServerArguments:
     """A checked command line."""
 
+    prog: str
+    """How the command was called, for errors."""
     model: str | None
     """None: the built-in model."""
     draft: str | None
@@ -108,10 +117,10 @@ class ServerArguments:
         return self.log_level in ("debug", "info")
 
 
-def make_parser(word: str = "") -> Parser:
+def make_parser(word: str = "", prog: str = PROG) -> Parser:
     """The parser; with a word, of the options that contain it."""
-    usage = "python -m jaxspec.serve [MODEL_DIR] [options]"
-    parser = Parser("python -m jaxspec.serve", None if word else DESCRIPTION, None if word else EPILOG, usage=usage, add_help=False)
+    usage = f"{prog} [MODEL] [options]"
+    parser = Parser(prog, None if word else DESCRIPTION, None if word else EPILOG, usage=usage, add_help=False)
     for section, options in TABLE.items():
         group = parser.add_argument_group(section)
         for option in options:
@@ -126,10 +135,10 @@ def make_parser(word: str = "") -> Parser:
     return parser
 
 
-def help_text(word: str) -> str:
+def help_text(word: str, prog: str = PROG) -> str:
     """The help; with a word, the options that contain it, those without effect too. "ignored": all of the latter."""
     if not word:
-        return make_parser().format_help()
+        return make_parser(prog=prog).format_help()
     ignored = list_ignored("" if word == "ignored" else word)
     shown = "" if word == "ignored" else make_parser(word).format_help().partition("\n\n")[2]  # without the usage
     parts = [shown.rstrip(), f"accepted without effect:\n{ignored}" if ignored else ""]
@@ -139,18 +148,20 @@ def help_text(word: str) -> str:
 class _Help(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, word: Any, _name: str | None = None) -> NoReturn:
         try:
-            print(help_text(word or ""), flush=True)
+            print(help_text(word or "", parser.prog), flush=True)
         except BrokenPipeError:  # the reader, such as `head`, has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         parser.exit()
 
 
-def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> ServerArguments:
+def parse_arguments(
+    argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ, prog: str = PROG
+) -> ServerArguments:
     """The command line, with the config file that it names and the keys in the environment, checked.
 
     Ends the process with status 2 and one clear line if it is wrong.
     """
-    parser = make_parser()
+    parser = make_parser(prog=prog)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -185,6 +196,7 @@ def parse_arguments(argv: Sequence[str] | None = None, environment: Mapping[str,
         shown={name: value for name, value in shown.items() if name not in _UNSHOWN},
     )
     return ServerArguments(
+        prog=prog,
         model=options.model_path,
         draft=speculation.draft,
         algorithm=speculation.algorithm,
@@ -305,6 +317,8 @@ def _engine_fields(options: argparse.Namespace) -> dict[str, Any]:
     fields.setdefault("random_seed", None)
     if options.disable_radix_cache:
         fields["prefix_cache"] = False
+    if options.disable_overlap_schedule:
+        fields["overlap"] = False
     if options.speculative_adaptive:
         fields["adaptive"] = True
     if options.speculative_ngram:

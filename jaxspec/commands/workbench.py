@@ -37,13 +37,23 @@ class Workbench:
         passed = {name: vars(given)[name] for name in names}
         return cls(model, draft, token_map=token_map, dtype=given.dtype, **passed, **options)
 
-    def engine(self, tree: TreeShape, batch: int, context_length: int | None = None, *, prefix_cache: bool = True) -> Engine:
-        """A new engine for up to `batch` requests; it compiles its programs in the first pass. Plain engines have no head."""
-        if tree.num_steps and self.models.head is None:
+    def engine(
+        self,
+        tree: TreeShape,
+        batch: int,
+        context_length: int | None = None,
+        *,
+        prefix_cache: bool = True,
+        head: bool = True,
+        ngram: bool = False,
+    ) -> Engine:
+        """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both; it compiles its programs in the
+        first pass. Plain engines have neither."""
+        if tree.num_steps and head and self.models.head is None:
             raise ValueError("a draft tree needs a draft head: give --draft")
-        head = self.models.head if tree.num_steps else None
-        config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache)
-        return Engine(self.models.target, head, self.models.tokenizer, tree, config)
+        config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache, ngram=ngram)
+        source = self.models.head if tree.num_steps and head else None
+        return Engine(self.models.target, source, self.models.tokenizer, tree, config)
 
     def encode(self, prompts: Sequence[Prompt | Chat], *, chat: bool = False) -> list[list[int]]:
         """Token ids of the prompts; conversations, and with `chat` texts as users' messages, in the model's chat template."""
@@ -101,7 +111,11 @@ class Pass:
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Pass:
-    """Runs all prompts to the end. The prefix cache is flushed first, so that no pass profits from an earlier one."""
+    """Runs all prompts to the end. The prefix cache is flushed first, so that no pass profits from an earlier one.
+
+    Raises:
+        RuntimeError: a request failed, so the pass took less time than it should.
+    """
     engine.flush_cache()
     started = time.perf_counter()
     order = [engine.add(GenerationRequest(tuple(prompt), each)).id for prompt, each in zip(prompts, params, strict=True)]
@@ -110,6 +124,8 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
         for update in engine.step():
             ended = time.perf_counter()
             if update.output:
+                if update.output.finish_reason == "error":
+                    raise RuntimeError(f"a request failed: {update.output.error}")
                 outputs[update.request_id] = update.output
     return Pass([outputs[request] for request in order], ended - started)
 

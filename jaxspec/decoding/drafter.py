@@ -14,9 +14,20 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.decoding.state import Batch, Sizes, State
-from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge
+from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge
 from jaxspec.models.llama import Llama
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
+
+PRIOR = 4.0
+"""Observations that the first guess of a learnt rate counts for."""
+MEMORY = 0.99
+"""The share of its observations that a rate keeps when it sees another: it follows other texts within some hundred tokens."""
+
+
+def remembered(sums: Float[Array, " n"], counts: Bool[Array, "b n"], new: Array | float) -> Float[Array, " n"]:
+    """The sums, each faded by MEMORY for every row that counts for it, plus what is new in those rows (as wide as `counts`)."""
+    return MEMORY ** jnp.sum(counts, 0) * sums + jnp.sum(jnp.where(counts, new, 0), 0)
+
 
 type Place = Callable[[Any, ModelConfig | None], Any]
 """Puts weights on the devices of an engine, which share those of layers with these sizes. None: each device has all."""
@@ -56,6 +67,8 @@ class Drafter(ABC):
     """Width of the feature of one position; 0: it reads none."""
     lags: bool = False
     """It may be left out of plain cycles, which then cost no more than without it: it absorbs their tokens before the next tree."""
+    first_slot: int = 1
+    """The first slot whose token it absorbs. Slot 0 has no feature before it, which matters only to those that read features."""
     max_topk: int
     """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
     max_steps: int | None = None
@@ -115,9 +128,32 @@ class NoDrafter(Drafter):
         return Draft(Chain(jnp.zeros((len(batch.rows), 0), jnp.int32)))
 
 
+class Promises(NamedTuple):
+    """Each source's best token behind the root, and its chance by its score, for `Merged.learn` to compare with what was chosen."""
+
+    token: Int[Array, "b sources"]
+    chance: Float[Array, "b sources"]
+    """0: the source proposed nothing."""
+
+
+class MergedState(NamedTuple):
+    """What merged drafters keep between programs."""
+
+    sources: tuple[Any, ...]
+    """Each source's own."""
+    chosen: Float[Array, " sources"]
+    """How often the target chose a source's best token behind the root,"""
+    promised: Float[Array, " sources"]
+    """and how often it should have by the scores. All requests share both."""
+
+
 @dataclass(frozen=True)
 class Merged(Drafter):
-    """Several drafters at once, whose candidates are ranked together. Those that read features must read the same."""
+    """Several drafters at once, whose candidates are ranked together. Those that read features must read the same.
+
+    Scores of different sources are comparable only if they keep what they promise: an overconfident head would push every n-gram
+    out of the tree. So a source whose best tokens are chosen less often than their scores say loses as much at every depth.
+    """
 
     sources: tuple[Drafter, ...]
 
@@ -131,6 +167,7 @@ class Merged(Drafter):
             capture=readers[0].capture if readers else (),
             feature_size=readers[0].feature_size if readers else 0,
             lags=any(each.lags for each in self.sources),
+            first_slot=min(each.first_slot for each in self.sources),
             max_topk=max(each.max_topk for each in self.sources),
             max_steps=None if None in (deepest := [each.max_steps for each in self.sources]) else max(filter(None, deepest)),
         )
@@ -141,26 +178,48 @@ class Merged(Drafter):
     def placed(self, place: Place) -> tuple[Any, ...]:
         return tuple(each.placed(place) for each in self.sources)
 
-    def empty(self, sizes: Sizes) -> tuple[Any, ...]:
-        return tuple(each.empty(sizes) for each in self.sources)
+    def empty(self, sizes: Sizes) -> MergedState:
+        chosen, promised = (jnp.full(len(self.sources), PRIOR, jnp.float32) for _ in range(2))  # two, for both are donated
+        return MergedState(tuple(each.empty(sizes) for each in self.sources), chosen, promised)
 
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
         drafts = [each.propose(target, own, batch, tree, coupled=coupled, scored=True) for each, own in self._with_states(state)]
-        candidates = merge([as_candidates(draft.candidates) for draft in drafts], tree.num_steps)
-        return Draft(candidates, tuple(draft.memo for draft in drafts))
+        found = [as_candidates(draft.candidates) for draft in drafts]
+        kept = jnp.minimum(jnp.log(state.draft.chosen / state.draft.promised), 0.0)
+        candidates = merge([discounted(own, kept[i], tree.num_steps) for i, own in enumerate(found)], tree.num_steps)
+        return Draft(candidates, (tuple(draft.memo for draft in drafts), promises(found)))
 
-    def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> tuple[Any, ...]:
-        return tuple(each.absorb(target, own, batch, new) for each, own in self._with_states(state))
+    def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> MergedState:
+        def absorbed(source: Drafter, own: State) -> Any:
+            return source.absorb(target, own, batch, new._replace(cached=jnp.maximum(new.cached, source.first_slot)))
 
-    def learn(
-        self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]
-    ) -> tuple[Any, ...]:  # fmt: skip
-        memos = memo or (None,) * len(self.sources)
+        return state.draft._replace(sources=tuple(absorbed(each, own) for each, own in self._with_states(state)))
+
+    def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> MergedState:
+        memos, promised = memo or ((None,) * len(self.sources), None)
         sources = zip(self._with_states(state), memos, strict=True)
-        return tuple(each.learn(own, batch, noted, chosen) for (each, own), noted in sources)
+        after = state.draft._replace(sources=tuple(each.learn(own, batch, noted, chosen) for (each, own), noted in sources))
+        if promised is None:
+            return after
+        counts = (promised.chance > 0) & ~batch.sequences.done[:, None]
+        return after._replace(
+            chosen=remembered(after.chosen, counts, promised.token == chosen[:, None]),
+            promised=remembered(after.promised, counts, promised.chance),
+        )
 
     def _with_states(self, state: State) -> list[tuple[Drafter, State]]:
         """Each source, and the state with this source's part in place of all of them."""
-        return [(each, state._replace(draft=own)) for each, own in zip(self.sources, state.draft, strict=True)]
+        return [(each, state._replace(draft=own)) for each, own in zip(self.sources, state.draft.sources, strict=True)]
+
+
+def promises(drafts: Sequence[Candidates]) -> Promises:
+    """The best candidate of each source behind the root."""
+    tokens, chances = [], []
+    for draft in drafts:
+        scores = jnp.where(draft.parents < 0, draft.scores, -jnp.inf)
+        best = jnp.argmax(scores, 1)[:, None]
+        tokens.append(jnp.take_along_axis(draft.tokens, best, 1))
+        chances.append(jnp.exp(jnp.take_along_axis(scores, best, 1)))
+    return Promises(jnp.concatenate(tokens, 1), jnp.concatenate(chances, 1))

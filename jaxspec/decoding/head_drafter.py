@@ -48,16 +48,20 @@ class VisibleSlots(NamedTuple):
 
 
 def visible_slots(
-    page_table: Int[Array, "b p"], length: Int[Array, " b"], page_size: int, sliding_window: SlidingWindow | None
+    page_table: Int[Array, "b p"],
+    length: Int[Array, " b"],
+    page_size: int,
+    sliding_window: SlidingWindow | None,
+    first_slot: int = 1,
 ) -> VisibleSlots:
-    """The slots 1 <= i < length of a head's cache, or the part of them inside the sliding window.
+    """The slots first_slot <= i < length of a head's cache, or the part of them inside the sliding window.
 
     Without a sink exactly the last `size` slots; with one, the pages that hold the sink and the last `size` slots.
 
     In:  pages [3, 8, 5, 9, 4], length 18, page_size 4, size 5, sink 2
     Out: pages [3, 9, 4, ...], start 1, length 10: slots 1-3, 12-15 and 16-17
     """
-    start = jnp.ones_like(length)
+    start = jnp.full_like(length, first_slot)
     if sliding_window is None:
         return VisibleSlots(page_table, start, length)
     sink = -(-sliding_window.sink // page_size)
@@ -94,7 +98,7 @@ class DraftInputs(NamedTuple):
     hidden: Float[Array, "b h"]
     """The head's output at the root's pair."""
     cache: tuple[KeysValues, ...]
-    """The head's; slots 1 .. length are written, and the last of them holds the root's pair."""
+    """The head's; slots first_slot .. length are written, and the last of them holds the root's pair."""
     length: Int[Array, " b"]
     seen: VisibleSlots
     """The part of the cache that it sees."""
@@ -106,7 +110,8 @@ class HeadState(NamedTuple):
     """What a head keeps between programs."""
 
     cache: tuple[KeysValues, ...]
-    """Per layer of the head; slot i holds the pair (feature of position i - 1, token i), so slot 0 is never used."""
+    """Per layer of the head; slot i holds the pair (feature of position i - 1, token i), so slot 0 is never used; that of a
+    draft model (models/draft_model.py) holds token i."""
     hidden: Float[Array, "r h"]
     """The head's output at its last slot; without a lag, that is slot Sequences.length, where the next draft starts."""
     calibration: Calibration
@@ -114,7 +119,7 @@ class HeadState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedDrafter(Drafter):
-    """The base of drafters with a trained head. Their state has the head's `calibration`."""
+    """The base of drafters with a head. Their state has the head's `calibration`."""
 
     config: HeadConfig
     graph: nnx.GraphDef
@@ -128,6 +133,7 @@ class TrainedDrafter(Drafter):
         self._derive(
             capture=self.config.captured_layers,
             feature_size=self.config.feature_size,
+            first_slot=self.config.first_slot,
             max_topk=self.config.draft_vocab_size or self.config.layer.vocab_size,
             max_steps=self.config.max_steps,
         )
@@ -156,7 +162,7 @@ class TrainedDrafter(Drafter):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadDrafter(TrainedDrafter):
-    """Drafts token by token: EAGLE, EAGLE-3 or MTP."""
+    """Drafts token by token, with a trained head (EAGLE, EAGLE-3 or MTP) or with a small model."""
 
     window: SlidingWindow | None = None
     """The part of its cache that it sees; None: all of it."""
@@ -182,7 +188,7 @@ class HeadDrafter(TrainedDrafter):
         head = self.head
         hidden, cache, length = state.draft.hidden[batch.rows], state.draft.cache, batch.sequences.length
         prediction = self.prediction(state, batch) if coupled else None
-        seen = visible_slots(batch.page_table, length + 1, cache[0].k.shape[1], self.window)
+        seen = self._visible_slots(batch, length + 1, cache)
         inputs = DraftInputs(head, target, hidden, cache, length, seen, prediction)
         candidates, logits = (draft_chain if tree.topk == 1 and not scored else draft)(inputs, tree)
         return Draft(candidates, logits if coupled else None)
@@ -196,14 +202,16 @@ class HeadDrafter(TrainedDrafter):
         is_new = slots >= new.cached[:, None]
         mask = jnp.broadcast_to(columns[:, None] >= columns, (batch_size, width, width))
         mask = mask & (is_new[:, None, :] | jnp.eye(width, dtype=bool))
-        seen = visible_slots(batch.page_table, new.cached, own.cache[0].k.shape[1], self.window)
-        metadata = AttentionMetadata(slots - 1, *seen, mask)  # a pair's position is its slot - 1
+        metadata = AttentionMetadata(slots - self.first_slot, *self._visible_slots(batch, new.cached, own.cache), mask)
         out = head(head.embed(new.tokens, target), head.project(new.features), metadata, own.cache)
         path = jnp.broadcast_to(columns, new.tokens.shape)
         write = (columns < new.size[:, None]) & is_new
         pages = write_slots(own.cache, out.window, batch.page_table, path, slots, write)
         hidden = jnp.where((new.size > 0)[:, None], last(out.hidden, new.size), own.hidden[batch.rows])
         return own._replace(cache=pages, hidden=own.hidden.at[batch.rows].set(hidden))
+
+    def _visible_slots(self, batch: Batch, length: Int[Array, " b"], cache: tuple[KeysValues, ...]) -> VisibleSlots:
+        return visible_slots(batch.page_table, length, cache[0].k.shape[1], self.window, self.first_slot)
 
 
 @jax.named_scope("draft")
@@ -212,7 +220,7 @@ def draft(inputs: DraftInputs, tree: TreeShape) -> tuple[Candidates, Float[Array
 
     The head runs num_steps - 1 times, on topk tokens.
     """
-    head, target, draft_hidden, cache, length, seen, prediction = inputs
+    head, target, draft_hidden, cache, _, seen, prediction = inputs
     batch_size, k = draft_hidden.shape[0], tree.topk
     root_logits = head.logits(draft_hidden[:, None], target)
     tokens, log_probs = best_children(head, root_logits, k, 0, prediction)
@@ -229,8 +237,7 @@ def draft(inputs: DraftInputs, tree: TreeShape) -> tuple[Candidates, Float[Array
     for level in range(1, tree.num_steps):
         # A candidate sees the head's cache, its ancestors in the window, and itself.
         mask = jnp.concatenate([beam.ancestors, jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch_size, k, k))], 2)
-        # A pair's position is its slot - 1, and a candidate at depth `level` has slot length + level.
-        positions = jnp.broadcast_to((length + level - 1)[:, None], (batch_size, k))
+        positions = jnp.broadcast_to(positions_at(inputs, level)[:, None], (batch_size, k))
         metadata = AttentionMetadata(positions, *seen, mask)
         out = head(head.embed(beam.tokens, target), beam.hidden, metadata, cache, earlier)
         earlier = out.window
@@ -253,10 +260,15 @@ def draft_chain(inputs: DraftInputs, tree: TreeShape) -> tuple[Chain, Float[Arra
     earlier = None
     for level in range(1, tree.num_steps):
         mask = jnp.ones((len(length), 1, level), bool)
-        metadata = AttentionMetadata((length + level - 1)[:, None], *seen, mask)
+        metadata = AttentionMetadata(positions_at(inputs, level)[:, None], *seen, mask)
         hidden, earlier = head(head.embed(tokens[-1], target), hidden, metadata, cache, earlier)
         tokens.append(best_child(head, head.logits(hidden, target), level, prediction))
     return Chain(jnp.concatenate(tokens, 1)), root_logits[:, 0]
+
+
+def positions_at(inputs: DraftInputs, level: int) -> Int[Array, " b"]:
+    """Of candidates at this depth, whose slot is length + level."""
+    return inputs.length + level - inputs.head.config.first_slot
 
 
 def best_child(head: Head, logits: Float[Array, "b w v"], depth: Depth, prediction: Prediction | None) -> Int[Array, "b w"]:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import TreeShape
-from jaxspec.decoding.drafter import Draft, Drafter
+from jaxspec.decoding.drafter import PRIOR, Draft, Drafter, remembered
 from jaxspec.decoding.state import Batch, Sizes, State
 from jaxspec.decoding.top import AT_ONCE, top
 from jaxspec.decoding.tree import Candidates, Chain
@@ -32,10 +32,6 @@ PLACES = AT_ONCE
 """Places whose continuations are compared."""
 LONGER = 4.0
 """How much more a place counts whose match is longer by one token."""
-PRIOR = 4.0
-"""Matches that the first guess of a rate counts for."""
-MEMORY = 0.99
-"""The share of its matches that a rate keeps when it sees another, so that it follows other texts within some hundred tokens."""
 
 
 class Rates(NamedTuple):
@@ -97,9 +93,8 @@ class NgramDrafter(Drafter):
             return rates
         counts = (memo.match > 0) & ~batch.sequences.done
         of_length = (memo.match[:, None] == jnp.arange(self.longest + 1)) & counts[:, None]
-        kept = MEMORY ** jnp.sum(of_length, 0)
-        is_chosen = of_length & (memo.token == chosen)[:, None]
-        return Rates(kept * rates.chosen + jnp.sum(is_chosen, 0), kept * rates.seen + jnp.sum(of_length, 0))
+        is_chosen = (memo.token == chosen)[:, None]
+        return Rates(remembered(rates.chosen, of_length, is_chosen), remembered(rates.seen, of_length, 1.0))
 
 
 @jax.named_scope("find")

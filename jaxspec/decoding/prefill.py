@@ -42,7 +42,7 @@ def prefill(
     models: Models, state: State, chunk: Chunk, *, masks: UInt[Array, "b 1 words"] | None = None, scores: bool = False
 ) -> ProgramOutput:
     """Commits the chunk to the target's cache, and the drafter absorbs it. After the last chunk the target holds slots 0 .. L-1 and
-    a head 1 .. L.
+    a head up to L.
 
     The prompt's last token is like the root of a plain cycle: its slot is committed and the token after it is emitted, one of
     those that `masks` allow (as in settle). `scores`: the output has the prompt's log probabilities. No sequence sees another:
@@ -101,7 +101,7 @@ def absorb_chunk(
         tokens=jnp.where(at_root, root, jnp.pad(chunk.tokens, ((0, 0), (0, 1)))),
         features=jnp.concatenate([carried[:, None], features], 1),
         first_slot=chunk.first_slot,
-        cached=jnp.maximum(chunk.cached, 1),  # slot 0 has no feature before it
+        cached=jnp.maximum(chunk.cached, models.drafter.first_slot),
         size=chunk.size + chunk.is_last.astype(jnp.int32),
     )
     draft = models.drafter.absorb(models.target, state, batch, new)

@@ -102,6 +102,19 @@ def as_candidates(draft: Candidates | Chain) -> Candidates:
     return Candidates(draft.tokens, jnp.zeros(draft.tokens.shape, jnp.float32), parents)
 
 
+def discounted(candidates: Candidates, log_rate: Float[Array, ""], max_depth: int) -> Candidates:
+    """The candidates, `log_rate` (at most 0) added to the score of each for every edge between it and the root.
+
+    In:  scores [[-1, -2]], parents [[-1, 0]], log_rate -0.5
+    Out: scores [[-1.5, -3]]
+    """
+    depth, ancestor = jnp.ones(candidates.parents.shape, jnp.float32), candidates.parents
+    for _ in range(max_depth - 1):
+        depth = depth + (ancestor >= 0)
+        ancestor = jnp.where(ancestor < 0, -1, jnp.take_along_axis(candidates.parents, jnp.maximum(ancestor, 0), 1))
+    return candidates._replace(scores=candidates.scores + log_rate * depth)
+
+
 @jax.named_scope("merge")
 def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
     """The candidates of several sources. Of equal ones, with the same token behind the same text, the first gets the best score and

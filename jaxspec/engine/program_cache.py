@@ -26,6 +26,7 @@ from jax import export
 from jaxspec.decoding.block_drafter import BlockState
 from jaxspec.decoding.coupling import Calibration
 from jaxspec.decoding.cycle import Proposal
+from jaxspec.decoding.drafter import MergedState, Promises
 from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.ngram import FirstGuess, Rates
 from jaxspec.decoding.prefill import Chunk
@@ -40,7 +41,7 @@ from pallas_kernels.cpu import what_is_missing
 
 for node in (
     Admission, BlockState, Calibration, Candidates, Chain, Chunk, Drafted, Features, FirstGuess, HeadState, KeysValues, Logprobs,
-    ProgramOutput, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State, Tree,
+    MergedState, ProgramOutput, Promises, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State, Tree,
 ):  # fmt: skip
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 

@@ -53,6 +53,10 @@ class BlockConfig(HeadConfig):
         """Tokens that one block drafts, one behind another."""
         return self.block_size if self.predicts_next else self.block_size - 1
 
+    def forwards(self, steps: int) -> int:
+        """One, of the block; the emitted tokens need none."""
+        return min(steps, 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig(BlockConfig):

@@ -21,7 +21,9 @@ class HeadConfig:
     """The fields that all kinds of heads have; each kind adds its own."""
 
     algorithm: ClassVar[str]
-    """The name of the kind: EAGLE, EAGLE3, MTP, DFLASH or DSPARK."""
+    """The name of the kind: EAGLE, EAGLE3, MTP, DFLASH, DSPARK or STANDALONE."""
+    first_slot: ClassVar[int] = 1
+    """The first slot of its cache that it uses, whose position is 0. A pair needs a feature before it, and slot 0 has none."""
 
     layer: ModelConfig
     """Sizes of the head's own `num_layers` layers. The head has its own RoPE too; it never uses the target's."""
@@ -42,6 +44,11 @@ class HeadConfig:
     def max_steps(self) -> int | None:
         """The most tokens that it drafts, one behind another; None: any number."""
         return None
+
+    def forwards(self, steps: int) -> int:
+        """Forwards of its layers in a cycle whose tree has so many levels: over the emitted tokens, which drafts the first level,
+        and one for each further level."""
+        return steps
 
 
 class HeadOutput(NamedTuple):

@@ -1,9 +1,9 @@
-"""The supported models: target families by the `model_type` of config.json, modules by their config, and loaded models."""
+"""The supported models: modules by their config, and loaded models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,48 +11,15 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxspec.checks import checked, require, short
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig, BlockHead, DSparkConfig
+from jaxspec.models.draft_model import DraftModel, DraftModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
 from jaxspec.models.head import Head, HeadConfig
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
-
-
-class Family(NamedTuple):
-    """A family's differences from Llama's decoder block."""
-
-    covers: str
-    """Models of the family that are known to work, for error messages and docs."""
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    attention_bias_means_more: bool = True
-    """In this family `attention_bias: true` also adds a bias to the output projection, which is not supported here."""
-
-
-FAMILIES = {
-    "llama": Family("Llama 2, 3, 3.1, 3.2, 3.3 and models with their layout (Vicuna, DeepSeek-R1-Distill-Llama)"),
-    "mistral": Family("Mistral (dense, without a sliding window: 7B from v0.2 on)"),
-    "qwen2": Family("Qwen2, Qwen2.5 (dense)", qkv_bias=True, attention_bias_means_more=False),
-    "qwen3": Family("Qwen3 (dense)", qk_norm=True),
-    "mimo": Family("MiMo-7B, with its MTP layer as a draft head", qkv_bias=True, attention_bias_means_more=False),
-}
-
-
-def target_config(config: dict) -> ModelConfig:
-    """The target that a config.json describes. Raises ValueError, listing the families, for any other model_type."""
-    name = require(checked(config), "model_type")
-    if name not in FAMILIES:
-        listed = "".join(f"\n  {model_type}: {family.covers}" for model_type, family in FAMILIES.items())
-        raise ValueError(f"config.json: model_type {short(name)} is not supported; supported are:{listed}")
-    family = FAMILIES[name]
-    if config.get("attention_bias") and family.attention_bias_means_more:
-        raise ValueError(f"config.json: attention_bias=True is not supported for {name} (it adds a bias to the output projection)")
-    return ModelConfig.from_hf(config, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
-
 
 MODULES: dict[type, Callable[..., nnx.Module]] = {
     ModelConfig: Llama,
@@ -61,6 +28,7 @@ MODULES: dict[type, Callable[..., nnx.Module]] = {
     MTPConfig: MTP,
     BlockConfig: BlockHead,
     DSparkConfig: BlockHead,
+    DraftModelConfig: DraftModel,
 }
 """The module that each kind of config describes."""
 

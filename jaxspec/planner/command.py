@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxspec.checkpoints.hub import is_hub_name, local_path
+from jaxspec.checkpoints.hub import is_hub_name
 from jaxspec.checks import Number
 from jaxspec.commands.common import run_guarded
 from jaxspec.commands.options import OPTIONS, Parser, whole
 from jaxspec.config import PLAIN, UNQUANTIZED, EngineConfig, TreeShape
-from jaxspec.defaults import BUILT_IN_NAME, default_tree, gpu_dtype, model_directory, own_head
+from jaxspec.defaults import BUILT_IN_NAME, default_tree, draft_path, gpu_dtype, model_directory
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Quantizations, compile_cycles, why_not
 from jaxspec.planner.gpus import DRIVER, GPUS, Gpu
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 JAX_SHARE = 0.75
 """JAX's default share of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 SHARE, SIZE = Number(0, 1, above=True), Number(0, 10**6, above=True)
+PROG = "jaxspec plan"
 EXAMPLES = """examples:
   jaxspec plan --model-path Llama-3.1-8B-Instruct --draft EAGLE3-LLaMA3.1-Instruct-8B --gpu h100 --batch 8 --context 4096
   jaxspec plan --model-path config.json --draft head/config.json --gpu a100 --tree 3/1/4 --accept-length 2.9
@@ -38,10 +39,10 @@ POWERS = tuple(2**power for power in range(7))
 """Numbers of GPUs that `Plan.smallest` may be."""
 
 
-def make_parser() -> Parser:
+def make_parser(prog: str = PROG) -> Parser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     about = "Whether a model fits on a GPU, and how fast it can be there; needs no GPU, and of a model only its config.json."
-    parser = Parser("jaxspec plan", about, EXAMPLES)
+    parser = Parser(prog, about, EXAMPLES)
     head = ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization")
     parser.add_options("model", "model_path", *head, "dtype", "quantization")
     group = parser.add_argument_group("GPU")
@@ -58,7 +59,7 @@ def make_parser() -> Parser:
     add("--jax-memory-share", type=float, default=JAX_SHARE, metavar="X", help=share_help)
     group = parser.add_argument_group("load")
     add = group.add_argument
-    OPTIONS["tree"].add_to(group, help=f"{OPTIONS['tree'].text} (default: 5/4/8; MTP: 1/1/2; SmolLM2: 3/1/4)")
+    OPTIONS["tree"].add_to(group)
     add("--batch", type=whole(1), default=1, metavar="N", help="requests in a batch (default: %(default)s)")
     add("--context", type=whole(1), default=2048, metavar="N", help="tokens per request, prompt and output (default: %(default)s)")
     OPTIONS["page_size"].add_to(group, type=whole(1), default=EngineConfig.page_size)
@@ -78,9 +79,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Returns 0 if it fits, 1 if not, 2 if the model can't be read."""
-    parser = make_parser()
+    parser = make_parser(prog)
     options = parser.parse_args(argv)
 
     def run() -> int:
@@ -105,11 +106,10 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     from jaxspec.planner.report import Plan
 
     path = model_directory(options.model_path, weights=False)
-    where = options.speculative_draft_model_path and local_path(options.speculative_draft_model_path, weights=False)
-    if options.tree == PLAIN and (where or options.speculative_token_map):
+    draft = options.speculative_draft_model_path
+    if options.tree == PLAIN and (draft or options.speculative_token_map):
         raise ValueError("--tree plain drafts nothing: leave out --draft and --speculative-token-map")
-    if where is None and options.tree != PLAIN:
-        where = own_head(path)
+    where = None if options.tree == PLAIN else draft_path(draft, path, weights=False)
     if where is None and options.speculative_token_map:
         raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
     quantization = quantizations(options)

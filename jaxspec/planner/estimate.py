@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.engine.device_state import cache_bytes_per_token
 from jaxspec.models.block import BlockConfig, DSparkConfig
+from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.planner.gpus import Gpu
 from jaxspec.planner.models import Weights, unquantised, weights_of
@@ -56,14 +57,19 @@ class Pair:
     @property
     def head_output(self) -> int:
         """Bytes of the projection to the head's logits: the head's own, or the target's."""
-        return (self.head.weights.output if self.head else 0) or self.target_output
+        return output_of(self.head.weights) if self.head and self._has_own_output else self.target_output
 
     @property
     def numbers_of_outputs(self) -> tuple[float, float]:
         """Numbers in the output projections of target and head."""
         size = jnp.dtype(self.dtype).itemsize
         target = output_of(self.target.dense)
-        return target / size, ((self.head.dense.output if self.head else 0) or target) / size
+        return target / size, (output_of(self.head.dense) if self.head and self._has_own_output else target) / size
+
+    @property
+    def _has_own_output(self) -> bool:
+        """Whether the head has an output projection of its own, which a small model always has."""
+        return isinstance(self.head_config, DraftModelConfig) or bool(self.head and self.head.weights.output)
 
 
 def output_of(weights: Weights) -> int:
@@ -172,9 +178,8 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
         head, steps, beam = models.head, tree.num_steps, tree.topk
         if head is None or models.head_config is None:
             raise ValueError(f"the tree {tree} needs a draft head: give --draft")
-        config = models.head_config
+        config, forwards = models.head_config, models.head_config.forwards(steps)
         block = config.block_size if isinstance(config, BlockConfig) else None
-        forwards = steps if block is None else 1
         # Levels 2 .. steps, or the block, and the extension by accepted tokens, of which a block needs less than is counted here.
         rows = batch * ((block or (steps - 1) * beam) + steps + 1)
         drafted = batch * (1 + (steps - 1) * beam if block is None else steps)

@@ -1,6 +1,5 @@
 """The config and the weights' sizes of a model, from config.json and file headers; no weights are read."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,24 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from jaxspec.checkpoints.block_layouts import MARKOV
 from jaxspec.checkpoints.checkpoint import Checkpoint, has_tensors
 from jaxspec.checkpoints.converted import head_directory, is_converted, read_manifest
-from jaxspec.checkpoints.heads import PLANS, algorithm_of, head_plan, usable_token_map
+from jaxspec.checkpoints.draft_models import is_draft_model, refuse_token_map
+from jaxspec.checkpoints.heads import PLANS, head_plan, usable_token_map
 from jaxspec.checkpoints.json_files import read_config
+from jaxspec.checkpoints.kinds import algorithm_of, is_model_config, usual_tensors
 from jaxspec.checkpoints.layout import TensorPlan
-from jaxspec.checkpoints.layouts import MTP_PREFIX, target_layout
+from jaxspec.checkpoints.layouts import target_layout
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig
+from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.models.families import target_config
 from jaxspec.models.head import HeadConfig
-from jaxspec.models.registry import abstract_model, target_config
+from jaxspec.models.registry import abstract_model
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Weights:
 
 def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
     """The sizes of the config's module on the device, its matrices stored as the config says."""
+    if isinstance(config, DraftModelConfig):
+        return weights_of(config.layer, dtype)
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
     groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "markov_in": "embedding", "lm_head": "output"}
     if isinstance(config, Eagle3Config | BlockConfig):
@@ -79,15 +83,15 @@ def read_target(path: Path, quantization: str | None = None) -> ModelConfig:
 
 
 def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, quantization: str | None = None) -> HeadConfig:
-    """The draft head in a directory or file, or of a lone config.json, beside this target.
+    """The draft head or model in a directory or file, or of a lone config.json, beside this target.
 
-    Raises ValueError if it is not a head, or does not fit.
+    Raises ValueError if it is neither a head nor a model, or does not fit.
     """
     with errors_named(path):
-        if is_converted(path):
-            where = head_directory(path)
-            if where is None:
-                raise ValueError("this is a converted target without a draft head")
+        if is_whole_model(path):
+            refuse_token_map(path, token_map)
+            return DraftModelConfig.beside(read_target(path, quantization), target)
+        if where := head_directory(path) if is_converted(path) else None:
             head = read_manifest(where).head
         elif has_tensors(path):
             with Checkpoint(path) as checkpoint:
@@ -100,8 +104,6 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
             algorithm = algorithm_of(names) or "EAGLE"
             plan = quantised_plan(PLANS[algorithm](config, names, target), config, {})
             head = planned(plan, None, Storing.DENSE, quantization).config
-            if algorithm == "EAGLE" and head.layer.num_layers >= target.num_layers:
-                raise ValueError(f"this is the config of a whole model of {head.layer.num_layers} layers, not of a draft head")
         found = (head.target_hidden_size, head.layer.vocab_size)
         if found != (target.hidden_size, target.vocab_size):
             raise ValueError(
@@ -112,17 +114,8 @@ def read_head(path: Path, target: ModelConfig, token_map: Path | None = None, qu
     return head if hot_tokens is None else replace(head, draft_vocab_size=len(hot_tokens))
 
 
-def usual_tensors(config: dict) -> Collection[str]:
-    """The tensors that heads with this config usually have, to recognize the kind of head from config.json alone."""
-    shared = {"lm_head.weight", "d2t", "t2d"}
-    if "dflash_config" in config or any("DFlash" in name or "DSpark" in name for name in config.get("architectures") or ()):
-        norms = {"hidden_norm.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_norm.weight"}
-        return {"fc.weight", *norms} | ({f"{MARKOV}1.weight"} if config.get("markov_rank") else set())
-    if "speculators_model_type" in config:
-        return {"layers.0.hidden_norm.weight", "embed_tokens.weight", *shared}
-    if "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ()):
-        return {"midlayer.hidden_norm.weight", "midlayer.mlp.up_proj.weight", *shared}
-    if config.get("num_nextn_predict_layers"):
-        return {f"{MTP_PREFIX}0.input_proj.weight"}
-    bias = {"fc.bias"} if config.get("bias", True) else set()
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"} | bias
+def is_whole_model(path: Path) -> bool:
+    """Whether a path holds a whole model that drafts, not a head; of a config.json alone by `is_model_config`."""
+    if is_converted(path) or has_tensors(path):
+        return is_draft_model(path)
+    return is_model_config(read_config(path))

@@ -104,7 +104,7 @@ def show(plan: Plan) -> str:
     """The plan as text."""
     models, gpu, head = plan.models, plan.gpu, plan.models.head_config
     gpus = f"{models.tp} x {gpu.name}, of each" if models.tp > 1 else f"one {gpu.name}"
-    title = f"{plan.model} {f'with {head.algorithm} head' if head else 'alone'}, {models.dtype}, on {gpus}:"
+    title = f"{plan.model} {f'with {head.algorithm} drafts' if head else 'alone'}, {models.dtype}, on {gpus}:"
     requests = f"{plan.batch} request{'s' * (plan.batch > 1)} of {plan.context:,} tokens"
     return "\n\n".join(
         [

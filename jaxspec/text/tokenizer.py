@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.checkpoints.json_files import check_regular, read_object
-from jaxspec.checks import MAX_REASON
+from jaxspec.checks import MAX_REASON, short
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
@@ -47,6 +47,25 @@ def _load(directory: Path) -> Tokenizer:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     finally:
         logging.set_verbosity(verbosity)
+
+
+def check_same_tokens(target: Path, draft: Path) -> None:
+    """Raises ValueError if the tokenizers of a target's and a draft model's directories number any token differently.
+
+    Special and other added tokens may differ, as finetuned models rename them; a missing tokenizer is not compared.
+    """
+    tokenizers = [each for each in map(load_tokenizer, (target, draft)) if each is not None]
+    if len(tokenizers) < 2:
+        return
+    added = {token for each in tokenizers for token in each.get_added_vocab()}
+    expected, found = ({id: token for token, id in each.get_vocab().items() if token not in added} for each in tokenizers)
+    differing = [number for number in expected.keys() | found.keys() if expected.get(number) != found.get(number)]
+    if differing:
+        first = min(differing)
+        raise ValueError(
+            f"{draft} has another tokenizer than the target: its token {first} is {short(found.get(first))}, the target's "
+            f"{short(expected.get(first))}; give a draft model with the target's tokenizer, such as a smaller one of its family"
+        )
 
 
 def is_plain(directory: Path) -> bool:

@@ -2,7 +2,8 @@
 
 import argparse
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,29 +16,43 @@ from jaxspec.train.settings import DataSettings, TrainSettings
 if TYPE_CHECKING:
     from jaxspec.load import LoadedModels
 
-EXAMPLES = """examples:
-  jaxspec train run --model-path smollm2 --out HEAD                      (data, head and card, without data of your own)
-  jaxspec train data --model-path M --data DATA --prompts chats.jsonl    (answers to your prompts)
-  jaxspec train head --model-path M --data DATA --out HEAD
-  jaxspec serve --model-path M --speculative-draft-model-path HEAD
-
-An interrupted command goes on when it is called again with the same options."""
-COMMANDS = {"data": "let the model write conversations", "head": "train a head from them", "run": "data, then head"}
+PROG = "jaxspec train"
+GOES_ON = "An interrupted command goes on when it is called again with the same options."
+EXAMPLES = {
+    "data": "example:\n  jaxspec train data --model-path M --data DATA --prompts chats.jsonl    (answers to your prompts)",
+    "head": "example:\n  jaxspec train head --model-path M --data DATA --out HEAD",
+    "run": "example:\n  jaxspec train run --model-path smollm2 --out HEAD    (data, head and card, without data of your own)",
+}
+COMMANDS = {
+    "run": "let the model write text and train a draft head from it: data, then head",
+    "data": "let the model write conversations to learn from",
+    "head": "train a head from conversations",
+}
 TREES = ("3/1/4", "5/4/8", "5/4/16")
 EVALUATED_TREE = TreeShape(5, 4, 8)
 TEMPERATURES = (0.0, 1.0)
 EVALUATED_TOKENS = 64
 
 
-def make_parser() -> Parser:
-    """Loads no JAX: --help is instant."""
-    about = "Train a draft head for a model, from text that the model writes itself."
-    parser = Parser("jaxspec train", about, EXAMPLES, usage="jaxspec train {data,head,run} --model-path NAME [options]")
-    parser.add_argument("command", choices=COMMANDS, help="; ".join(f"{name}: {text}" for name, text in COMMANDS.items()))
+def make_parser(command: str) -> Parser:
+    """The parser of one of COMMANDS. Loads no JAX: --help is instant."""
+    about, example = COMMANDS[command], f"{EXAMPLES[command]}\n\n{GOES_ON}"
+    parser = Parser(
+        f"{PROG} {command}", f"{about[0].upper()}{about[1:]}.", example, usage=f"{PROG} {command} --model-path NAME [options]"
+    )
+    parser.set_defaults(command=command)
     parser.add_argument("--model-path", "--model", required=True, metavar="NAME", help="the target, as for jaxspec serve")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the conversations (default: WORK/data)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="folder of the run: checkpoints and log.jsonl (default: OUT.work)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the head goes, with its card")
+    if command != "head":
+        add_data_options(parser)
+    add_settings(parser, ("length",) if command == "data" else [field.name for field in fields(TrainSettings)])
+    return parser
+
+
+def add_data_options(parser: Parser) -> None:
+    """What the model writes."""
     add = parser.add_argument_group("data").add_argument
     add(
         "--prompts",
@@ -47,25 +62,45 @@ def make_parser() -> Parser:
     add("--shards", type=whole(1), default=8, metavar="N", help="of 128 conversations each (default: %(default)s)")
     add("--data-seed", type=whole(0), default=0, metavar="N", help="another one gives other conversations (default: %(default)s)")
     add("--batch-size", type=whole(1), default=64, metavar="N", help="conversations at once (default: %(default)s)")
+
+
+def add_settings(parser: Parser, names: Collection[str]) -> None:
+    """Some fields of TrainSettings."""
     add = parser.add_argument_group("head").add_argument
     for field in fields(TrainSettings):
+        if field.name not in names:
+            continue
         kind = field.type if isinstance(field.type, type) else str if field.type == str | None else int
         flag, shown = f"--{field.name.replace('_', '-')}", "NAME" if kind is str else "X" if kind is float else "N"
         about = help_of(TrainSettings, field.name, field.default)
         add(flag, type=kind, default=field.default, metavar=shown, help=about.replace("%", "%%"))
-    return parser
+
+
+def overview() -> str:
+    """Every command with one line."""
+    lines = [f"usage: {PROG} {{{','.join(COMMANDS)}}} --model-path NAME [options]", "", "commands:"]
+    lines += [f"  {name:<5} {about}" for name, about in COMMANDS.items()]
+    lines += ["", EXAMPLES["run"], "", f"`{PROG} COMMAND --help` lists the options of a command. {GOES_ON}"]
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    parser = make_parser()
-    options = parser.parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if arguments[0] not in COMMANDS:
+        print(f"{PROG}: error: expected one of {', '.join(COMMANDS)}, got {arguments[0][:80]!r}", file=sys.stderr)
+        return 2
+    parser = make_parser(arguments[0])
+    options = parser.parse_args(arguments[1:])
     if options.work is None and options.out is not None:
         options.work = options.out.parent / f"{options.out.name}.work"
     needed = {"data": ("data",), "head": ("data", "out"), "run": ("out",)}[options.command]
     if missing := [f"--{name}" for name in needed if vars(options)[name] is None and not (name == "data" and options.work)]:
         parser.error(f"{options.command} needs {' and '.join(missing)}")
-    return run_guarded("jaxspec train", lambda: run(options))
+    return run_guarded(parser.prog, lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxspec.load import load_models
 
     data = options.data or options.work / "data"
-    settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings)})
+    settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings) if field.name in options})
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists already: give a new directory")
     context = min(settings.length, target_model_config(model_directory(options.model_path)).max_position_embeddings)

@@ -14,7 +14,8 @@ from benchmarks import peers
 from benchmarks.options import BenchmarkError
 from benchmarks.peer_models import Models
 from benchmarks.peer_process import KINDS, SIDES, Kind, Loaded, NotRun, Peer, one_line
-from benchmarks.peers import Contender, Measured, main, measure, summarize, tables
+from benchmarks.peer_tables import tables
+from benchmarks.peers import Contender, Measured, main, measure, summarize
 from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.commands.common import run_guarded
@@ -80,7 +81,7 @@ def model(tmp_path_factory) -> tuple[Path, list[str]]:
     prompts.write_text("".join(json.dumps({"token_ids": prompt}) + "\n" for prompt in PROMPTS))
     return directory, [
         *("--model", str(path), "--draft", str(write_head(directory / "head", random_eagle(target.config)))),
-        *("--prompts", str(prompts), "--max-tokens", "6", "--tree", "1/1/2", "--rounds", "2"),
+        *("--prompts", str(prompts), "--max-tokens", "6", "--tree", "1/1/2", "--rounds", "2", "--drafts", "head"),
     ]
 
 
@@ -229,7 +230,7 @@ def test_ratios_are_taken_round_by_round():
     everybody = [contender("jaxspec", "plain"), contender("jaxspec", "3/1/4"), contender("transformers", way="sdpa")]
     seconds = [[1.0, 2.0], [0.5, 4.0], [4.0, 6.0]]
     rounds = {who.name: [(each, tokens) for each in values] for who, values in zip(everybody, seconds, strict=True)}
-    results = summarize(everybody, Measured(rounds, {}), 3)
+    results = summarize(everybody, Measured(rounds, {}, {}), 3)
     assert [each["ratio_to_baseline"]["values"] for each in results["contenders"]] == [[4.0, 3.0], [8.0, 1.5], [1.0, 1.0]]
     versions = {"transformers": {"torch": "2", "transformers": "5.23"}}
     made = tables({**results, "not_run": {}, "versions": versions})
@@ -300,10 +301,20 @@ def test_everybody_runs_a_prompt_before_anybody_runs_the_next():
     assert measured.rounds == {name: [(4.5, [[7], [8], [9]])] for name in ("a, float32", "b, float32")}
 
 
+def test_speeds_by_kind_of_text():
+    everybody = [contender("jaxspec", "plain"), contender("vllm")]
+    rounds = {each.name: [(6.0, [[1, 2]] * 3)] for each in everybody}
+    seconds = {everybody[0].name: [[1.0, 2.0, 3.0]], everybody[1].name: [[1.0, 4.0, 1.0]]}
+    results = summarize(everybody, Measured(rounds, {}, seconds), 2, ["code", "prose", "code"])
+    assert [each["by_kind"]["code"]["median"] for each in results["contenders"]] == [1.0, 2.0]
+    lines = tables({**results, "not_run": {}, "versions": {}})["kinds"].splitlines()
+    assert [line.split("|")[3:5] for line in lines[2:]] == [["    1 ", "     1 "], ["    2 ", "     0 "]]
+
+
 def test_a_wrong_round_counts_even_if_others_are_right():
     everybody = [contender("jaxspec", "plain"), contender("vllm")]
     rounds = {everybody[0].name: [(1.0, [[1, 2]])] * 2, everybody[1].name: [(1.0, [[1, 2]]), (1.0, [[1, 3]])]}
-    assert summarize(everybody, Measured(rounds, {}), 2)["contenders"][1]["equal_to_reference"] == 0
+    assert summarize(everybody, Measured(rounds, {}, {}), 2)["contenders"][1]["equal_to_reference"] == 0
 
 
 def test_a_python_that_is_not_there_is_one_line():

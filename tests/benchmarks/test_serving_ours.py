@@ -21,7 +21,7 @@ LENGTH = 6
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[str]:
     """A server of a tiny model, on its URL."""
-    target, tokenizer = engine_target(vocab_size=256), byte_tokenizer()
+    target, tokenizer = engine_target(0, vocab_size=256), byte_tokenizer()  # its bytes are often characters
     engine = tiny_engine(TreeShape(2, 2, 4), target=target, head=random_eagle(target.config))
     model = ServedModel("tiny", engine.context_length, engine.tree, tokenizer, ChatTemplate.of_model(tokenizer))
     with serving(engine, model) as url:

@@ -23,7 +23,8 @@ from transformers import PreTrainedTokenizerFast
 
 from convert.check import check_hashes
 from convert.converting import Options, convert_head, convert_target
-from jaxspec.checkpoints.converted import FILE, digest
+from jaxspec.checkpoints.converted import digest
+from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.loading import check_head, head_kind, load_target, target_model_config
 from jaxspec.testing import random_head, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.tokenizer import load_tokenizer
@@ -184,9 +185,9 @@ def test_nonsense_in_a_config_is_refused_by_name(originals: Path, tmp_path: Path
 def test_the_largest_config_is_refused_before_anything_is_built(originals: Path, tmp_path: Path):
     """A manifest whose digest fits, with layers that nobody stored."""
     directory = shutil.copytree(originals / "converted", tmp_path / "model")
-    contents = json.loads((directory / FILE).read_text())
+    contents = json.loads((directory / MANIFEST).read_text())
     contents["config"]["num_layers"] = 5000
-    (directory / FILE).write_text(json.dumps(contents | {"digest": digest(contents)}))
+    (directory / MANIFEST).write_text(json.dumps(contents | {"digest": digest(contents)}))
     began = time.process_time()
     with pytest.raises(ValueError, match="it has 5000 layers, but hashes of"):
         load_target(directory, np.float32)
@@ -196,9 +197,9 @@ def test_the_largest_config_is_refused_before_anything_is_built(originals: Path,
 def test_a_manifest_names_no_files_elsewhere(originals: Path, tmp_path: Path):
     directory = shutil.copytree(originals / "converted", tmp_path / "model")
     (tmp_path / "secret").write_text("x")
-    contents = json.loads((directory / FILE).read_text())
+    contents = json.loads((directory / MANIFEST).read_text())
     contents["files"]["../secret"] = "0" * 64
-    (directory / FILE).write_text(json.dumps(contents | {"digest": digest(contents)}))
+    (directory / MANIFEST).write_text(json.dumps(contents | {"digest": digest(contents)}))
     with pytest.raises(ValueError, match=r"names the file '\.\./secret', which is not one of its directory"):
         check_hashes(directory)
 
@@ -264,8 +265,8 @@ CASES: dict[str, tuple[str, str, Callable[[Path, random.Random], None], Callable
     "index": ("shards", "model.safetensors.index.json", change_json, target_model_config),
     "tensors": ("target", "model.safetensors", change_header, load_all),
     "head config": ("head", "config.json", change_json, partial(check_head, target=tiny_config(**SMALL))),
-    "manifest": ("converted", FILE, change_manifest, check_converted),
-    "head manifest": ("converted_head", FILE, change_manifest, partial(check_head, target=tiny_config(**SMALL))),
+    "manifest": ("converted", MANIFEST, change_manifest, check_converted),
+    "head manifest": ("converted_head", MANIFEST, change_manifest, partial(check_head, target=tiny_config(**SMALL))),
     "parameters": (
         "converted", "parameters/state/layers.1.mlp.down_proj.kernel/zarr.json", change_json, check_converted,
     ),

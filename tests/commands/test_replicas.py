@@ -118,7 +118,7 @@ def test_without_a_router_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(serve, "configure_logging", lambda _: None)
     assert serve.main(["--dp-size", "2"]) == 2
     expected = "--dp-size 2 needs a router in this environment: pip install sglang-router, or smg"
-    assert capsys.readouterr().err == f"python -m jaxspec.serve: error: {expected}\n"
+    assert capsys.readouterr().err == f"jaxspec serve: error: {expected}\n"
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -76,6 +76,7 @@ def warnings_in(caplog):
         ("target", "eagle3", "eagle3", "eagle3"),
         ("mimo", "EAGLE", None, "mimo"),
         ("mimo", "NEXTN", None, "mimo"),
+        ("target", "STANDALONE", "target", "target"),
         ("mimo", "NONE", None, None),
     ],
 )
@@ -92,7 +93,9 @@ def test_the_right_names(places, model, algorithm, draft, found):
         ("target", "NEXTN", "eagle", "NEXTN was given, but .*eagle holds an EAGLE head"),
         ("mimo", "EAGLE3", None, "mimo holds an MTP head"),
         ("target", "EAGLE", None, "target holds no head: give --speculative-draft-model-path"),
-        ("target", "EAGLE3", "target", "target holds no head"),
+        ("target", "EAGLE3", "target", "target holds a whole model: give STANDALONE"),
+        ("target", "STANDALONE", "eagle", "STANDALONE was given, but .*eagle holds an EAGLE head"),
+        ("target", "STANDALONE", None, "target holds no head: give --speculative-draft-model-path"),
     ],
 )
 def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message, no_weights):
@@ -101,7 +104,8 @@ def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message, n
 
 
 @pytest.mark.parametrize(
-    ("model", "draft", "tree"), [("mimo", None, "1/1/2"), ("target", "eagle", "5/4/8"), ("target", None, "plain")]
+    ("model", "draft", "tree"),
+    [("mimo", None, "1/1/2"), ("target", "eagle", "5/4/8"), ("target", None, "plain"), ("target", "target", "3/1/4")],
 )
 def test_each_kind_of_head_draws_its_own_tree(places, model, draft, tree):
     """MTP layers are made for one step."""

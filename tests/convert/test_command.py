@@ -62,9 +62,7 @@ def test_broken_files_are_named(tmp_path, capsys, content):
     (directory / "model.safetensors").write_bytes(content)
     assert main(["--inspect", str(directory)]) == 2
     error = capsys.readouterr().err
-    assert (
-        error.startswith("python -m convert: error: ") and "model.safetensors can't be read" in error and "Traceback" not in error
-    )
+    assert error.startswith("jaxspec convert: error: ") and "model.safetensors can't be read" in error and "Traceback" not in error
 
 
 def test_a_round_of_commands(tmp_path, capsys):
@@ -146,7 +144,7 @@ def test_check_knows_the_token_map_and_warnings_are_lines(tmp_path, capsys):
 
 def test_errors_name_the_head_and_not_its_target(tmp_path, capsys):
     assert main([str(TARGET), str(tmp_path / "converted"), "--draft", "yuhuili/EAGLE3", "--quiet"]) == 2
-    assert capsys.readouterr().err.startswith("python -m convert: error: yuhuili/EAGLE3 is no path here, and ")
+    assert capsys.readouterr().err.startswith("jaxspec convert: error: yuhuili/EAGLE3 is no path here, and ")
     assert main([str(tmp_path), str(tmp_path / "converted"), "--target", str(HEAD), "--quiet"]) == 2
     assert f"{HEAD}: this is not a target" in capsys.readouterr().err
 
@@ -157,7 +155,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
 
     monkeypatch.setattr("convert.__main__.run", interrupted)
     assert main(["a", "b"]) == 130
-    assert capsys.readouterr().err == "python -m convert: interrupted; nothing was written\n"
+    assert capsys.readouterr().err == "jaxspec convert: interrupted; nothing was written\n"
 
 
 @pytest.mark.parametrize(

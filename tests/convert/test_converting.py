@@ -356,7 +356,7 @@ def test_a_disk_that_fills_up_is_one_line(target, tmp_path):
     assert (ended.returncode, ended.stdout) == (2, "")
     line = ended.stderr.strip()
     assert "\n" not in line, line
-    assert line.startswith("python -m convert: error: ") and "writing" in line and len(line) < 2000
+    assert line.startswith("jaxspec convert: error: ") and "writing" in line and len(line) < 2000
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,7 +71,7 @@ class Draws(NamedTuple):
 @cache
 def models() -> tuple[LoadedTarget, LoadedHead]:
     """Logits within a few units, so that every token has a chance and counts are large enough to test."""
-    config = tiny_config(vocab_size=VOCAB, num_layers=3)
+    config = tiny_config(vocab_size=VOCAB, num_layers=1)
     target = split_model(Llama(config, rngs=nnx.Rngs(3)))
     target = dataclasses.replace(target, params=jax.tree.map(lambda array: array * 6 if array.ndim == 2 else array, target.params))
     return target, random_eagle(config)

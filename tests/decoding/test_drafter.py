@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
-from jaxspec.decoding.drafter import Merged, NoDrafter
+from jaxspec.decoding.drafter import MEMORY, PRIOR, Merged, NoDrafter, Promises
 from jaxspec.decoding.head_drafter import HeadDrafter
-from jaxspec.decoding.tree import Candidates, Chain, as_candidates, merge, rank
+from jaxspec.decoding.state import Batch, Sequences, Sizes
+from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge, rank
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
@@ -81,18 +82,15 @@ def drafted(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
     return trees
 
 
-@pytest.mark.parametrize("name", [exhaustive("block"), "copy and block"])
-def test_pages_of_a_drafters_own_follow_the_text(name):
+def test_pages_of_a_drafters_own_follow_the_text():
     """However tokens come (one chunk, several, a prefix hit), the block finds the same features, so it drafts the same trees."""
     prompt = PROMPTS[1]
-    whole = tiny_engine(TREE, target=TARGET, head=drafters()[name], prefill_chunk=64)
-    chunked = tiny_engine(TREE, target=TARGET, head=drafters()[name], prefill_chunk=5)
+    whole = tiny_engine(TREE, target=TARGET, head=block(), prefill_chunk=64)
+    chunked = tiny_engine(TREE, target=TARGET, head=block(), prefill_chunk=5)
     expected = drafted(whole, prompt)
     assert expected and drafted(chunked, prompt) == expected
     assert drafted(whole, prompt) == expected and whole.stats().prefix_hit_tokens > 0
-    unweighted = block().with_weights(np.zeros_like(block().weights))
-    other = unweighted if name == "block" else Merged((CopyDrafter(), unweighted))
-    nothing = tiny_engine(TREE, target=TARGET, head=other, prefill_chunk=5)
+    nothing = tiny_engine(TREE, target=TARGET, head=block().with_weights(np.zeros_like(block().weights)), prefill_chunk=5)
     assert drafted(nothing, prompt) != expected, "the features decide"
 
 
@@ -180,6 +178,28 @@ def test_merging_keeps_every_text_once_with_its_best_score(seed):
             assert parent >= 0 and depth_of <= depth
             texts.add((parent, token))
         assert len(texts) >= len(best)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_discount_counts_at_every_depth(seed):
+    drafts = random_candidates(np.random.default_rng(seed), 2, 9, 4)
+    for row in range(2):
+        found, before = paths(discounted(drafts, jnp.float32(-0.5), 4), row), paths(drafts, row)
+        assert found.keys() == before.keys() and max(map(len, found)) > 1
+        assert all(found[text] == pytest.approx(score - 0.5 * len(text)) for text, score in before.items())
+
+
+def test_a_source_that_promises_too_much_is_trusted_less():
+    """Two rows count; the third has ended. The copy is certain and chosen once; the other has nothing in the second row."""
+    drafter = Merged((CopyDrafter(), CopyDrafter()))
+    state = tiny_engine(PLAIN, target=TARGET).runner.state._replace(draft=drafter.empty(Sizes(3, 1, 4, 16, 1, jnp.float32)))
+    sequences = Sequences.of(*(jnp.ones(3, jnp.int32),) * 3, jnp.array([False, False, True]))
+    batch = Batch(jnp.arange(3), jnp.zeros((3, 1), jnp.int32), sequences, state.settings[:1])
+    seen = Promises(jnp.array([[5, 6], [7, 8], [5, 5]]), jnp.array([[1.0, 0.25], [1.0, 0.0], [1.0, 1.0]]))
+    after = drafter.learn(state, batch, (((), ()), seen), jnp.array([5, 9, 5]))
+    assert after.chosen.tolist() == pytest.approx([PRIOR * MEMORY**2 + 1, PRIOR * MEMORY], rel=1e-6)
+    assert after.promised.tolist() == pytest.approx([PRIOR * MEMORY**2 + 2, PRIOR * MEMORY + 0.25], rel=1e-6)
+    assert drafter.learn(state, batch, None, jnp.array([5, 9, 5])) == state.draft, "plain cycles promise nothing"
 
 
 def test_the_docstrings_example_of_a_merge():

@@ -24,7 +24,15 @@ from jaxspec.models.linear import parameters
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.planner.compile import read_collectives
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, largest_sizes_only, random_block, random_eagle, random_head, random_mtp
+from jaxspec.testing import (
+    engine_target,
+    largest_sizes_only,
+    random_block,
+    random_draft_model,
+    random_eagle,
+    random_head,
+    random_mtp,
+)
 from pallas_kernels.quantized import QuantizedAs
 
 DEVICES = 4
@@ -67,6 +75,12 @@ def block(**changes) -> Models:
     return Models(target, random_block(target.config, **changes))
 
 
+def small_model() -> Models:
+    """Its KV heads can't be divided as the target's."""
+    target = engine_target(num_layers=2)
+    return Models(target, random_draft_model(target.config, num_heads=2, num_kv_heads=1, tie_word_embeddings=True))
+
+
 def odd() -> Models:
     target = engine_target(num_layers=2, vocab_size=130, intermediate_size=50)
     return Models(target, random_head(target.config, draft_vocab_size=65))
@@ -95,6 +109,7 @@ CASES = {
     "EAGLE-3": Case(eagle3),
     "EAGLE-3, one layer": Case(lambda: eagle3(1), TreeShape(2, 2, 4)),
     "EAGLE-3, a chain": Case(eagle3, TreeShape(3, 1, 4)),
+    "a small model": Case(small_model),
     "plain": Case(lambda: Models(engine_target(num_layers=2), None), PLAIN),
     "EAGLE, one KV head": Case(lambda: eagle(num_kv_heads=1)),
     "MTP, biases": Case(lambda: mtp(qkv_bias=True), TreeShape(2, 1, 3)),

@@ -60,7 +60,7 @@ def test_tokens_do_not_depend_on_how_they_are_made(expected, spec, options):
     assert run(tiny_engine(spec, **options), PROMPTS, mixed_params(len(PROMPTS))) == expected
 
 
-TINY = tiny_config(num_layers=3)
+TINY = tiny_config(num_layers=2)
 """Of `engine_target`."""
 HEADS = {
     "EAGLE": lambda: random_eagle(TINY),
@@ -68,7 +68,7 @@ HEADS = {
     "EAGLE-3, narrower than its target": lambda: random_head(TINY, layer={"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1}),
     "EAGLE-3, the target's lm_head": lambda: random_head(TINY, draft_vocab_size=None),
     "EAGLE-3, all switches": lambda: random_head(TINY, fc_norm=True, norm_before_residual=True, norm_output=True, fc_bias=True),
-    "EAGLE-3, two layers, two streams": lambda: random_head(TINY, captured_layers=(0, 2), layer={"num_layers": 2, "qk_norm": True}),
+    "EAGLE-3, two layers": lambda: random_head(TINY, captured_layers=(0, 1), layer={"num_layers": 2, "qk_norm": True}),
     "MTP": lambda: random_mtp(TINY),
 }
 

@@ -36,7 +36,7 @@ def test_trees_and_the_prefix_cache_change_nothing(expected):
 
 def test_nor_does_preemption(expected, monkeypatch):
     """The engine hands out few of its pages, so that its programs are those of the test above."""
-    monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(20, page_size))
+    monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(16, page_size))
     engine = fp8_engine(TREE)
     assert run(engine, PROMPTS, PARAMS) == expected
     assert engine.stats().preemptions > 0

@@ -15,6 +15,7 @@ SOME = (
     "EAGLE-3",
     "MTP, biases",
     "DFlash, windows",
+    "a small model",
     "odd vocabulary, feed-forward and draft vocabulary",
     "6 heads, 3 KV heads, normed",
     "few pages",

@@ -12,6 +12,7 @@ from jaxspec.planner.estimate import Memory, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target, weights_of
 from jaxspec.testing import (
+    random_draft_model,
     random_eagle,
     random_head,
     random_mtp,
@@ -120,10 +121,10 @@ def test_a_published_quantised_model_from_its_config_alone(tmp_path):
     assert memory.tokens > 32768
 
 
-@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE", "tied"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE", "STANDALONE", "tied"])
 def test_counts_are_those_of_loaded_models(kind):
     target = tiny_target(num_layers=8, tie_word_embeddings=kind == "tied")
-    head = random_eagle(target.config) if kind == "EAGLE" else random_head(target.config)
+    head = {"EAGLE": random_eagle, "STANDALONE": random_draft_model}.get(kind, random_head)(target.config)
     engine = tiny_engine(target=target, head=head, num_pages=3)
     together = pair(target.config, head.config, "float32")
     assert together.weights == sum(array.nbytes for array in jax.tree.leaves(engine.runner.params))
@@ -157,6 +158,17 @@ def test_a_mimo_brings_its_head(tmp_path):
     assert own_head(write_target(tmp_path / "plain", tiny_target())) is None
 
 
+def test_a_small_model_reads_its_own_output(tmp_path):
+    """From its files and from its config.json alone."""
+    target, small = tiny_target(), tiny_target(num_layers=2, hidden_size=16, tie_word_embeddings=True)
+    path = write_target(tmp_path / "small", small)
+    (alone := tmp_path / "alone.json").write_text((path / "config.json").read_text())
+    head = read_head(path, target.config)
+    assert head.algorithm == "STANDALONE" and weights_of(head, "float32") == weights_of(small.config, "float32")
+    assert weights_of(read_head(alone, target.config), "float32") == weights_of(head, "float32")
+    assert pair(target.config, head, "float32").head_output == 4 * 128 * 16
+
+
 def test_a_token_map_gives_a_head_an_output_of_its_own(tmp_path):
     target = tiny_target()
     path = write_head(tmp_path / "head", random_eagle(target.config))
@@ -174,7 +186,11 @@ def test_what_is_no_head_for_this_target_is_refused(tmp_path):
     target = tiny_config()
     with pytest.raises(ValueError, match=r"hidden size 64 and vocabulary 128, not 32 and 128"):
         refused(eagle3_llama31(hidden=32, target=64).config | {"target_hidden_size": 64}, target, tmp_path)
-    with pytest.raises(ValueError, match="whole model of 8 layers, not of a draft head"):
-        refused(eagle_llama3().config | {"num_hidden_layers": 8}, target, tmp_path)
+    with pytest.raises(ValueError, match="the draft model's vocabulary has 96 tokens, the target's 128"):
+        refused(
+            eagle_llama3().config | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "vocab_size": 96},
+            target,
+            tmp_path,
+        )
     with pytest.raises(ValueError, match="does not exist"):
         read_target(tmp_path / "nowhere")

@@ -261,7 +261,7 @@ def test_wrong_values_are_refused_by_name(text, message, capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--kv-events-config", text])
     error = capsys.readouterr().err
-    assert error.startswith("python -m jaxspec.serve: error: --kv-events-config") and message in error and error.count("\n") == 1
+    assert error.startswith("jaxspec serve: error: --kv-events-config") and message in error and error.count("\n") == 1
 
 
 def test_the_option_needs_the_prefix_cache_and_the_extra(monkeypatch, capsys):

@@ -3,10 +3,12 @@
 The models are tiny ones on a Hub of this machine.
 """
 
+import json
 import shutil
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -16,7 +18,7 @@ from jaxspec import serve
 from jaxspec.commands.serve_loading import load
 from jaxspec.commands.serve_options import ServerArguments, parse_arguments
 from jaxspec.config import TreeShape
-from jaxspec.defaults import BUILT_IN_TARGET
+from jaxspec.defaults import BUILT_IN_NAME, BUILT_IN_TARGET
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
 from tests.hub import Hub, running_hub
 from tests.live_server import running_server
@@ -162,6 +164,21 @@ def test_a_name_with_several_addresses_means_the_ipv4_one(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [first, second])
     with serve.listen("localhost", 0) as listener:
         assert listener.family == socket.AF_INET
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer", "template", "path"),
+    [
+        ("smollm2", object(), object(), "/v1/chat/completions"),
+        ("base", object(), None, "/v1/completions"),
+        (BUILT_IN_NAME, object(), object(), "/v1/completions"),
+        ("ids", None, None, "/generate"),
+    ],
+)
+def test_the_start_suggests_a_request_that_fits_the_model(name, tokenizer, template, path):
+    command = serve.example(serve.Loaded(SimpleNamespace(name=name, tokenizer=tokenizer), template, {}))
+    address, _, body = command.partition(" ")
+    assert address == path and json.loads(body.split("-d ")[1].strip("'"))
 
 
 def test_the_default_address_is_loopback():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxspec.commands.common import CHAT_PROMPTS
+from jaxspec.commands.common import OF_THE_PACKAGE
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
@@ -84,7 +84,7 @@ def test_prompts_are_made_of_topics():
     assert len(set(first)) == 3000 and not any("{" in text and "}" not in text for text in first)
     assert {len(messages) for messages in prompts} == {1, 2, 3}
     assert all(message["role"] == "user" for messages in prompts for message in messages)
-    known = {json.loads(line)["messages"][0]["content"] for line in CHAT_PROMPTS.read_text().splitlines()}
+    known = {json.loads(line)["messages"][0]["content"] for line in OF_THE_PACKAGE["chat"].read_text().splitlines()}
     assert len(known) == 48 and not known & set(first)
     with pytest.raises(ValueError, match=r"topics.toml makes about \d+ prompts, 50000 are needed: give a file of your own"):
         topic_prompts(50_000, 0, SETTINGS)
@@ -247,7 +247,7 @@ def test_a_run_that_has_begun_gets_no_more_data(tmp_path):
     idle = SimpleNamespace(engine=SimpleNamespace(context_length=64))
     (tmp_path / "settings.json").write_text('{"shards": 8}')
     (tmp_path / "best.json").write_text("{}")
-    options = command.make_parser().parse_args(["run", "--model-path", "m", "--work", str(tmp_path), "--shards", "9"])
+    options = command.make_parser("run").parse_args(["--model-path", "m", "--work", str(tmp_path), "--shards", "9"])
     with pytest.raises(ValueError, match="holds a run on 8 shards: give --shards 8, or another folder"):
         command.write_data(options, idle, tmp_path / "data")
     assert not (tmp_path / "data").exists()

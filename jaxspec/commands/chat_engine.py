@@ -1,0 +1,118 @@
+"""`jaxspec chat` without a server: a model and its engine in this process."""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from queue import SimpleQueue
+
+from jaxspec.commands.chat_loop import Messages, Piece, Wishes
+from jaxspec.commands.serve_loading import sampling_defaults
+from jaxspec.config import PLAIN, TreeShape
+from jaxspec.engine.driver import EngineError, EngineThread
+from jaxspec.engine.output import traced_tokens
+from jaxspec.engine.request import GenerationRequest, Update
+from jaxspec.load import LoadedModels, load_models
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.text.prompts import ChatEncoder
+
+USUAL = {"temperature": 0.0}
+"""Where the model's generation_config.json recommends nothing: as in `jaxspec generate`."""
+
+
+class EngineSource:
+    """A loaded model with an engine for one request at a time. `say` gets lines about what takes long.
+
+    Raises ValueError for a model without a chat template or too little memory, and ProgramError where a program can't be compiled.
+    """
+
+    def __init__(self, models: LoadedModels, say: Callable[[str], None]):
+        self._models, self._say = models, say
+        self._chats = ChatEncoder(models.tokenizer)
+        try:
+            self._chats.encode([{"role": "user", "content": "Hello"}])
+        except ValueError as error:
+            self._chats.close()
+            raise ValueError(f"{models.name} can't chat, `jaxspec generate` completes text with it: {error}") from None
+        self._defaults = USUAL | sampling_defaults(models.directory)
+        self._start(models.tree)
+
+    @classmethod
+    def of(cls, options: Namespace, spec: TreeShape | None, say: Callable[[str], None]) -> "EngineSource":
+        """From the options of the command line. `spec`: the engine's tree. Raises also what `load_models` does."""
+        say(f"loading {options.model_path} ...")
+        started = time.perf_counter()
+        names = ("dtype", "quantization", "speculative_draft_model_quantization", "revision", "download_dir", "context_length")
+        passed = {name: vars(options)[name] for name in names} | {"token_map": options.speculative_token_map}
+        passed |= {"max_running_requests": 1, "random_seed": None, "request_trees": (PLAIN,)}
+        models = load_models(options.model_path, options.speculative_draft_model_path, spec, **passed)
+        say(f"loaded in {time.perf_counter() - started:.1f} s")
+        return cls(models, say)
+
+    def _start(self, tree: TreeShape) -> None:
+        """An engine with this tree and plain decoding, its programs compiled."""
+        self._say(f"compiling for {tree.name}: up to minutes at the first time, then seconds ...")
+        engine = replace(self._models, tree=tree).engine
+        seconds = engine.warm_up(progress=sys.stderr.isatty())
+        stats = engine.stats()
+        self._tree, self._room = tree, min(engine.context_length, stats.total_pages * stats.page_size)
+        self._thread = EngineThread(engine)
+        self._say(f"ready after {seconds:.1f} s")
+
+    def about(self) -> dict[str, str]:
+        return {"model": self._models.name, "head": self._models.algorithm, "its tree": self._models.tree.name}
+
+    def prepare(self, tree: TreeShape | None) -> None:
+        """Every engine has plain decoding and one tree. Another tree is another engine, with the same weights."""
+        tree = self._models.tree if tree is None else tree
+        if tree in (self._tree, PLAIN):
+            return
+        if self._models.algorithm == "NONE":
+            raise ValueError("no draft head is loaded: start with --draft, and without --tree plain")
+        self._thread.close()
+        try:
+            self._start(tree)
+        except BaseException:
+            self._start(self._tree)
+            raise
+
+    def answer(self, messages: Messages, wishes: Wishes) -> Generator[Piece]:
+        prompt = self._chats.encode(messages)
+        room = self._room - len(prompt)
+        if room < 1:
+            raise ValueError(f"the conversation has {len(prompt)} tokens, and {self._room - 1} fit: /clear begins a new one")
+        sampling = self._defaults if wishes.temperature is None else self._defaults | {"temperature": wishes.temperature}
+        params = SamplingParams(max_tokens=min(room, wishes.max_tokens or room), **sampling)
+        asked = GenerationRequest(tuple(prompt), params, tree=wishes.tree, wants_trees=wishes.shows_drafts)
+        inbox: SimpleQueue[Update | EngineError] = SimpleQueue()
+        ticket, has_ended = self._thread.submit([asked], inbox.put), False
+        try:
+            ticket.admitted.result()
+            while not has_ended:
+                update = inbox.get()
+                if isinstance(update, EngineError):
+                    raise ValueError(str(update))
+                has_ended = update.output is not None
+                yield piece_of(update, traced=wishes.shows_drafts)
+        finally:
+            if not has_ended:
+                self._thread.abort(ticket)
+
+    def close(self) -> None:
+        """Frees everything. May be called twice."""
+        self._thread.close()
+        self._chats.close()
+
+
+def piece_of(update: Update, *, traced: bool) -> Piece:
+    """What an update brings. Raises ValueError if the engine failed on the request."""
+    if update.output is not None and update.output.error:
+        raise ValueError(update.output.error)
+    spans = [(token.text, token.origin) for token in traced_tokens(update)] if traced else []
+    if "".join(text for text, _ in spans) != update.text:
+        spans = [(update.text, "")]
+    forwards = int(update.verification is not None)
+    count = len(update.token_ids)
+    finish = None if update.output is None else update.output.finish_reason
+    return Piece(tuple(spans), count, forwards, forwards * count, finish)

@@ -1,0 +1,110 @@
+"""A small model as the draft: the same text as plain decoding, and a model that drafts for itself is fully accepted."""
+
+import pytest
+
+from jaxspec.checkpoints.draft_models import as_draft
+from jaxspec.config import FP8, TreeShape
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.pages import PageAllocator
+from jaxspec.engine.request import GenerationRequest, Request
+from jaxspec.sampling_params import SamplingParams
+from jaxspec.testing import engine_target, random_draft_model, tiny_engine
+from tests.engine.test_equality import PROMPTS, run
+from tests.sets import exhaustive
+
+PLAIN, TREE = TreeShape(num_steps=0), TreeShape(3, 2, 11)
+TARGET = engine_target(num_layers=2)
+ITSELF = as_draft(TARGET, TARGET.config)
+OTHER = random_draft_model(TARGET.config)
+"""Of the target's sizes, so that one program serves both."""
+PARAMS = [
+    SamplingParams(max_tokens=24, temperature=0),
+    SamplingParams(max_tokens=19, temperature=0.8, seed=1),
+    SamplingParams(max_tokens=14, temperature=1.3, seed=2, top_p=0.9, frequency_penalty=0.6),
+    SamplingParams(max_tokens=20, temperature=0, repetition_penalty=1.3, logit_bias={3: 2.0}),
+    SamplingParams(max_tokens=9, temperature=0.7, seed=4, top_k=9, bad_token_ids=[5, 6]),
+    SamplingParams(max_tokens=24, temperature=1.0, seed=5, min_p=0.02, presence_penalty=0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[int, ...]]:
+    return run(tiny_engine(PLAIN, target=TARGET), PROMPTS, PARAMS)
+
+
+def test_text_is_plain_decodings_from_cached_prefixes_too(expected):
+    engine = tiny_engine(TREE, target=TARGET, head=OTHER)
+    assert run(engine, PROMPTS, PARAMS) == expected
+    assert run(engine, PROMPTS, PARAMS) == expected  # from its own pages
+    assert engine.stats().prefix_hit_tokens > 0
+
+
+def test_and_after_preemption(expected, monkeypatch):
+    monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(17, page_size))
+    engine = tiny_engine(TREE, target=TARGET, head=OTHER)  # its programs are those of the test above
+    assert run(engine, PROMPTS, PARAMS) == expected
+    assert engine.stats().preemptions > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [
+        (TreeShape(4, 1), {"max_running_requests": 8, "every_size": True}),
+        (TreeShape(1, 1), {"max_running_requests": 1, "page_size": 64, "prefill_chunk": 64, "overlap": False}),
+        (TreeShape(5, 4, 16), {"max_running_requests": 8, "page_size": 1}),
+        (TreeShape(2, 3, 12), {"prefill_chunk": 3, "page_size": 7}),
+        (TREE, {"adaptive": True, "every_size": True}),
+        (TREE, {"ngram": True}),
+        (TREE, {"draft_window_size": 9, "draft_sink_size": 3}),
+        (TreeShape(3, 1), {"draft_kv_cache_dtype": FP8}),
+    ],
+)
+def test_and_with_any_tree_batch_and_option(expected, tree, options):
+    engine = tiny_engine(tree, target=TARGET, head=OTHER, **options)
+    assert run(engine, PROMPTS, PARAMS) == expected
+    assert run(engine, PROMPTS, PARAMS) == expected
+
+
+@pytest.mark.exhaustive
+def test_and_with_a_draft_of_another_shape_and_a_padded_vocabulary():
+    """The draft's vocabulary is shorter than the target's, and longer, as Qwen2.5's are."""
+    for of_target, of_draft in ((128, 127), (127, 128)):
+        target = engine_target(vocab_size=of_target)
+        draft = random_draft_model(target.config, vocab_size=of_draft, num_layers=1, num_kv_heads=1, tie_word_embeddings=True)
+        prompts = [[token % 127 for token in prompt] for prompt in PROMPTS]
+        plain, engine = tiny_engine(PLAIN, target=target), tiny_engine(TREE, target=target, head=draft)
+        assert run(engine, prompts, PARAMS) == run(plain, prompts, PARAMS)
+
+
+def finished(engine: Engine, prompt: list[int], params: SamplingParams) -> Request:
+    request = engine.add(GenerationRequest(prompt, params))
+    while engine.has_work:
+        engine.step()
+    return request
+
+
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [
+        (TreeShape(3, 1), {}),
+        exhaustive(TreeShape(4, 1), {"page_size": 7, "prefill_chunk": 5}),
+        exhaustive(TreeShape(3, 1), {"kv_cache_dtype": FP8}),
+    ],
+)
+def test_a_model_that_drafts_for_itself_is_fully_accepted(tree, options):
+    """Every slot, position and cached page of the draft must be right for that. (And the tree must be a chain: a beam may leave the
+    path of likeliest tokens.) The prompt takes several chunks, and the second begins with what the first one left in the prefix
+    cache."""
+    full = tree.num_steps + 1
+    engine = tiny_engine(tree, target=TARGET, head=ITSELF, **options)
+    prompt, params = list(range(40, 77)), SamplingParams(max_tokens=1 + 6 * full, temperature=0)
+    first = finished(engine, prompt, params)
+    again = finished(engine, [*prompt, *first.output], params)
+    assert first.speculation.accept_lengths == again.speculation.accept_lengths == (full,) * 6
+    assert again.cached_tokens >= len(prompt)
+    sampled = [
+        finished(engine, prompt, SamplingParams(max_tokens=1 + 6 * full, temperature=0.9, seed=seed)).speculation.accept_length
+        for seed in range(4)
+    ]
+    assert sum(sampled) / 4 > 0.75 * full, "drafted under the noise of its own choice; the learnt weights cost a little"
