@@ -122,16 +122,14 @@ def view(
     columns = np.arange(width)
     block = columns[:, None] >= columns if causal else np.ones((width, width), bool)
     positions = length[:, None] + jnp.asarray(columns, jnp.int32)
+    mask = jnp.broadcast_to(jnp.asarray(block), (len(length), width, width))  # windows are wider than blocks
     if window is None:
         seen, edge = visible_slots(page_table, length + 1, page_size, None), jnp.zeros((len(length), 0), jnp.int32)
-        mask = jnp.broadcast_to(jnp.asarray(block), (len(length), width, width))
         return View(AttentionMetadata(positions, *seen, mask), edge)
     seen = visible_slots(page_table, length + 1, page_size, SlidingWindow(window - width))
     edge = (length - window + 2)[:, None] + jnp.asarray(columns[:-1], jnp.int32)
     on_edge = jnp.asarray(columns[:-1] >= columns[:, None]) & (edge > 0)[:, None]
-    near = block & (abs(columns[:, None] - columns) < window)
-    mask = jnp.concatenate([on_edge, jnp.broadcast_to(jnp.asarray(near), (len(length), width, width))], 2)
-    return View(AttentionMetadata(positions, *seen, mask), edge)
+    return View(AttentionMetadata(positions, *seen, jnp.concatenate([on_edge, mask], 2)), edge)
 
 
 def at_slots(layer: KeysValues, page_table: Int[Array, "b p"], slots: Int[Array, "b e"]) -> KeysValues | None:

@@ -2,7 +2,7 @@
 
 A drafter is a frozen dataclass that holds no arrays but its weights; drafters that are equal but for these compile to equal
 programs. The engine keeps its state (`empty`) with its own, gives it every token of the text once (`absorb`), and asks it for
-candidates before the target runs (`propose`). head_drafter.py drafts with a trained head.
+candidates before the target runs (`propose`). head_drafter.py drafts token by token with a head, block_drafter.py a block at once.
 """
 
 from abc import ABC, abstractmethod

@@ -370,7 +370,7 @@ def test_what_a_dialect_cannot_say(tmp_path):
         head_checkpoint(first.config, "gguf")
     mtp = random_mtp(tiny_config())
     assert isinstance(mtp.config, MTPConfig)
-    with pytest.raises(ValueError, match="an MTP head can't be written in the sglang dialect"):
+    with pytest.raises(ValueError, match="MTP heads can't be written in the sglang dialect"):
         head_checkpoint(mtp.config, "sglang")
 
 

@@ -176,7 +176,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
         (["--inspect", "nothing"], "nothing does not exist"),
         (["--verify", "nothing"], "nothing is not a converted checkpoint: it does not exist"),
         ([str(TARGET), "b", "--export", "huggingface"], "is not a converted checkpoint: other targets"),
-        ([str(HEAD), "b"], "this is not a target, which has model.embed_tokens and model.norm, but an EAGLE3 draft head"),
+        ([str(HEAD), "b"], "this is not a target, which has model.embed_tokens and model.norm, but a draft head (EAGLE3)"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line(tmp_path, monkeypatch, capsys, command, said):
