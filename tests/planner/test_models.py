@@ -23,7 +23,8 @@ from jaxspec.testing import (
     write_target,
 )
 from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, eagle_llama3, speculators
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B
+from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B
+from tests.planner.files import config_file
 
 
 def test_llama_31_8b_by_hand(tmp_path):
@@ -58,17 +59,12 @@ def test_its_eagle3_head_by_hand(tmp_path):
 @pytest.mark.parametrize("markov_rank", [None, 256])
 def test_a_block_head_by_hand(tmp_path, markov_rank):
     """z-lab's for Qwen3-8B, and DeepSpec's: neither embedding nor output projection, and a table of biases per token."""
-    target, head = (tmp_path / name for name in ("target.json", "head.json"))
-    target.write_text(json.dumps(QWEN3_8B))
-    settings = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33], "block_size": 16}
-    config = QWEN3_8B | {"num_hidden_layers": 5, "num_target_layers": 36, "architectures": ["DFlashDraftModel"]}
-    if markov_rank is None:
-        config |= {"dflash_config": settings}
-    else:
-        config |= settings | {"markov_rank": markov_rank, "architectures": ["Qwen3DSparkModel"]}
-    head.write_text(json.dumps(config))
-    model = read_target(target)
-    found = read_head(head, model)
+    config = DFLASH_QWEN3_8B
+    if markov_rank is not None:
+        of_dspark = {"markov_rank": markov_rank, "architectures": ["Qwen3DSparkModel"], "dflash_config": None}
+        config = config | config["dflash_config"] | of_dspark
+    model = read_target(config_file(tmp_path / "target.json", QWEN3_8B))
+    found = read_head(config_file(tmp_path / "head.json", config), model)
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
     by_hand = 5 * 4096 * 4096 + 5 * layer + 2 * 4096 + 2 * 151936 * (markov_rank or 0)
     weights = weights_of(found, "bfloat16")
