@@ -29,6 +29,7 @@ from tests.sets import exhaustive
 
 BLOCKS = FIXTURES / "block_heads"
 OTHERS = [("windows", 40), ("dflash", 5), ("dflash", 40), ("dspark", 5), ("jetspec", 5), ("jetspec", 40)]
+CAPTURED = (1, 2)
 PAGE, LENGTH = 4, 64
 TARGET = engine_target()
 PROMPTS = [(3, 1, 4, 1, 5), tuple(range(20, 50)), (64, 2)]
@@ -67,23 +68,38 @@ def state_with(drafter: BlockDrafter, target: LoadedTarget, length: int, root: j
     return put_sequences(state, jnp.array([0]), Sequences.of(*numbers, jnp.array([False])))
 
 
+@pytest.fixture(scope="module")
+def golden() -> dict[str, np.ndarray]:
+    return dict(np.load(BLOCKS / "golden.npz"))
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedTarget:
+    return load_target(FIXTURES / "targets/qwen3", jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def features(golden, target) -> jax.Array:
+    """What the heads read of the target at each position."""
+    ids = jnp.asarray(golden["ids"], jnp.int32)
+    return jax.jit(lambda: target.merge(target.params)(ids, causal_metadata(*ids.shape), capture=CAPTURED).features)()
+
+
 @pytest.mark.parametrize(
     ("name", "start"),
     [("windows", 5), ("dspark", 40), *(exhaustive(*each) for each in OTHERS)],
 )
-def test_drafts_are_those_of_the_authors_code(tmp_path, name, start):
+def test_drafts_are_those_of_the_authors_code(golden, target, features, tmp_path, name, start):
     """The features come in chunks, the last one of one token, and slots that were never written hold NaN, which one of both
     implementations of attention would pass on."""
-    golden = np.load(BLOCKS / "golden.npz")
-    target = load_target(FIXTURES / "targets/qwen3", jnp.float32)
     kernels = Kernels(attention="reference" if start == 5 else None)
-    drafter, ids = BlockDrafter.of(load_head(published(name, tmp_path), target), kernels), jnp.asarray(golden["ids"], jnp.int32)
-    expected = golden[f"{name}_tokens_{start}"]
+    drafter = BlockDrafter.of(load_head(published(name, tmp_path), target), kernels)
+    ids, expected = golden["ids"], golden[f"{name}_tokens_{start}"]
+    assert drafter.capture == CAPTURED
 
     @jax.jit
-    def run(ids: jax.Array, expected: jax.Array) -> tuple[jax.Array, ...]:
+    def run(ids: jax.Array, features: jax.Array, expected: jax.Array) -> tuple[jax.Array, ...]:
         module = target.merge(target.params)
-        features = module(ids, causal_metadata(*ids.shape), capture=drafter.capture).features
         state = state_with(drafter, target, start, ids[0, start])
         batch = gather(state, jnp.array([0]), jnp.arange(LENGTH // PAGE)[None, ::-1])
         for first, end in ((1, start), (start, start + 1)):
@@ -98,7 +114,7 @@ def test_drafts_are_those_of_the_authors_code(tmp_path, name, start):
         of_two = block_logits(head, module, state, batch, 2) if all(drafter.config.causal) else logits[:, :2]
         return chain(head, logits, batch.sequences.root, None).tokens, own, logits, of_two
 
-    tokens, own, logits, of_two = run(ids, jnp.asarray(expected, jnp.int32))
+    tokens, own, logits, of_two = run(jnp.asarray(ids, jnp.int32), features, jnp.asarray(expected, jnp.int32))
     assert tokens[0].tolist() == expected.tolist()
     np.testing.assert_allclose(own, golden[f"{name}_logits_{start}"], atol=1e-4)
     np.testing.assert_allclose(of_two, logits[:, :2], atol=1e-5)
@@ -177,9 +193,9 @@ def test_the_docstrings_example_of_best_texts():
 # Texts
 
 
-def run(engine: Engine, *trees: TreeShape) -> list[list[int]]:
+def run(engine: Engine, *trees: TreeShape, max_tokens: int = 40) -> list[list[int]]:
     """The texts of all prompts and kinds, each again with these trees of the engine."""
-    params = [SamplingParams(max_tokens=40, **kind) for kind in KINDS]
+    params = [SamplingParams(max_tokens=max_tokens, **kind) for kind in KINDS]
     asked = [GenerationRequest(prompt, each, tree=tree) for tree in (None, *trees) for prompt in PROMPTS for each in params]
     requests = [engine.add(each) for each in asked]
     while engine.has_work:
@@ -189,10 +205,10 @@ def run(engine: Engine, *trees: TreeShape) -> list[list[int]]:
 
 def test_a_text_is_the_same_with_and_without_the_tree():
     """Again with the first time's pages in the cache, and where requests are preempted. One layer compiles fastest."""
-    target, options = engine_target(num_layers=1), {"num_pages": 24, "context_length": 80, "request_trees": (PLAIN,)}
+    target, options = engine_target(num_layers=1), {"num_pages": 16, "context_length": 60, "request_trees": (PLAIN,)}
     engine = tiny_engine(TreeShape(4, 2, 7), target=target, head=random_block(target.config, **HEADS["one window"]), **options)
     for _ in range(2):
-        drafted, plain = np.split(np.array(run(engine, PLAIN)), 2)
+        drafted, plain = np.split(np.array(run(engine, PLAIN, max_tokens=24)), 2)
         assert drafted.tolist() == plain.tolist()
     stats = engine.stats()
     assert stats.accepted_tokens and stats.prefix_hit_tokens and stats.preemptions
