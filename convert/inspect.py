@@ -16,6 +16,7 @@ from jaxspec.checkpoints.loading import read_target_plan, target_model_config
 from jaxspec.checkpoints.parameter_store import stored_parameters
 from jaxspec.checkpoints.tensor_files import TensorInfo, errors_named
 from jaxspec.config import ModelConfig
+from jaxspec.models.block import BlockConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 
@@ -106,6 +107,12 @@ def _sizes(config: ModelConfig | HeadConfig) -> dict[str, str]:
         own = [name for name, has in (("embedding", config.own_embedding), ("lm_head", config.draft_vocab_size is not None)) if has]
         lines["brings"] = " and ".join(own) or "neither embedding nor lm_head: it uses the target's"
         lines["reads"] = "the target's hidden after its final norm"
+    if isinstance(config, BlockConfig):
+        lines["reads"] = f"the residual stream entering layers {', '.join(map(str, config.captured_layers))} of the target"
+        lines["block"] = f"{config.block_size} positions, {config.max_steps} drafts; mask token {config.mask_token_id}"
+        text = (f"{window} positions" if window else "all of the text" for window in config.windows)
+        block = ("what is before it in the block" if causal else "all of the block" for causal in config.causal)
+        lines["sees"] = "; ".join(dict.fromkeys(f"{each} and {own}" for each, own in zip(text, block, strict=True)))
     if isinstance(config, Eagle3Config):
         default = max(config.captured_layers) >= LAYERS_OF_STAND_IN // 2
         layers = "2, N/2 and N-3" if default else ", ".join(map(str, config.captured_layers))
@@ -119,7 +126,9 @@ def _stand_in(config: dict) -> ModelConfig:
     """A target that the head asks for: its own sizes where it names no others."""
     own = config.get("transformer_layer_config") or config
     size = config.get("target_hidden_size") or own.get("hidden_size")
-    standing = {"num_hidden_layers": LAYERS_OF_STAND_IN, "hidden_size": size, "tie_word_embeddings": True}
+    layers = config.get("num_target_layers") or LAYERS_OF_STAND_IN
+    standing = {"num_hidden_layers": layers, "hidden_size": size, "tie_word_embeddings": True}
+    standing |= {"layer_types": None, "sliding_window": None, "use_sliding_window": False}
     return ModelConfig.from_hf({key: value for key, value in own.items() if key != LAYER_IDS} | standing)
 
 

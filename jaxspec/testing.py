@@ -20,6 +20,7 @@ from jaxspec.config import EngineConfig, ModelConfig, TreeShape
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.runner import DEFAULT_START, Start
+from jaxspec.models.block import BlockConfig, BlockHead, DSparkConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.head import DraftHead
@@ -89,6 +90,26 @@ def random_mtp(target: ModelConfig, seed: int = 1) -> LoadedHead:
     """A random MTP layer."""
     config = MTPConfig(layer=head_layer(target, qkv_bias=target.qkv_bias), target_hidden_size=target.hidden_size)
     return scaled_up(split_model(MTP(config, rngs=nnx.Rngs(seed))))
+
+
+def random_block(target: ModelConfig, seed: int = 1, *, markov_rank: int | None = None, **changes) -> LoadedHead:
+    """A random DFlash head of two layers and a block of 6, or a DSpark head if it has a rank.
+
+    `changes` are fields of BlockConfig or, for `layer`, of ModelConfig.
+    """
+    layer = head_layer(target, **{"num_layers": 2, "qk_norm": True, **changes.pop("layer", {})})
+    fields = {
+        "layer": layer,
+        "target_hidden_size": target.hidden_size,
+        "captured_layers": tuple(range(target.num_layers))[-2:],
+        "block_size": 6,
+        "mask_token_id": target.vocab_size - 1,
+        "causal": (False,) * layer.num_layers,
+        "windows": (None,) * layer.num_layers,
+        **changes,
+    }
+    config = BlockConfig(**fields) if markov_rank is None else DSparkConfig(**fields, predicts_next=True, markov_rank=markov_rank)
+    return scaled_up(split_model(BlockHead(config, rngs=nnx.Rngs(seed))))
 
 
 def random_draft_model(target: ModelConfig, seed: int = 1, **changes) -> LoadedHead:

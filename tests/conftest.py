@@ -57,6 +57,7 @@ SLOW = (
     "decoding/test_extend.py",
     "engine/test_request_trees.py",
     "decoding/test_drafter.py",
+    "decoding/test_block_drafter.py",
     "pallas_kernels/test_tree_attention.py",
     "test_placement.py",
     "decoding/test_distribution.py",

@@ -42,7 +42,7 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
         return _eagle(config, dialect)
     if isinstance(config, Eagle3Config) and dialect != "mimo":
         return _speculators(config) if dialect == "speculators" else _eagle3(config, dialect)
-    raise ValueError(f"an {config.algorithm} head can't be written in the {dialect} dialect")
+    raise ValueError(f"{config.algorithm} heads can't be written in the {dialect} dialect")
 
 
 def _eagle(config: EagleConfig, dialect: str) -> Exported:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.checkpoints.block_layouts import dflash_plan, dspark_plan
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.kinds import algorithm_of, is_target
 from jaxspec.checkpoints.layout import TensorPlan
@@ -16,6 +17,7 @@ from jaxspec.checkpoints.layouts import eagle3_plan, eagle_plan, mtp_plan
 from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
+from jaxspec.models.block import BlockConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import parameters, storage_of
 from jaxspec.models.registry import LoadedHead, LoadedTarget, build_model
@@ -29,7 +31,7 @@ ROUNDING = 2.0**-24
 
 
 PLANS: dict[str, Callable[[dict, Collection[str], ModelConfig], TensorPlan]] = {
-    "EAGLE": eagle_plan, "EAGLE3": eagle3_plan, "MTP": mtp_plan,
+    "EAGLE": eagle_plan, "EAGLE3": eagle3_plan, "MTP": mtp_plan, "DFLASH": dflash_plan, "DSPARK": dspark_plan,
 }  # fmt: skip
 
 
@@ -82,9 +84,14 @@ def attach_head(
 
 
 def usable_token_map(config: HeadConfig, path: Path | None) -> np.ndarray | None:
-    """The token map at a path, int32 target ids; None, with a warning, if the head has a draft vocabulary of its own."""
+    """The token map at a path, int32 target ids; None, with a warning, if the head has a draft vocabulary of its own.
+
+    Raises ValueError for a kind of head that takes none.
+    """
     if path is None:
         return None
+    if isinstance(config, BlockConfig):
+        raise ValueError(f"a token map is not supported for a {config.algorithm} head: leave out {path}")
     if config.draft_vocab_size is not None:
         message = f"the token map {path} is not used: this {config.algorithm} head has its own draft vocabulary"
         warnings.warn(message, skip_file_prefixes=(PACKAGE,))

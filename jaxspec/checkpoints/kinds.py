@@ -12,6 +12,8 @@ from jaxspec.checks import require_size
 MANIFEST = "jaxspec.json"
 """The file of a converted checkpoint (converted.py)."""
 MTP_PREFIX = "model.mtp_layers."
+MARKOV = "markov_head.markov_w"
+"""DSpark's two matrices of biases, 1 and 2."""
 
 
 def is_mtp_tensor(name: str) -> bool:
@@ -35,18 +37,33 @@ def is_eagle3(names: Collection[str]) -> bool:
     return "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names
 
 
+def is_block(names: Collection[str]) -> bool:
+    """True for a block head: a norm for the projected features, and an ordinary first layer."""
+    return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= set(names)
+
+
+def is_dspark(names: Collection[str]) -> bool:
+    """True for a block head with a bias by the token before."""
+    return is_block(names) and f"{MARKOV}1.weight" in names
+
+
 def algorithm_of(names: Collection[str]) -> str | None:
     """Which kind of draft head the tensors are, as HeadConfig.algorithm says it; None: there is none."""
     if is_eagle3(names):
         return "EAGLE3"
     if is_eagle(names):
         return "EAGLE"
+    if is_block(names):
+        return "DSPARK" if is_dspark(names) else "DFLASH"
     return "MTP" if any(map(is_mtp_tensor, names)) else None
 
 
 def usual_tensors(config: dict) -> Collection[str]:
     """The tensors that heads with this config usually have, to recognize the kind of head from config.json alone."""
     shared = {"lm_head.weight", "d2t", "t2d"}
+    if "dflash_config" in config or any("DFlash" in name or "DSpark" in name for name in config.get("architectures") or ()):
+        norms = {"hidden_norm.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_norm.weight"}
+        return {"fc.weight", *norms} | ({f"{MARKOV}1.weight"} if config.get("markov_rank") else set())
     if "speculators_model_type" in config:
         return {"layers.0.hidden_norm.weight", "embed_tokens.weight", *shared}
     if "draft_vocab_size" in config or any("Eagle3" in name for name in config.get("architectures") or ()):

@@ -154,7 +154,7 @@ def target_model_config(path: Path) -> ModelConfig:
 
 
 def head_kind(path: Path) -> str | None:
-    """The kind of draft head in a head's or target's directory: EAGLE, EAGLE3 or MTP; None: there is none."""
+    """The kind of draft head in a head's or target's directory: as HeadConfig.algorithm; None: there is none."""
     if is_converted(path):
         head = head_directory(path)
         return None if head is None else read_manifest(head).kind
@@ -166,7 +166,7 @@ def read_target_plan(path: Path, checkpoint: Checkpoint) -> TensorPlan:
     """The plan for a target's directory. Raises ValueError if it is something else."""
     names = checkpoint.infos
     if not is_target(names):
-        what = f"an {algorithm_of(names)} draft head" if algorithm_of(names) else f"{', '.join(sorted(names)[:6])}, ..."
+        what = f"a draft head ({algorithm_of(names)})" if algorithm_of(names) else f"{', '.join(sorted(names)[:6])}, ..."
         raise ValueError(f"this is not a target, which has model.embed_tokens and model.norm, but {what}")
     directory = path if path.is_dir() else path.parent
     config = read_config(path)

@@ -127,7 +127,16 @@ def list_ignored(word: str = "") -> str:
     return "\n".join(lines)
 
 
-METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft_model": "STANDALONE", "ngram": NGRAM, "suffix": NGRAM}
+METHODS = {
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "dflash": "DFLASH",
+    "dspark": "DSPARK",
+    "draft_model": "STANDALONE",
+    "ngram": NGRAM,
+    "suffix": NGRAM,
+}
 """vLLM's names of sources of drafts, and SGLang's."""
 LOOKUPS = {"prompt_lookup_min": "ngram_min_match", "prompt_lookup_max": "ngram_max_match"}
 """vLLM's names of fields of EngineConfig."""

@@ -127,7 +127,7 @@ def kind_of(folder: Path) -> str:
     names = tensor_names(folder)
     head = algorithm_of(usual_tensors(config) if names is None else names)
     is_whole_model = is_model_config(config) if names is None else is_target(names)
-    if not is_whole_model and head in ("EAGLE", "EAGLE3"):
+    if not is_whole_model and head not in (None, "MTP"):
         return f"{head} head"
     target_config(config)
     return f"{config['model_type']} target{', MTP head' if head == 'MTP' else ''}"

@@ -150,24 +150,24 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "speculative decoding": (
-        Option("--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM or NONE (default: the draft's kind)"),
+        Option(
+            "--speculative-algorithm NAME", "EAGLE, EAGLE3, NEXTN, DFLASH, DSPARK, STANDALONE, NGRAM, NONE (default: the draft's)"
+        ),
         Option(
             "--speculative-draft-model-path --speculative-draft-model --draft DIR",
             "the draft head's or small model's name on the Hub, or its directory (default: the head that comes with the model)",
         ),
-        Option("--tree S/K/D", "the tree, or plain (default: 5/4/8; MTP 1/1/2; SmolLM2, STANDALONE 3/1/4; NGRAM 7/4/8)", type=tree),
+        Option(
+            "--tree S/K/D",
+            "the tree, or plain (default: 5/4/8; MTP 1/1/2; SmolLM2, STANDALONE 3/1/4; NGRAM 7/4/8; DFLASH, DSPARK 7/4/16)",
+            type=tree,
+        ),
         Option("--speculative-num-steps S", "its levels; 0: plain decoding", type=whole(0)),
         Option("--speculative-eagle-topk K", "children kept per drafted token", type=whole(0)),
         Option("--speculative-num-draft-tokens D", "nodes verified, with the root", type=whole(0)),
         Option("--speculative-draft-model-quantization WHICH", "the same for the head (default: as the target)", choices=QUANTIZED),
-        Option(
-            "--speculative-token-map FILE",
-            "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors), for heads without their own",
-        ),
-        Option(
-            "--speculative-config JSON",
-            "vLLM's: method (eagle, eagle3, mtp, draft_model, ngram, suffix), model, num_speculative_tokens (a chain), ...",
-        ),
+        Option("--speculative-token-map FILE", "FR-Spec's list of the tokens worth drafting (.pt, .json, .npy, .safetensors)"),
+        Option("--speculative-config JSON", "vLLM's: method (eagle3, dflash, ngram, ...), model, num_speculative_tokens, ..."),
         Option("--speculative-ngram", sets="engine.ngram", switch=True),
     ),
     "speculative decoding, advanced": (

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{name}: {kind}, {readable(size)} in {path}")
     where = f" --download-dir {hub.download_dir}" if hub.download_dir else ""
     revision = f" --revision {hub.revision}" if hub.revision else ""
-    what = f"MODEL --draft {name}" if kind.endswith(("EAGLE head", "EAGLE3 head")) else name
+    what = f"MODEL --draft {name}" if kind.endswith(" head") and " target" not in kind else name
     print(f"serve it: jaxspec serve {what}{revision}{where}")
     return 0
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 def check(folder: Path) -> None:
     """Raises ValueError if the config is that of a target that can't be loaded. A head needs its target to tell."""
     config = read_config(folder)
-    if algorithm_of(usual_tensors(config)) == "EAGLE3":
+    if algorithm_of(usual_tensors(config)) not in ("EAGLE", "MTP"):
         return
     from jaxspec.checkpoints.quantization import read_scheme  # loads JAX
     from jaxspec.checkpoints.tensor_files import errors_named

@@ -102,7 +102,11 @@ def find_head(arguments: ServerArguments) -> Path | None:
             found = None if head is None else draft_kind(head)
             if found not in ALGORITHMS[arguments.algorithm]:
                 none = f"{head or model} holds no head: give --speculative-draft-model-path"
-                own = f"{head} holds a whole model: give STANDALONE" if found == "STANDALONE" else f"{head} holds an {found} head"
+                own = (
+                    f"{head} holds a whole model: give STANDALONE"
+                    if found == "STANDALONE"
+                    else f"{head} holds a draft head ({found})"
+                )
                 what = own if found else none
                 raise ValueError(f"--speculative-algorithm {arguments.algorithm} was given, but {what}")
     if head is None and arguments.head_flags:

@@ -32,10 +32,17 @@ EPILOG = """examples:
 --help=WORD shows only the options that contain the word, such as --help=cache. Options of SGLang and vLLM that have
 no effect here, such as those of CUDA graphs, are accepted and reported in the log: --help=ignored lists them."""
 ALGORITHMS = {
-    "EAGLE": ("EAGLE", "MTP"), "EAGLE3": ("EAGLE3",), "NEXTN": ("MTP",), "STANDALONE": ("STANDALONE",), "NGRAM": (), "NONE": (),
-}  # fmt: skip
+    "EAGLE": ("EAGLE", "MTP"),
+    "EAGLE3": ("EAGLE3",),
+    "NEXTN": ("MTP",),
+    "DFLASH": ("DFLASH",),
+    "DSPARK": ("DSPARK",),
+    "STANDALONE": ("STANDALONE",),
+    "NGRAM": (),
+    "NONE": (),
+}
 """SGLang's names, and the kinds of head (HeadConfig.algorithm) that each stands for."""
-NOT_YET = ("DFLASH", "DSPARK", "UNO")
+NOT_YET = ("UNO",)
 _OF_DRAFTS = ("speculative_draft_model_path", "tree", *TREE, "speculative_token_map", "speculative_ngram")
 """Options that name the source of drafts and its tree. Loading the model checks whether they have an effect."""
 _NEEDING = {option.dest: option.needs for option in OPTIONS.values() if option.needs}
@@ -261,7 +268,9 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing: C
         for name in ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization"):
             if name in given:
                 raise ValueError(f"{OPTIONS[name].flag} is about a head, and {NGRAM} has none; --speculative-ngram merges both")
-        return SpeculativeConfig(NGRAM, FROM_TEXT, _ngram_tree(options), {"ngram": True})
+        return SpeculativeConfig(NGRAM, FROM_TEXT, _tree_of_nodes(options, NGRAM_TREE.topk), {"ngram": True})
+    if algorithm in ("DFLASH", "DSPARK"):
+        return SpeculativeConfig(algorithm, options.speculative_draft_model_path, _tree_of_nodes(options, 1))
     if algorithm != "NONE":
         return SpeculativeConfig(algorithm, options.speculative_draft_model_path, chosen_tree(options))
     for name in (*_OF_DRAFTS, *needing):
@@ -270,12 +279,12 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing: C
     return SpeculativeConfig(algorithm, None, PLAIN)
 
 
-def _ngram_tree(options: argparse.Namespace) -> TreeShape | None:
-    """The tree of n-gram drafts. SGLang's servers give only the number of nodes: any depth up to it then costs the same."""
+def _tree_of_nodes(options: argparse.Namespace, topk: int) -> TreeShape | None:
+    """The tree of drafts whose depth costs nothing: SGLang's servers give only the number of nodes. `topk`: where none is given."""
     nodes = options.speculative_num_draft_tokens
     if options.speculative_num_steps is not None or options.tree is not None or nodes is None or nodes < 2:
         return chosen_tree(options)
-    return TreeShape(nodes - 1, options.speculative_eagle_topk or NGRAM_TREE.topk, nodes)
+    return TreeShape(nodes - 1, options.speculative_eagle_topk or topk, nodes)
 
 
 def _algorithm(name: str | None) -> str | None:

@@ -55,6 +55,8 @@ def uncalibrated() -> Calibration:
     return Calibration(jnp.ones(3, jnp.float32), jnp.zeros((3, 3), jnp.float32))
 
 
+type Depth = int | Int[Array, " w"]
+"""Of the nodes that logits [b, w, v] are behind: of all, or of each column."""
 type Step = Callable[[Float[Array, "b w v"]], Float[Array, "b w v"]]
 
 
@@ -69,13 +71,15 @@ class Prediction(NamedTuple):
     """The target id of each of the head's ids; None: they are the same."""
     calibration: Calibration
 
-    def noise(self, depth: int, count: int) -> Float[Array, "b v"]:
-        """The noise of the target's choices after nodes at this depth, of the tokens that the head knows, which are `count`."""
+    def noise(self, depth: Depth, count: int) -> Float[Array, "b m v"]:
+        """The noise of the target's choices after nodes at this depth, of the tokens that the head knows, which are `count`; m is 1
+        or the number of columns."""
         ids = jnp.arange(count) if self.vocabulary is None else self.vocabulary
-        return noise_at(self.batch.sequences.length + depth + 1, self.batch.settings.seed, ids)
+        positions = self.batch.sequences.length[:, None] + jnp.atleast_1d(depth) + 1
+        return noise_at(positions, self.batch.settings.seed[:, None], ids)
 
     def of_kinds[Result](
-        self, likeliest: Callable[[Float[Array, "b w v"]], Result], logits: Float[Array, "b w v"], depth: int
+        self, likeliest: Callable[[Float[Array, "b w v"]], Result], logits: Float[Array, "b w v"], depth: Depth
     ) -> Result:
         """`likeliest` of the logits after nodes at this depth or, unless all requests are greedy, of their scores."""
 
@@ -92,7 +96,7 @@ class Prediction(NamedTuple):
         # A branch for each kind halves a GPU's launches, and makes compiling for a CPU a third dearer.
         return choose(logits, on_gpu=by_kind, elsewhere=nested)
 
-    def scores(self, logits: Float[Array, "b w v"], depth: int, kind: SamplingKind | None = None) -> Float[Array, "b w v"]:
+    def scores(self, logits: Float[Array, "b w v"], depth: Depth, kind: SamplingKind | None = None) -> Float[Array, "b w v"]:
         """The logits after nodes at this depth, treated as the target's will be: adjusted, divided by the temperature, filtered,
         and with the noise added; scaled to log probabilities, up to a constant. Those of greedy requests are only adjusted.
 
@@ -122,7 +126,7 @@ class Prediction(NamedTuple):
 
         logits = from_kind(SamplingKind.ADJUSTED, adjust, lambda same: same, logits)
         scaled = from_kind(SamplingKind.FILTERED, filtered, unfiltered, logits)
-        predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1])[:, None])
+        predicted = weights[2] * divisor(settings) * (scaled + self.noise(depth, logits.shape[-1]))
         return jnp.maximum(jnp.where(is_sampled, predicted, logits), LOWEST)
 
 
@@ -175,7 +179,7 @@ def calibrate(prediction: Prediction, logits: Float[Array, "b v"], chosen: Int[A
 
     def observe(before: Calibration) -> Calibration:
         settings, from_boundary = batch.settings, logits - boundary(logits)
-        noise = divisor(settings)[:, 0] * prediction.noise(0, logits.shape[-1])
+        noise = divisor(settings)[:, 0] * prediction.noise(0, logits.shape[-1])[:, 0]
         inputs = jnp.stack([jnp.minimum(from_boundary, 0), jnp.maximum(from_boundary, 0), noise], 1)  # [b, 3, v]
         scores = jnp.einsum("i,biv->bv", before.weights, inputs)
         chances = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))  # times a constant

@@ -2,7 +2,7 @@
 
 A drafter is a frozen dataclass that holds no arrays but its weights; drafters that are equal but for these compile to equal
 programs. The engine keeps its state (`empty`) with its own, gives it every token of the text once (`absorb`), and asks it for
-candidates before the target runs (`propose`). head_drafter.py drafts with a trained head.
+candidates before the target runs (`propose`). head_drafter.py drafts token by token with a head, block_drafter.py a block at once.
 """
 
 from abc import ABC, abstractmethod
@@ -71,6 +71,8 @@ class Drafter(ABC):
     """The first slot whose token it absorbs. Slot 0 has no feature before it, which matters only to those that read features."""
     max_topk: int
     """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
+    max_steps: int | None = None
+    """The deepest (TreeShape.num_steps); None: any."""
 
     def _derive(self, **facts: Any) -> None:
         """Sets those of the above that follow from the fields of a frozen dataclass."""
@@ -167,6 +169,7 @@ class Merged(Drafter):
             lags=any(each.lags for each in self.sources),
             first_slot=min(each.first_slot for each in self.sources),
             max_topk=max(each.max_topk for each in self.sources),
+            max_steps=None if None in (deepest := [each.max_steps for each in self.sources]) else max(filter(None, deepest)),
         )
 
     def with_weights(self, weights: Sequence[Any]) -> "Merged":

@@ -10,13 +10,13 @@ from flax import nnx
 
 from jaxspec.config import TreeShape
 from jaxspec.decoding.commit import write_slots
-from jaxspec.decoding.coupling import Calibration, Prediction, calibrate, uncalibrated
+from jaxspec.decoding.coupling import Calibration, Depth, Prediction, calibrate, uncalibrated
 from jaxspec.decoding.drafter import Draft, Drafter, NewTokens, Place
 from jaxspec.decoding.settings import highest_kind
 from jaxspec.decoding.state import Batch, Sizes, State, empty_cache, last
 from jaxspec.decoding.top import top, top_of_few
 from jaxspec.decoding.tree import Candidates, Chain
-from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.head import DraftHead, Head, HeadConfig
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.llama import Llama
@@ -117,15 +117,13 @@ class HeadState(NamedTuple):
     calibration: Calibration
 
 
-@dataclass(frozen=True)
-class HeadDrafter(Drafter):
-    """Drafts with a trained head (EAGLE, EAGLE-3 or MTP) or with a small model."""
+@dataclass(frozen=True, kw_only=True)
+class TrainedDrafter(Drafter):
+    """The base of drafters with a head. Their state has the head's `calibration`."""
 
     config: HeadConfig
     graph: nnx.GraphDef
     """The head without its weights."""
-    window: SlidingWindow | None = None
-    """The part of its cache that it sees; None: all of it."""
     kv_cache_dtype: str = "auto"
     """As EngineConfig.draft_kv_cache_dtype."""
     weights: dict = field(default_factory=dict, compare=False, repr=False)
@@ -137,22 +135,47 @@ class HeadDrafter(Drafter):
             feature_size=self.config.feature_size,
             first_slot=self.config.first_slot,
             max_topk=self.config.draft_vocab_size or self.config.layer.vocab_size,
+            max_steps=self.config.max_steps,
         )
 
-    @classmethod
-    def of(cls, head: LoadedHead, window: SlidingWindow | None = None, kernels: Kernels = DEFAULT_KERNELS) -> "HeadDrafter":
-        """The drafter with this head."""
-        return cls(head.config, head.graph(kernels), window, kernels.kv_cache_dtype, head.params)
-
-    def with_weights(self, weights: dict) -> "HeadDrafter":
+    def with_weights(self, weights: dict) -> "TrainedDrafter":
         return replace(self, weights=weights)
 
     @property
-    def head(self) -> DraftHead:
+    def head(self) -> Any:
         return nnx.merge(self.graph, self.weights)
 
     def placed(self, place: Place) -> Any:
         return place(self.weights, self.config.layer)
+
+    def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> Any:
+        """`memo`: the logits behind the roots [b, v], in the head's vocabulary."""
+        if memo is None:
+            return state.draft
+        return state.draft._replace(calibration=calibrate(self.prediction(state, batch), memo, chosen))
+
+    def prediction(self, state: State, batch: Batch) -> Prediction:
+        """How its drafts are coupled to the target."""
+        needed = highest_kind(batch.settings, ~batch.sequences.done)
+        return Prediction(needed, state, batch, self.head.target_vocab(), state.draft.calibration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadDrafter(TrainedDrafter):
+    """Drafts token by token, with a trained head (EAGLE, EAGLE-3 or MTP) or with a small model."""
+
+    window: SlidingWindow | None = None
+    """The part of its cache that it sees; None: all of it."""
+
+    @classmethod
+    def of(cls, head: LoadedHead, window: SlidingWindow | None = None, kernels: Kernels = DEFAULT_KERNELS) -> "HeadDrafter":
+        """The drafter with this head."""
+        graph, dtype = head.graph(kernels), kernels.kv_cache_dtype
+        return cls(config=head.config, graph=graph, kv_cache_dtype=dtype, weights=head.params, window=window)
+
+    @property
+    def head(self) -> DraftHead:
+        return nnx.merge(self.graph, self.weights)
 
     def empty(self, sizes: Sizes) -> HeadState:
         hidden = jnp.zeros((sizes.rows, self.config.layer.hidden_size), sizes.dtype)
@@ -164,7 +187,7 @@ class HeadDrafter(Drafter):
         """The memo of coupled drafts is the logits behind the roots [b, v], in the head's vocabulary."""
         head = self.head
         hidden, cache, length = state.draft.hidden[batch.rows], state.draft.cache, batch.sequences.length
-        prediction = self._prediction(head, state, batch) if coupled else None
+        prediction = self.prediction(state, batch) if coupled else None
         seen = self._visible_slots(batch, length + 1, cache)
         inputs = DraftInputs(head, target, hidden, cache, length, seen, prediction)
         candidates, logits = (draft_chain if tree.topk == 1 and not scored else draft)(inputs, tree)
@@ -187,19 +210,8 @@ class HeadDrafter(Drafter):
         hidden = jnp.where((new.size > 0)[:, None], last(out.hidden, new.size), own.hidden[batch.rows])
         return own._replace(cache=pages, hidden=own.hidden.at[batch.rows].set(hidden))
 
-    def learn(
-        self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]
-    ) -> HeadState:  # fmt: skip
-        if memo is None:
-            return state.draft
-        return state.draft._replace(calibration=calibrate(self._prediction(self.head, state, batch), memo, chosen))
-
     def _visible_slots(self, batch: Batch, length: Int[Array, " b"], cache: tuple[KeysValues, ...]) -> VisibleSlots:
         return visible_slots(batch.page_table, length, cache[0].k.shape[1], self.window, self.first_slot)
-
-    def _prediction(self, head: DraftHead, state: State, batch: Batch) -> Prediction:
-        needed = highest_kind(batch.settings, ~batch.sequences.done)
-        return Prediction(needed, state, batch, head.target_vocab(), state.draft.calibration)
 
 
 @jax.named_scope("draft")
@@ -259,7 +271,7 @@ def positions_at(inputs: DraftInputs, level: int) -> Int[Array, " b"]:
     return inputs.length + level - inputs.head.config.first_slot
 
 
-def best_child(head: DraftHead, logits: Float[Array, "b w v"], depth: int, prediction: Prediction | None) -> Int[Array, "b w"]:
+def best_child(head: Head, logits: Float[Array, "b w v"], depth: Depth, prediction: Prediction | None) -> Int[Array, "b w"]:
     """The likeliest child (target id) of each node, the first of its `best_children`; ties go to the lowest draft id."""
 
     def likeliest(logits: Float[Array, "b w v"]) -> Int[Array, "b w"]:
@@ -269,7 +281,7 @@ def best_child(head: DraftHead, logits: Float[Array, "b w v"], depth: int, predi
 
 
 def best_children(
-    head: DraftHead, logits: Float[Array, "b w v"], k: int, depth: int, prediction: Prediction | None
+    head: Head, logits: Float[Array, "b w v"], k: int, depth: Depth, prediction: Prediction | None
 ) -> tuple[Int[Array, "b w k"], Float[Array, "b w k"]]:
     """The k likeliest tokens (target ids) after nodes at this depth, with their log probabilities: the head's at
     temperature 1 or, for sampled requests, estimates of how likely the target is to choose them, given its noise."""
@@ -286,7 +298,7 @@ def best_children(
 def for_sampling[Result](
     likeliest: Callable[[Float[Array, "b w v"]], Result],
     logits: Float[Array, "b w v"],
-    depth: int,
+    depth: Depth,
     prediction: Prediction | None,
 ) -> Result:
     """`likeliest` of the head's logits or, unless all requests are greedy, of its coupled scores."""

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import EngineConfig, ModelConfig
+from jaxspec.decoding.block_drafter import BlockDrafter
 from jaxspec.decoding.drafter import Drafter, Merged, Models, NoDrafter
 from jaxspec.decoding.head_drafter import HeadDrafter, SlidingWindow
 from jaxspec.decoding.ngram import NgramDrafter
@@ -21,6 +22,7 @@ from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
 from jaxspec.decoding.state import Admission, Sizes, State, empty_state, stored_dtype
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import PrefillChunk
+from jaxspec.models.block import BlockConfig
 from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel
 from jaxspec.models.sharing import Shares
@@ -55,10 +57,15 @@ def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Dra
 
 
 def head_drafter(source: LoadedHead, config: EngineConfig) -> Drafter:
-    """The drafter with this head."""
+    """The drafter with this head. Raises ValueError for options that its kind does not have."""
     window = None if config.draft_window_size is None else SlidingWindow(config.draft_window_size, config.draft_sink_size)
     kernels = kernels_of(config)
-    return HeadDrafter.of(source, window, replace(kernels, kv_cache_dtype=config.draft_kv_cache_dtype or kernels.kv_cache_dtype))
+    kernels = replace(kernels, kv_cache_dtype=config.draft_kv_cache_dtype or kernels.kv_cache_dtype)
+    if not isinstance(source.config, BlockConfig):
+        return HeadDrafter.of(source, window, kernels)
+    if window is not None:
+        raise ValueError(f"draft_window_size is not supported for a {source.config.algorithm} head: its config has its windows")
+    return BlockDrafter.of(source, kernels)
 
 
 def kernels_of(config: EngineConfig) -> Kernels:

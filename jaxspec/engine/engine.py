@@ -335,6 +335,9 @@ def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None
                 f"request_trees holds {', '.join(drafting)}, but there is no draft head: leave it out, or set ngram=True"
             )
         return
-    widest = max(tree.topk for tree in (tree, *config.request_trees, *config.adaptive_trees))
-    if widest > drafter.max_topk:
+    trees = (tree, *config.request_trees, *config.adaptive_trees)
+    if (widest := max(tree.topk for tree in trees)) > drafter.max_topk:
         raise ValueError(f"topk={widest} is more than the {drafter.max_topk} tokens that the head drafts among: lower topk")
+    deepest = max(tree.num_steps for tree in trees)
+    if drafter.max_steps is not None and deepest > drafter.max_steps:
+        raise ValueError(f"num_steps={deepest} is more than the {drafter.max_steps} tokens that a block drafts: lower num_steps")

@@ -23,6 +23,7 @@ from typing import Any, Self
 import jax
 from jax import export
 
+from jaxspec.decoding.block_drafter import BlockState
 from jaxspec.decoding.coupling import Calibration
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import MergedState, Promises
@@ -39,7 +40,7 @@ from pallas_kernels.cpu import TARGETS as CPU_KERNELS
 from pallas_kernels.cpu import what_is_missing
 
 for node in (
-    Admission, Calibration, Candidates, Chain, Chunk, Drafted, Features, FirstGuess, HeadState, KeysValues, Logprobs,
+    Admission, BlockState, Calibration, Candidates, Chain, Chunk, Drafted, Features, FirstGuess, HeadState, KeysValues, Logprobs,
     MergedState, ProgramOutput, Promises, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State, Tree,
 ):  # fmt: skip
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")

@@ -1,4 +1,4 @@
-"""The base of all draft heads: they read a token and the feature of the position before it, and propose the next token."""
+"""The base of all draft heads, and of those that draft token by token, from a token and the feature of the position before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class HeadConfig:
     """The fields that all kinds of heads have; each kind adds its own."""
 
     algorithm: ClassVar[str]
-    """The name of the kind: EAGLE, EAGLE3, MTP or STANDALONE."""
+    """The name of the kind: EAGLE, EAGLE3, MTP, DFLASH, DSPARK or STANDALONE."""
     first_slot: ClassVar[int] = 1
     """The first slot of its cache that it uses, whose position is 0. A pair needs a feature before it, and slot 0 has none."""
 
@@ -40,6 +40,16 @@ class HeadConfig:
         """Width of the target's feature."""
         return self.target_hidden_size * max(1, len(self.captured_layers))
 
+    @property
+    def max_steps(self) -> int | None:
+        """The most tokens that it drafts, one behind another; None: any number."""
+        return None
+
+    def forwards(self, steps: int) -> int:
+        """Forwards of its layers in a cycle whose tree has so many levels: over the emitted tokens, which drafts the first level,
+        and one for each further level."""
+        return steps
+
 
 class HeadOutput(NamedTuple):
     """The result of one forward pass of a draft head; nothing is written to the cache."""
@@ -50,15 +60,8 @@ class HeadOutput(NamedTuple):
     """Keys and values of the window so far in each head layer, earlier tokens first."""
 
 
-class DraftHead(nnx.Module):
-    """The base class of draft heads. The input is pairs: the embedding of token i, and a hidden of position i - 1.
-
-    That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the parent.
-    A kind of head defines `build` and `first_layer`, and `project`, `output_norm` and `logits` where they differ.
-    """
-
-    later_layers: Sequence[DecoderLayer] = ()
-    """Ordinary decoder layers after the first."""
+class Head(nnx.Module):
+    """The base class of draft heads: what all kinds share. A kind defines `build`, and the others where they differ."""
 
     def __init__(self, config: HeadConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs, kernels: Kernels = DEFAULT_KERNELS):
         self.config, self.dtype, self.kernels = config, jnp.dtype(dtype), kernels
@@ -84,8 +87,33 @@ class DraftHead(nnx.Module):
         return look_up(embedding, tokens, self.dtype, self.kernels)
 
     def project(self, features: Float[Array, "b w f"]) -> Float[Array, "b w h"]:
-        """The target's features in the width that `__call__` takes as `hidden`. The head's own output needs no projection."""
+        """The target's features in the width that the layers take."""
         return features
+
+    def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
+        """Logits over the draft vocabulary, in float32."""
+        if self.config.draft_vocab_size is None:
+            return target.logits(hidden)
+        return self.lm_head(hidden)
+
+    def target_ids(self, draft_ids: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
+        """Target vocabulary ids of draft vocabulary ids."""
+        return draft_ids if self.config.draft_vocab_size is None else self.draft_to_target[...][draft_ids]
+
+    def target_vocab(self) -> Int[Array, " v"] | None:
+        """The target id of each draft id; None: they are the same."""
+        return None if self.config.draft_vocab_size is None else self.draft_to_target[...]
+
+
+class DraftHead(Head):
+    """The base class of heads that draft token by token. The input is pairs: the embedding of token i, a hidden of position i - 1.
+
+    That hidden is the target's feature there (through `project`) or, while drafting, the head's own output at the parent, which
+    needs no projection. A kind of head defines `first_layer`, and `output_norm` where it has one.
+    """
+
+    later_layers: Sequence[DecoderLayer] = ()
+    """Ordinary decoder layers after the first."""
 
     def __call__(
         self,
@@ -113,17 +141,3 @@ class DraftHead(nnx.Module):
     def output_norm(self) -> RMSNorm | None:
         """The norm after the last layer, whose output is fed back; None: the residual stream is."""
         return None
-
-    def logits(self, hidden: Float[Array, "*rows h"], target: Llama) -> Float[Array, "*rows v"]:
-        """Logits over the draft vocabulary, in float32."""
-        if self.config.draft_vocab_size is None:
-            return target.logits(hidden)
-        return self.lm_head(hidden)
-
-    def target_ids(self, draft_ids: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
-        """Target vocabulary ids of draft vocabulary ids."""
-        return draft_ids if self.config.draft_vocab_size is None else self.draft_to_target[...][draft_ids]
-
-    def target_vocab(self) -> Int[Array, " v"] | None:
-        """The target id of each draft id; None: they are the same."""
-        return None if self.config.draft_vocab_size is None else self.draft_to_target[...]

@@ -122,20 +122,31 @@ class Attention(nnx.Module):
         """The attention's output, and keys and values of the window so far."""
         metadata, cache, window, _ = inputs
         batch, width = x.shape[:2]
-        norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
-        frequencies = jnp.asarray(inverse_frequencies(self.rope, self.layout.head_dim))
-        scales = Scales(self.k_scale[...], self.v_scale[...]) if self.has_scales and self.layout.fp8 else None
-        q, k, v = rotate_qkv(self.qkv_proj.product(x), metadata.positions, frequencies, norms, self.layout, scales)
+        q, (k, v) = self.rotated(x, metadata.positions)
         if window is not None:
             k, v = jnp.concatenate([window.k, k], 1), jnp.concatenate([window.v, v], 1)
         if cache is None:
             cache = KeysValues(*(jnp.zeros((1, 1, *k.shape[2:]), k.dtype),) * 2)
         _, pages, start, length, mask = metadata
         attend, implementation = self.kernels.attend, self.kernels.attention
-        out = attend(q, cache.k, cache.v, pages, start, length, k, v, mask, scales, implementation=implementation)
+        out = attend(q, cache.k, cache.v, pages, start, length, k, v, mask, self.scales, implementation=implementation)
         # Writing the window to the cache must wait for this read; otherwise XLA copies the cache to keep the old one.
         out, k, v = jax.lax.optimization_barrier((out, k, v))
         return self.o_proj.product(out.reshape(batch, width, -1)), KeysValues(k, v)
+
+    @property
+    def scales(self) -> Scales | None:
+        """Of a cache of 8 bits."""
+        return Scales(self.k_scale[...], self.v_scale[...]) if self.has_scales and self.layout.fp8 else None
+
+    def rotated(
+        self, x: Float[Array, "b w _"], positions: Int[Array, "b w"]
+    ) -> tuple[Float[Array, "b w heads head_dim"], KeysValues]:
+        """Queries, and keys and values, at these positions, as attention reads them."""
+        norms = (self.q_norm.weight[...], self.k_norm.weight[...]) if self.layout.norm_eps is not None else None
+        frequencies = jnp.asarray(inverse_frequencies(self.rope, self.layout.head_dim))
+        q, k, v = rotate_qkv(self.qkv_proj.product(x), positions, frequencies, norms, self.layout, self.scales)
+        return q, KeysValues(k, v)
 
 
 class LayerOutput(NamedTuple):

@@ -12,17 +12,24 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.config import ModelConfig
+from jaxspec.models.block import BlockConfig, BlockHead, DSparkConfig
 from jaxspec.models.draft_model import DraftModel, DraftModelConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config
-from jaxspec.models.head import DraftHead, HeadConfig
+from jaxspec.models.head import Head, HeadConfig
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
 
 MODULES: dict[type, Callable[..., nnx.Module]] = {
-    ModelConfig: Llama, EagleConfig: Eagle, Eagle3Config: Eagle3, MTPConfig: MTP, DraftModelConfig: DraftModel,
-}  # fmt: skip
+    ModelConfig: Llama,
+    EagleConfig: Eagle,
+    Eagle3Config: Eagle3,
+    MTPConfig: MTP,
+    BlockConfig: BlockHead,
+    DSparkConfig: BlockHead,
+    DraftModelConfig: DraftModel,
+}
 """The module that each kind of config describes."""
 
 
@@ -47,7 +54,7 @@ class LoadedModel[Config, Module]:
 
 
 LoadedTarget = LoadedModel[ModelConfig, Llama]
-LoadedHead = LoadedModel[HeadConfig, DraftHead]
+LoadedHead = LoadedModel[HeadConfig, Head]
 
 
 @cache
@@ -56,7 +63,7 @@ def _split(module: Callable[..., Any], config: Any, dtype: np.dtype, kernels: Ke
     return nnx.split(nnx.eval_shape(lambda: module(config, dtype=dtype, rngs=nnx.Rngs(0), kernels=kernels)))
 
 
-def split_model(model: Llama | DraftHead) -> LoadedModel:
+def split_model(model: Llama | Head) -> LoadedModel:
     """The LoadedModel of a module built in Python, as tests and training do."""
     return LoadedModel(model.config, nnx.to_pure_dict(nnx.state(model)), model.dtype, type(model))
 

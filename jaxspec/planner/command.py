@@ -115,7 +115,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     quantization = quantizations(options)
     target = read_target(path, quantization.target)
     head = None if where is None else read_head(where, target, options.speculative_token_map, quantization.head)
-    tree = options.tree or default_tree(None if head is None else head.algorithm, where)
+    tree = options.tree or (default_tree(None) if head is None else default_tree(head.algorithm, where, head.max_steps))
     dtype = options.dtype if options.dtype != "auto" else gpu_dtype(target.dtype)
     caches = {"kv_cache_dtype": options.kv_cache_dtype, "draft_kv_cache_dtype": options.speculative_draft_kv_cache_dtype}
     if options.tp % options.nnodes:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, TreeShape
 from jaxspec.engine.device_state import cache_bytes_per_token
+from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.planner.gpus import Gpu
@@ -177,12 +178,16 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
         head, steps, beam = models.head, tree.num_steps, tree.topk
         if head is None or models.head_config is None:
             raise ValueError(f"the tree {tree} needs a draft head: give --draft")
-        rows = batch * ((steps - 1) * beam + steps + 1)  # levels 2 .. steps, and the extension by accepted tokens
-        drafted = batch * (1 + (steps - 1) * beam)
+        config, forwards = models.head_config, models.head_config.forwards(steps)
+        block = config.block_size if isinstance(config, BlockConfig) else None
+        # Levels 2 .. steps, or the block, and the extension by accepted tokens, of which a block needs less than is counted here.
+        rows = batch * ((block or (steps - 1) * beam) + steps + 1)
+        drafted = batch * (1 + (steps - 1) * beam if block is None else steps)
+        biases = config.markov_rank * config.layer.vocab_size * size if isinstance(config, DSparkConfig) else 0  # again per level
         moved |= {
-            "head weights": steps * head.weights.layers + head.weights.fusion,
-            "head logits' weights": steps * models.head_output,
-            "head cache": steps * batch * context * head.cache,
+            "head weights": (steps - 1) * biases + forwards * head.weights.layers + head.weights.fusion,
+            "head logits' weights": forwards * models.head_output,
+            "head cache": forwards * batch * context * head.cache,
         }
         logits += drafted * (models.head_config.draft_vocab_size or target.config.vocab_size)
         operations += _operations(head, rows, context, size) + 2.0 * drafted * head_outputs

@@ -20,6 +20,7 @@ from jaxspec.checkpoints.quantization import quantised_plan
 from jaxspec.checkpoints.storing import Storing, planned, with_storage
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.config import ModelConfig
+from jaxspec.models.block import BlockConfig
 from jaxspec.models.draft_model import DraftModelConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.families import target_config
@@ -51,9 +52,10 @@ def weights_of(config: ModelConfig | HeadConfig, dtype: str) -> Weights:
     """The sizes of the config's module on the device, its matrices stored as the config says."""
     if isinstance(config, DraftModelConfig):
         return weights_of(config.layer, dtype)
-    fusion = "fc" if isinstance(config, Eagle3Config) else None
     sizes = {"embedding": 0, "output": 0, "fusion": 0, "layers": 0}
-    groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "lm_head": "output", fusion: "fusion"}
+    groups = {"embed_tokens": "embedding", "draft_to_target": "embedding", "markov_in": "embedding", "lm_head": "output"}
+    if isinstance(config, Eagle3Config | BlockConfig):
+        groups["fc"] = "fusion"
     for keys, array in flatten_dict(abstract_model(config, jnp.dtype(dtype)).params).items():
         sizes[groups.get(keys[0], "layers")] += array.size * array.dtype.itemsize
     dense = jax.tree.leaves(abstract_model(unquantised(config), jnp.dtype(dtype)).params)

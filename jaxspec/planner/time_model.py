@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxspec.config import TreeShape
+from jaxspec.models.head import HeadConfig
 from jaxspec.planner.compile import KINDS, CompiledCycle, Launch
 from jaxspec.planner.estimate import CycleCost, Pair, cycle_cost
 from jaxspec.planner.gpus import Gpu
@@ -84,10 +85,10 @@ class LaunchCounts:
         """Launches per layer of the target."""
         return self.products + self.attention + self.norms + self.rotations + self.sums
 
-    def with_draft_layers(self, layers: int) -> "LaunchCounts":
-        """These counts, which are of a head of one layer, of one with more."""
-        more = (layers - 1) * self.layer
-        return replace(self, level=self.level + more, extension=self.extension + more)
+    def of_head(self, head: HeadConfig, steps: int) -> "LaunchCounts":
+        """These counts, which are of a head of one layer that runs for each of the levels, of another head."""
+        more = (head.layer.num_layers - 1) * self.layer
+        return replace(self, level=(self.level + more) * head.forwards(steps) / steps, extension=self.extension + more)
 
 
 def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
@@ -161,9 +162,12 @@ def time_model(
 
     Raises ValueError if the tree needs a head and there is none.
     """
-    draft_layers = models.head.config.num_layers if models.head else 1
-    counts, copy = counts or LaunchCounts().with_draft_layers(draft_layers), copy_speed or COPY_SHARE * gpu.bandwidth
     cost = cycle_cost(models, tree, batch, context)
+    head = models.head_config if tree.num_steps else None
+    draft_layers, forwards = (head.layer.num_layers, head.forwards(tree.num_steps)) if head else (1, 0)
+    if counts is None:
+        counts = LaunchCounts().of_head(head, tree.num_steps) if head else LaunchCounts()
+    copy = copy_speed or COPY_SHARE * gpu.bandwidth
     moved, layers = cost.moved, models.target.config.num_layers
     weights = product_seconds(moved["target weights"], cost, gpu, copy)
     parts = {
@@ -175,11 +179,10 @@ def time_model(
         "target: sums and SwiGLU": LAUNCH * layers * counts.sums,
     }
     if tree.num_steps:
-        forwards = tree.num_steps * draft_layers
         extra = attention_seconds(counts.attention) - LAUNCH * counts.attention  # the launches are counted with the others
         parts |= {
             "head: weights": product_seconds(moved["head weights"] + moved["head logits' weights"], cost, gpu, copy),
-            "head: attention": forwards * extra + moved["head cache"] / copy,
+            "head: attention": forwards * draft_layers * extra + moved["head cache"] / copy,
             "head: launches of the levels": LAUNCH * counts.level * (tree.num_steps - 1),
             "head: launches of the extension": LAUNCH * counts.extension,
             "tree": LAUNCH * counts.tree,
@@ -188,7 +191,7 @@ def time_model(
     parts["state, greedy choice, conditionals"] = LAUNCH * counts.other
     if models.tp > 1:
         each = EXCHANGE if nodes == 1 else EXCHANGE_OF_MACHINES
-        parts["exchanges between GPUs"] = each * exchanges(layers, tree.num_steps, draft_layers) + moved["logits"] / 2 / LINK
+        parts["exchanges between GPUs"] = each * exchanges(layers, forwards, draft_layers) + moved["logits"] / 2 / LINK
     if kind:
         parts |= sampling(models, tree, batch, gpu, counts.kinds[kind], copy, is_filtered=kind > 1)
     if not in_graph:
@@ -197,13 +200,13 @@ def time_model(
     return {name: 1e3 * seconds for name, seconds in parts.items()}
 
 
-def exchanges(layers: int, steps: int, draft_layers: int = 1) -> int:
-    """Sums and gatherings of a cycle. Sums: of embeddings, and two per layer, of the target, and of the head for each level of the
-    tree and for the extension; gatherings: of logits, and of the head's projection.
+def exchanges(layers: int, forwards: int, draft_layers: int = 1) -> int:
+    """Sums and gatherings of a cycle. Sums: of embeddings, and two per layer, of the target, and of the head in each of its
+    forwards; gatherings: of logits, and of the head's projection.
 
-    In: 80 layers, 3 steps  Out: 2 * 80 + 1 + 3 * 3 sums and 3 + 2 gatherings, 175
+    In: 80 layers, 3 forwards  Out: 2 * 80 + 1 + 3 * 3 sums and 3 + 2 gatherings, 175
     """
-    return 2 * layers + 1 + 1 + ((2 * draft_layers + 1) * steps + steps + 1 if steps else 0)
+    return 2 * layers + 1 + 1 + ((2 * draft_layers + 1) * forwards + forwards + 1 if forwards else 0)
 
 
 def sampling(

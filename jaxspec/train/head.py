@@ -25,7 +25,7 @@ from jaxspec.checkpoints.exporting import head_checkpoint
 from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
 from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint
 from jaxspec.host_memory import available_memory
-from jaxspec.models.head import HeadConfig
+from jaxspec.models.head import DraftHead, HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.train.conversations import SETTINGS, digest, fingerprint, read_shards, shard_files, write_file
 from jaxspec.train.new_head import first_head
@@ -68,6 +68,7 @@ class TrainPrograms(NamedTuple):
         def losses(params: dict, frozen: dict, rows: Rows, lesson: Lesson) -> tuple[jax.Array, Unrolled]:
             origin = target.merge(frozen["target"])
             learner = head.merge({**jax.tree.map(lambda array: array.astype(target.dtype), params), **frozen["head"]}, TRAINING)
+            assert isinstance(learner, DraftHead)
             out = unroll(learner, origin, lesson, rows, settings.depth, settings.loss)
             return out.loss, out
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.checkpoints.loading import load_head
+from jaxspec.models.block import BlockConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.feed_forward import MLP
@@ -23,6 +24,8 @@ def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, p
     if settings.begin is None:
         return new_head(settings, target, directory, parts)
     head = load_head(Path(settings.begin), target)
+    if isinstance(head.config, BlockConfig):
+        raise ValueError(f"{settings.begin} is a {head.config.algorithm} head, which can't be trained here")
     if settings.algorithm not in (names := names_of(head.config)):
         raise ValueError(f"{settings.begin} is of the algorithm {names[0]}, not {settings.algorithm}: give --algorithm {names[0]}")
     if head.config.draft_vocab_size is not None and head.config.algorithm != "EAGLE3":

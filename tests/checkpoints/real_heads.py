@@ -120,6 +120,38 @@ def speculators(**settings: Any) -> Head:
     return Head(config | settings, head.tensors)
 
 
+def dflash(block: int = 6, **settings: Any) -> Head:
+    """z-lab/Qwen3-8B-DFlash-b16: neither embedding nor lm_head, q/k norms, settings in dflash_config, where `settings` go."""
+    layers = [f"layers.{index}." for index in range(2)]
+    shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    for prefix in layers:
+        shapes |= layer_shapes(prefix) | {prefix + "input_layernorm.weight": (HIDDEN,)}
+        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (HEAD_DIM,) for name in "qk"}
+    config = LLAMA | {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "attention_bias": False, "head_dim": HEAD_DIM,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_scaling": None, "sliding_window": None, "use_sliding_window": False,
+        "max_window_layers": 2, "layer_types": ["full_attention"] * 2, "num_hidden_layers": 2, "num_target_layers": 8,
+        "block_size": block, "dflash_config": {"mask_token_id": 127, "target_layer_ids": [1, 3, 5], **settings},
+    }  # fmt: skip
+    return Head(config, random_tensors(shapes))
+
+
+def dspark() -> Head:
+    """deepseek-ai/dspark_qwen3_8b_block7: everything at the top level, copies of embedding and lm_head, two more heads."""
+    of_block = {"mask_token_id": 127, "target_layer_ids": [1, 3, 5], "num_anchors": 512, "dflash_config": None}
+    of_heads = {
+        "markov_rank": 4,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    shapes = {"embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN)}
+    shapes |= {"markov_head.markov_w1.weight": (VOCAB, 4), "markov_head.markov_w2.weight": (VOCAB, 4)}
+    shapes |= {"confidence_head.proj.weight": (1, HIDDEN + 4), "confidence_head.proj.bias": (1,)}
+    added = {name.replace(".", "__"): shape for name, shape in shapes.items()}
+    return dflash(7).but(config={"architectures": ["Qwen3DSparkModel"], **of_block, **of_heads}, **added)
+
+
 def mimo_mtp() -> dict[str, np.ndarray]:
     """The MTP tensors inside XiaomiMiMo/MiMo-7B-RL."""
     prefix = "model.mtp_layers.0."

@@ -18,7 +18,18 @@ from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.models.eagle3 import default_captured_layers
 from jaxspec.models.mtp import MTPConfig
 from jaxspec.testing import random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
-from tests.checkpoints.real_heads import HIDDEN, VOCAB, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
+from tests.checkpoints.real_heads import (
+    HIDDEN,
+    VOCAB,
+    Head,
+    dflash,
+    dspark,
+    eagle3_llama31,
+    eagle_llama2,
+    eagle_llama3,
+    eagle_qwen2,
+    speculators,
+)
 from tests.checkpoints.test_targets import same
 from tests.reference import CHECKPOINTS, HEAD, target
 
@@ -48,6 +59,8 @@ def test_bin_and_safetensors_hold_the_same_head():
         (eagle_qwen2(), "EAGLE"),
         (eagle3_llama31(), "EAGLE3"),
         (speculators(), "EAGLE3"),
+        (dflash(), "DFLASH"),
+        (dspark(), "DSPARK"),
     ],
 )
 def test_the_tensors_tell_what_a_head_is(tmp_path, head, algorithm):
@@ -61,6 +74,33 @@ def test_a_head_has_its_own_rope():
     model = target()
     assert load_head(HEAD, model).config.layer.rope.theta == 10000.0
     assert "rope_theta" not in json.loads((HEAD / "config.json").read_text())
+
+
+def test_a_block_heads_config_names_outputs_windows_and_causes(tmp_path):
+    """Layers by their output, evenly by default; a layer with a window is causal, and others where the config says so."""
+    windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "use_sliding_window": True}
+    cases = {
+        "plain": (dflash(), (2, 4, 6), (False, False), (None, None)),
+        "embedding": (dflash(target_layer_ids=[-1, 0, 6]), (0, 1, 7), (False, False), (None, None)),
+        "default layers": (
+            dflash(target_layer_ids=None).but("fc.weight", fc__weight=(HIDDEN, 2 * HIDDEN)), (2, 6), (False, False), (None, None),
+        ),
+        "windows": (dflash().but(config=windows), (2, 4, 6), (False, True), (None, 9)),
+        "windows, not causal": (dflash().but(config=windows | {"is_causal": False}), (2, 4, 6), (False, False), (None, 9)),
+        "JetSpec": (dflash(causal_head=True), (2, 4, 6), (True, True), (None, None)),
+        "DSpark": (dspark(), (2, 4, 6), (False, False), (None, None)),
+    }  # fmt: skip
+    for name, (head, captured, causal, sizes) in cases.items():
+        config = load_head(head.write(tmp_path / name), tiny_target()).config
+        assert (config.captured_layers, config.causal, config.windows) == (captured, causal, sizes), name
+        assert not config.own_embedding and config.draft_vocab_size is None
+        assert config.max_steps == (7 if name == "DSpark" else 5) and config.mask_token_id == 127
+
+
+def test_a_block_head_takes_no_token_map(tmp_path):
+    (tmp_path / "map.json").write_text("[5, 9, 2]")
+    with pytest.raises(ValueError, match="a token map is not supported for a DFLASH head: leave out"):
+        load_head(dflash().write(tmp_path / "head"), tiny_target(), token_map=tmp_path / "map.json")
 
 
 REFUSED = {
@@ -118,6 +158,28 @@ REFUSED = {
     "EAGLE with lm_head": (eagle_llama2().but(lm_head__weight=(VOCAB, HIDDEN)), "'lm_head.weight' in model.safetensors is unknown"),
     "HASS norms": (eagle_llama2().but(config={"layernorms": True}), "layernorms=True is not supported"),
     "half the biases": (eagle_qwen2().but("layers.0.self_attn.k_proj.bias"), "'layers.0.self_attn.k_proj.bias' is missing"),
+    "DFlash 2": (dflash(selector_rank=256, selector_top_k=16), "selector_rank=256 is not supported"),
+    "Domino": (dflash(projector_type="domino"), "projector_type='domino' is not supported"),
+    "capped logits": (dflash(final_logit_softcapping=20.0), "final_logit_softcapping=20.0 is not supported"),
+    "DFlash by speculators": (dflash().but(config={"speculators_model_type": "dflash"}), "speculators_model_type='dflash' is not"),
+    "no mask token": (dflash(mask_token_id=None), "config.json has no mask_token_id"),
+    "a mask token beyond the vocabulary": (dflash(mask_token_id=128), "mask_token_id is 128, beyond the vocabulary of 128 tokens"),
+    "another target's block": (dflash().but(config={"num_target_layers": 9}), "its num_target_layers is 9, the target has 8"),
+    "the normed last layer": (dflash(target_layer_ids=[1, 3, 7]), r"target_layer_ids must be from -1 to 6 .* got \[1, 3, 7\]"),
+    "a block's layers in another order": (dflash(target_layer_ids=[3, 1, 5]), r"ascending, distinct layers.* got \[4, 2, 6\]"),
+    "a window without a size": (dflash().but(config={"layer_types": ["sliding_attention"] * 2}), "there is no sliding_window"),
+    "a window without layers": (
+        dflash().but(config={"layer_types": None, "use_sliding_window": True, "sliding_window": 9}), "needs layer_types",
+    ),
+    "a window within the block": (
+        dflash().but(config={"layer_types": ["sliding_attention"] * 2, "sliding_window": 6}), "sliding_window 6 must be above",
+    ),
+    "a layer of another kind": (dflash().but(config={"layer_types": ["chunked"] * 2}), "layer_types must be full_attention or"),
+    "a block of one": (dflash(1), "block_size 1 has no position to draft"),
+    "an adapter": (dflash().but(hidden_dim_adapter__proj__weight=(32, 64)), "hidden_dim_adapter is not supported"),
+    "biases of a block": (dflash().but(config={"attention_bias": True}), "attention_bias=True is not supported"),
+    "a gated bias": (dspark().but(config={"markov_head_type": "gated"}), "markov_head_type='gated' is not supported"),
+    "no rank": (dspark().but(config={"markov_rank": 0}), "config.json: markov_rank must be a whole number >= 1, got 0"),
     "no head": (Head(eagle_llama2().config, {"weight": np.zeros(3, np.float32)}), "not a draft head: EAGLE-3 .* found weight"),
 }  # fmt: skip
 
@@ -308,7 +370,7 @@ def test_what_a_dialect_cannot_say(tmp_path):
         head_checkpoint(first.config, "gguf")
     mtp = random_mtp(tiny_config())
     assert isinstance(mtp.config, MTPConfig)
-    with pytest.raises(ValueError, match="an MTP head can't be written in the sglang dialect"):
+    with pytest.raises(ValueError, match="MTP heads can't be written in the sglang dialect"):
         head_checkpoint(mtp.config, "sglang")
 
 

@@ -64,6 +64,7 @@ def test_parsers_have_the_names_of_other_servers():
         ({"method": "eagle", "model": "head", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}, "EAGLE", "head", 5),
         ({"method": "draft_model", "model": "small", "num_speculative_tokens": 4}, "STANDALONE", "small", 4),
         ({"method": "mtp", "num_speculative_tokens": 1}, "NEXTN", None, 1),
+        ({"method": "dflash", "model": "head", "num_speculative_tokens": 15}, "DFLASH", "head", 15),
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}, "NGRAM", "ngram", 4),
         ({"method": "suffix", "num_speculative_tokens": 8}, "NGRAM", "ngram", 8),
         ({"num_speculative_tokens": 2}, None, None, 2),

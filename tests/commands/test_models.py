@@ -13,15 +13,17 @@ from jaxspec.commands import models, pull
 from jaxspec.defaults import model_directory
 from tests.commands.conftest import TinyModel
 from tests.hub import running_hub
+from tests.reference import FIXTURES
 
 
 @pytest.fixture
 def hub(model: TinyModel, monkeypatch):
-    """A Hub with a target, a head, and a model of a family that we lack."""
+    """A Hub with a target, two heads, and a model of a family that we lack."""
     monkeypatch.setattr(pull, "configure_logging", lambda _: None)
     with running_hub() as hub:
         hub.add("org/target", model.target)
         hub.add("org/head", model.head)
+        hub.add("org/block", FIXTURES / "block_heads/dspark")
         hub.add("org/other", model.target)
         config = json.loads((model.target / "config.json").read_text()) | {"model_type": "gpt2"}
         hub.repositories["org/other"]["config.json"] = json.dumps(config).encode()
@@ -41,11 +43,13 @@ def test_what_is_pulled_is_listed_and_served_by_its_name(hub, tmp_path, capsys):
     assert main(["pull", "org/target", *where]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("org/target: llama target, ") and said[1].startswith("serve it: jaxspec serve org/target ")
-    assert main(["pull", "org/head", *where]) == 0
-    assert "jaxspec serve MODEL --draft org/head " in capsys.readouterr().out
+    for head in ("org/head", "org/block"):
+        assert main(["pull", head, *where]) == 0
+        assert f"jaxspec serve MODEL --draft {head} " in capsys.readouterr().out
     assert main(["models", str(tmp_path), *where]) == 0
     rows = listed(capsys.readouterr().out)
     assert rows["org/target"][0] == "llama target" and rows["org/head"][0] == "EAGLE head" and rows["org/head"][2] == "Hub's cache"
+    assert rows["org/block"][0] == "DSPARK head"
     assert {"jaxspec-demo", "smollm2"} < rows.keys()
 
 
@@ -91,7 +95,13 @@ def test_the_kind_of_a_config_without_safetensors(tmp_path):
     """The names of tensors in .bin files are not read."""
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
     config |= {"max_position_embeddings": 99, "rms_norm_eps": 1e-5}
-    for layers, more, kind in ((9, {}, "llama target"), (1, {}, "EAGLE head"), (1, {"draft_vocab_size": 9}, "EAGLE3 head")):
+    for layers, more, kind in (
+        (9, {}, "llama target"),
+        (1, {}, "EAGLE head"),
+        (1, {"draft_vocab_size": 9}, "EAGLE3 head"),
+        (5, {"dflash_config": {}}, "DFLASH head"),
+        (5, {"architectures": ["Qwen3DSparkModel"], "markov_rank": 9}, "DSPARK head"),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers} | more))
         assert models.kind_of(tmp_path) == kind
 

@@ -30,6 +30,7 @@ from jaxspec.load import LoadedModels, load_models
 from jaxspec.serve import known_settings
 from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_config, tiny_target, write_head, write_target
 from jaxspec.text.chat_formats import CHAT_FORMATS
+from tests.checkpoints.real_heads import dflash, dspark
 
 PLAIN, TREE = TreeShape(num_steps=0), TreeShape(2, 1)
 CYCLE = CycleProgram(1, 16, PLAIN)
@@ -51,6 +52,8 @@ def places(tmp_path_factory):
         "mimo": write_target(root / "mimo", mimo, head=random_mtp(mimo.config)),
         "eagle": write_head(root / "eagle", random_eagle(tiny_config())),
         "eagle3": write_head(root / "eagle3", random_head(tiny_config())),
+        "dflash": dflash().write(root / "dflash"),
+        "dspark": dspark().write(root / "dspark"),
     }
 
 
@@ -77,6 +80,8 @@ def warnings_in(caplog):
         ("mimo", "EAGLE", None, "mimo"),
         ("mimo", "NEXTN", None, "mimo"),
         ("target", "STANDALONE", "target", "target"),
+        ("target", "dflash", "dflash", "dflash"),
+        ("target", "DSPARK", "dspark", "dspark"),
         ("mimo", "NONE", None, None),
     ],
 )
@@ -88,13 +93,14 @@ def test_the_right_names(places, model, algorithm, draft, found):
 @pytest.mark.parametrize(
     ("model", "algorithm", "draft", "message"),
     [
-        ("target", "EAGLE", "eagle3", "EAGLE was given, but .*eagle3 holds an EAGLE3 head"),
-        ("target", "EAGLE3", "eagle", "EAGLE3 was given, but .*eagle holds an EAGLE head"),
-        ("target", "NEXTN", "eagle", "NEXTN was given, but .*eagle holds an EAGLE head"),
-        ("mimo", "EAGLE3", None, "mimo holds an MTP head"),
+        ("target", "EAGLE", "eagle3", r"EAGLE was given, but .*eagle3 holds a draft head \(EAGLE3\)"),
+        ("target", "EAGLE3", "eagle", r"EAGLE3 was given, but .*eagle holds a draft head \(EAGLE\)"),
+        ("target", "NEXTN", "eagle", r"NEXTN was given, but .*eagle holds a draft head \(EAGLE\)"),
+        ("mimo", "EAGLE3", None, r"mimo holds a draft head \(MTP\)"),
         ("target", "EAGLE", None, "target holds no head: give --speculative-draft-model-path"),
         ("target", "EAGLE3", "target", "target holds a whole model: give STANDALONE"),
-        ("target", "STANDALONE", "eagle", "STANDALONE was given, but .*eagle holds an EAGLE head"),
+        ("target", "STANDALONE", "eagle", r"STANDALONE was given, but .*eagle holds a draft head \(EAGLE\)"),
+        ("target", "DFLASH", "dspark", r"DFLASH was given, but .*dspark holds a draft head \(DSPARK\)"),
         ("target", "STANDALONE", None, "target holds no head: give --speculative-draft-model-path"),
     ],
 )
@@ -105,16 +111,23 @@ def test_a_name_that_the_head_is_not(places, model, algorithm, draft, message, n
 
 @pytest.mark.parametrize(
     ("model", "draft", "tree"),
-    [("mimo", None, "1/1/2"), ("target", "eagle", "5/4/8"), ("target", None, "plain"), ("target", "target", "3/1/4")],
+    [
+        ("mimo", None, "1/1/2"),
+        ("target", "eagle", "5/4/8"),
+        ("target", None, "plain"),
+        ("target", "target", "3/1/4"),
+        ("target", "dflash", "5/4/16"),
+        ("target", "dspark", "7/4/16"),
+    ],
 )
 def test_each_kind_of_head_draws_its_own_tree(places, model, draft, tree):
-    """MTP layers are made for one step."""
+    """MTP layers are made for one step, blocks of 6 and 7 for five and seven."""
     assert load_models(places[model], places[draft] if draft else None, progress=False).tree == TreeShape.of(tree)
 
 
 def test_the_built_in_model_has_an_eagle3_head():
     assert find_head(parse_arguments(["--speculative-algorithm", "EAGLE3"])) == find_head(parse_arguments([]))
-    with pytest.raises(ValueError, match="holds an EAGLE3 head"):
+    with pytest.raises(ValueError, match=r"holds a draft head \(EAGLE3\)"):
         find_head(parse_arguments(["--speculative-algorithm", "EAGLE"]))
 
 

@@ -163,6 +163,8 @@ def test_trees_for_requests(text: str, trees: tuple[TreeShape, ...]):
             "ngram", TreeShape(3, 1), {"adaptive": True, "ngram": True}, (),
         ),
         ("--speculative-algorithm EAGLE3 --draft d --speculative-ngram", "d", None, {"ngram": True}, ()),
+        ("--speculative-algorithm DFLASH --draft d --speculative-num-draft-tokens 16", "d", TreeShape(15, 1), {}, ()),
+        ("--speculative-algorithm dspark --draft d --tree 7/4/32", "d", TreeShape(7, 4, 32), {}, ()),
         ("--speculative-ngram --speculative-ngram-min-match-window-size 2", None, None, {"ngram": True, "ngram_min_match": 2}, ()),
         (
             "--speculative-ngram --speculative-draft-window-size 64 --speculative-accept-threshold-acc 0.9",
@@ -328,7 +330,7 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ("--speculative-request-trees 2/2/99", "num_draft_tokens=99 must be"),
         ("--speculative-algorithm NONE --speculative-request-trees 0", "--speculative-request-trees can't be combined with"),
         ("--model-pat x", "--model-pat"),  # no abbreviations: they would change meaning when flags are added
-        ("--speculative-algorithm dflash", "DFLASH is not supported yet; supported: EAGLE,"),
+        ("--speculative-algorithm uno", "UNO is not supported yet; supported: EAGLE,"),
         ("--speculative-algorithm ngram --draft d", "--speculative-draft-model-path is about a head, and NGRAM has none"),
         (
             "--speculative-algorithm none --speculative-ngram",

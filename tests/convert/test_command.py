@@ -8,7 +8,7 @@ import pytest
 
 from convert.__main__ import main
 from jaxspec.testing import random_mtp, tiny_target, write_target
-from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, speculators
+from tests.checkpoints.real_heads import dflash, eagle3_llama31, eagle_llama2, speculators
 from tests.reference import CHECKPOINTS, HEAD, MIMO, TARGET
 
 
@@ -27,13 +27,20 @@ def test_inspect_tells_targets_and_heads_apart(capsys):
 
 
 def test_inspect_needs_no_target(tmp_path, capsys):
-    heads = [eagle_llama2(), eagle3_llama31(), speculators(), eagle3_llama31(hidden=16, target=32)]
+    heads = [eagle_llama2(), eagle3_llama31(), speculators(), eagle3_llama31(hidden=16, target=32), dflash()]
     heads[3] = heads[3].but(config={"target_hidden_size": 32, "norm_output": True}, embed_tokens__weight=(128, 16))
     expected = [
         ("EAGLE draft head (EAGLE-1/2", "brings  embedding", "the target's hidden after its final norm"),
         ("SafeAILab", "brings  lm_head", "entering layers 2, N/2 and N-3 of the target", "switches  none"),
         ("(EAGLE-3, speculators)", "brings  embedding and lm_head", "switches  norm_before_residual"),
         ("1 x hidden 16", "switches  norm_output"),
+        (
+            "DFLASH draft head (DFlash",
+            "brings  neither",
+            "entering layers 2, 4, 6",
+            "6 positions, 5 drafts",
+            "all of the text and all",
+        ),
     ]
     for number, (head, said) in enumerate(zip(heads, expected, strict=True)):
         assert main(["--inspect", str(head.write(tmp_path / str(number), "float16"))]) == 0
@@ -169,7 +176,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
         (["--inspect", "nothing"], "nothing does not exist"),
         (["--verify", "nothing"], "nothing is not a converted checkpoint: it does not exist"),
         ([str(TARGET), "b", "--export", "huggingface"], "is not a converted checkpoint: other targets"),
-        ([str(HEAD), "b"], "this is not a target, which has model.embed_tokens and model.norm, but an EAGLE3 draft head"),
+        ([str(HEAD), "b"], "this is not a target, which has model.embed_tokens and model.norm, but a draft head (EAGLE3)"),
     ],
 )
 def test_a_wrong_command_is_one_clear_line(tmp_path, monkeypatch, capsys, command, said):

@@ -24,7 +24,15 @@ from jaxspec.models.linear import parameters
 from jaxspec.models.registry import LoadedHead, LoadedTarget
 from jaxspec.planner.compile import read_collectives
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, largest_sizes_only, random_draft_model, random_eagle, random_head, random_mtp
+from jaxspec.testing import (
+    engine_target,
+    largest_sizes_only,
+    random_block,
+    random_draft_model,
+    random_eagle,
+    random_head,
+    random_mtp,
+)
 from pallas_kernels.quantized import QuantizedAs
 
 DEVICES = 4
@@ -60,6 +68,11 @@ def eagle(**sizes) -> Models:
 def mtp(**sizes) -> Models:
     target = engine_target(num_layers=2, **sizes)
     return Models(target, random_mtp(target.config))
+
+
+def block(**changes) -> Models:
+    target = engine_target()
+    return Models(target, random_block(target.config, **changes))
 
 
 def small_model() -> Models:
@@ -104,6 +117,8 @@ CASES = {
     "6 heads, 3 KV heads, normed": Case(lambda: eagle3(num_heads=6, num_kv_heads=3, qk_norm=True)),
     "9 heads, 3 KV heads": Case(lambda: eagle3(num_heads=9, num_kv_heads=3)),
     "tied embeddings": Case(lambda: eagle(tie_word_embeddings=True, vocab_size=131)),
+    "DFlash, windows": Case(lambda: block(causal=(True, False), windows=(9, 7)), TreeShape(5, 3, 12)),
+    "DSpark": Case(lambda: block(markov_rank=4), TreeShape(3, 2, 5)),
     "adaptive": Case(eagle3, SHORT, {"adaptive": True}),
     "a window of the draft head": Case(eagle3, SHORT, {"draft_window_size": 6, "draft_sink_size": 3}),
     "thresholds": Case(eagle3, SHORT, {"accept_threshold_single": 0.3, "accept_threshold_acc": 0.5}),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.config import TreeShape
+from jaxspec.decoding.block_drafter import BlockState
 from jaxspec.decoding.head_drafter import HeadState
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram
 from jaxspec.engine import program_cache
@@ -40,8 +41,9 @@ def files(directory):
     return sorted(directory.glob("*.stablehlo"))
 
 
-def test_what_was_stored_is_not_traced_again_and_does_the_same(tmp_path):
-    arguments = (WEIGHTS, STATE, jnp.float32(2))
+@pytest.mark.parametrize("state", [STATE, BlockState(STATE.cache, ())])
+def test_what_was_stored_is_not_traced_again_and_does_the_same(tmp_path, state):
+    arguments = (WEIGHTS, state, jnp.float32(2))
     first = StoredTraces(tmp_path / "new", "me").get("name", program, arguments)
     again = StoredTraces(tmp_path / "new", "me").get("name", never, arguments)
     expected = program(*arguments)

@@ -7,13 +7,17 @@ import sys
 
 import pytest
 
+from jaxspec.planner.time_model import exchanges
 from tests.engine.tensor_parallel import DEVICES, SHORT
 from tests.sets import exhaustive
 
 ONE_LAYER = "EAGLE-3, one layer"
+COUNTED = {ONE_LAYER: (1, 2, 1), "EAGLE-3": (2, SHORT.num_steps, 1), "DFlash, windows": (2, 1, 2)}
+"""Cases that run on two devices: layers of the target, forwards of the head in a cycle, and its layers."""
 SOME = (
     "EAGLE-3",
     "MTP, biases",
+    "DFlash, windows",
     "a small model",
     "odd vocabulary, feed-forward and draft vocabulary",
     "6 heads, 3 KV heads, normed",
@@ -33,7 +37,7 @@ def run(name: str, *devices: int) -> list[dict]:
 
 @pytest.mark.parametrize("name", [ONE_LAYER, *map(exhaustive, SOME)])
 def test_several_devices_say_what_one_says(name):
-    counts = (1, 2 if name in (ONE_LAYER, "EAGLE-3") else DEVICES)
+    counts = (1, 2 if name in COUNTED else DEVICES)
     one, *others = run(name, *counts)
     assert all(set(text) - {text[0]} for text in one["texts"]), "the model repeats itself: nothing is tested"
     for devices, found in zip(counts[1:], others, strict=True):
@@ -41,7 +45,9 @@ def test_several_devices_say_what_one_says(name):
         assert found["collectives"].keys() <= {"all-reduce", "all-gather"}
         assert found["weight_bytes"] < one["weight_bytes"]
     assert one["collectives"] == {}
-    if name in (ONE_LAYER, "EAGLE-3"):
-        layers, steps = (1, 2) if name == ONE_LAYER else (2, SHORT.num_steps)
-        assert others[0]["collectives"] == {"all-reduce": 2 * layers + 1 + 3 * steps, "all-gather": steps + 2}
+    if name in COUNTED:
+        layers, forwards, of_head = COUNTED[name]
+        sums, gatherings = 2 * layers + 1 + (2 * of_head + 1) * forwards, forwards + 2
+        assert others[0]["collectives"] == {"all-reduce": sums, "all-gather": gatherings}
+        assert exchanges(layers, forwards, of_head) == sums + gatherings, "the planner's"
         assert others[0]["cache_bytes"] == one["cache_bytes"] // 2

@@ -32,6 +32,11 @@ QWEN3_8B = {
     "vocab_size": 151936, "attention_bias": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
 """Qwen/Qwen3-8B."""
+DFLASH_QWEN3_8B = {
+    **QWEN3_8B, "architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "num_target_layers": 36, "block_size": 16,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+}  # fmt: skip
+"""z-lab/Qwen3-8B-DFlash-b16."""
 EAGLE3_QWEN3_8B = {
     "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096,
     "intermediate_size": 12288, "max_position_embeddings": 2048, "num_attention_heads": 32, "num_hidden_layers": 1,

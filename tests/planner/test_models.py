@@ -23,7 +23,8 @@ from jaxspec.testing import (
     write_target,
 )
 from tests.checkpoints.real_heads import eagle3_llama31, eagle_llama2, eagle_llama3, speculators
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B
+from tests.planner.files import config_file
 
 
 def test_llama_31_8b_by_hand(tmp_path):
@@ -53,6 +54,28 @@ def test_its_eagle3_head_by_hand(tmp_path):
     assert weights.embedding == 4 * 32000 and weights.fusion == 2 * 3 * 4096 * 4096 and weights.output == 2 * 32000 * 4096
     together = pair(model, head, "bfloat16")
     assert together.cache == 128 * 1024 + 2 * 8 * 128 * 2 and together.weights == pytest.approx(16.06e9 + 0.85e9, rel=0.03)
+
+
+@pytest.mark.parametrize("markov_rank", [None, 256])
+def test_a_block_head_by_hand(tmp_path, markov_rank):
+    """z-lab's for Qwen3-8B, and DeepSpec's: neither embedding nor output projection, and a table of biases per token."""
+    config = DFLASH_QWEN3_8B
+    if markov_rank is not None:
+        of_dspark = {"markov_rank": markov_rank, "architectures": ["Qwen3DSparkModel"], "dflash_config": None}
+        config = config | config["dflash_config"] | of_dspark
+    model = read_target(config_file(tmp_path / "target.json", QWEN3_8B))
+    found = read_head(config_file(tmp_path / "head.json", config), model)
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
+    by_hand = 5 * 4096 * 4096 + 5 * layer + 2 * 4096 + 2 * 151936 * (markov_rank or 0)
+    weights = weights_of(found, "bfloat16")
+    assert weights.parameters == by_hand and weights.total == 2 * by_hand
+    assert weights.output == 0 and weights.embedding == 2 * 151936 * (markov_rank or 0)
+    together = pair(model, found, "bfloat16")
+    assert together.cache - pair(model, None, "bfloat16").cache == 5 * 2 * 8 * 128 * 2
+    # One forward whatever the depth, so a deeper tree reads no more of the head than the biases of further tokens.
+    deep, flat = (cycle_cost(together, TreeShape(steps, 2, 4), 1, 1000).moved for steps in (7, 2))
+    assert deep["head weights"] - flat["head weights"] == 5 * 2 * 151936 * (markov_rank or 0)
+    assert deep["head cache"] == flat["head cache"] == 1000 * 5 * 2 * 8 * 128 * 2
 
 
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 0.51), ("fp8", 0.51), ("int4", 0.28)])

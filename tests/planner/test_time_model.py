@@ -7,8 +7,8 @@ from jaxspec.planner.compile import CompiledCycle, Launch
 from jaxspec.planner.estimate import Pair, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
-from jaxspec.planner.time_model import Kind, LaunchCounts, counts_of, time_model
-from tests.planner.configs import EAGLE3_LLAMA_8B, LLAMA_8B
+from jaxspec.planner.time_model import EXCHANGE, Kind, LaunchCounts, counts_of, time_model
+from tests.planner.configs import DFLASH_QWEN3_8B, EAGLE3_LLAMA_8B, LLAMA_8B, QWEN3_8B
 from tests.planner.files import config_file
 
 CHAIN = TreeShape(3, 1, 4)
@@ -57,6 +57,16 @@ def test_launches_are_parameters(llama):
     assert modelled(PLAIN, sums=4) - modelled(PLAIN, sums=2) == pytest.approx(64 * 0.002)
     assert modelled(CHAIN, level=29) - modelled(CHAIN, level=15) == pytest.approx(2 * 14 * 0.002)
     assert modelled(PLAIN) == modelled(PLAIN, level=15)
+
+
+def test_a_block_costs_one_forward_at_any_depth(tmp_path):
+    """Launches of one more forward of five layers, and exchanges of that forward."""
+    target = read_target(config_file(tmp_path / "target.json", QWEN3_8B))
+    models = pair(target, read_head(config_file(tmp_path / "head.json", DFLASH_QWEN3_8B), target), "bfloat16", 2)
+    flat, deep = (time_model(models, TreeShape(steps, 1), 1, 1024, GPUS["h200"]) for steps in (3, 7))
+    assert deep["head: attention"] == flat["head: attention"]
+    assert deep["head: launches of the levels"] < 0.002 * (LaunchCounts.level + 4 * LaunchCounts().layer)
+    assert deep["exchanges between GPUs"] - flat["exchanges between GPUs"] < 1e3 * EXCHANGE
 
 
 def test_many_rows_take_the_time_of_their_arithmetic(llama):
