@@ -1,5 +1,6 @@
 """A checkpoint: a directory or one file of named tensors. Every tensor is checked before any value is read."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -9,11 +10,12 @@ import numpy as np
 
 from jaxspec.checkpoints.gguf_tensors import SUFFIX as GGUF
 from jaxspec.checkpoints.gguf_tensors import GgufTensors
-from jaxspec.checkpoints.json_files import check_regular, read_object
+from jaxspec.checkpoints.json_files import check_files, read_object
 from jaxspec.checkpoints.tensor_files import SafetensorsFile, TensorFile, TensorInfo
 from jaxspec.checkpoints.torch_file import TorchFile
 from jaxspec.checks import short
 
+logger = logging.getLogger(__name__)
 FORMATS: dict[str, Callable[[Path], TensorFile]] = {
     ".safetensors": SafetensorsFile,
     ".bin": TorchFile,
@@ -55,9 +57,11 @@ class Checkpoint:
         """Tensor name -> dtype and shape."""
         directory = path if path.is_dir() else path.parent
         if path.is_dir():
-            check_regular(path)
+            check_files(path)
         listed, index = _find_files(path)
         for file in listed:
+            if (directory / file).is_symlink() and (real := (directory / file).resolve()).parent.name != "blobs":
+                logger.info("%s of %s is a link to %s", file, directory, real)
             opened = self._files[file] = FORMATS[Path(file).suffix](directory / file)
             for name, info in opened.infos.items():
                 if len(name) > MAX_NAME:

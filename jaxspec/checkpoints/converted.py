@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.json_files import read_object
+from jaxspec.checkpoints.json_files import check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.parameter_store import load_parameters, mapped_parameters
 from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, Text, Whole, short
@@ -136,8 +136,9 @@ def is_converted(path: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest. Raises ValueError if it is damaged or has an unknown version."""
+    """The manifest. Raises ValueError if it is damaged, has an unknown version, or lies beside links to files elsewhere."""
     path = directory / MANIFEST
+    check_files(directory)
     contents = read_object(path)
     if contents.get("version") != VERSION:
         raise ValueError(f"{path} has version {contents.get('version')!r}; expected {VERSION}: convert the original again")

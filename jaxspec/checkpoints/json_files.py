@@ -6,6 +6,8 @@ from typing import Any
 
 from jaxspec.checks import MAX_REASON, MODEL, checked
 
+TEMPLATES = "additional_chat_templates"
+"""The folder of a model directory that transformers reads more templates from."""
 MAX_JSON_BYTES = 64 << 20
 """An index of a very large model is about 1 MB."""
 
@@ -16,11 +18,24 @@ def find_config(path: Path) -> Path | None:
     return file if path.exists() and file.is_file() else None
 
 
-def check_regular(directory: Path) -> None:
-    """Raises ValueError if the directory has something that is neither file nor directory: reading a named pipe never ends."""
-    for path in directory.iterdir():
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+"""Suffixes of files that may be links to anywhere, as people keep them on other disks: what they hold is never shown."""
+
+
+def check_files(directory: Path) -> None:
+    """Raises ValueError if reading the directory would read something else.
+
+    That is something that is neither file nor directory, as reading a named pipe never ends, or a link to a file elsewhere, such as
+    a chat template that is /etc/passwd. The Hub's cache links files to its blobs, which are the directory's own.
+    """
+    home = directory.resolve()
+    own = (home, home.parents[1] / "blobs") if home.parent.name == "snapshots" else (home,)
+    for path in (*directory.iterdir(), *(directory / TEMPLATES).glob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ValueError(f"{path} is not a regular file")
+        is_read = path.is_file() or path.name == TEMPLATES
+        if is_read and path.suffix not in WEIGHTS and not any(map(path.resolve().is_relative_to, own)):
+            raise ValueError(f"{path} is a link to something outside of its directory, which only weights may be: copy the file")
 
 
 def read_config(path: Path) -> dict:
@@ -29,6 +44,8 @@ def read_config(path: Path) -> dict:
     if file is None:
         found = "it has no config.json" if path.exists() else "it does not exist"
         raise ValueError(f"{path} is not a model directory: {found}")
+    if path.is_dir():
+        check_files(path)
     return checked(read_object(file))
 
 

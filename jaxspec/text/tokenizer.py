@@ -8,7 +8,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.checkpoints.json_files import check_regular, read_object
+from jaxspec.checkpoints.json_files import check_files, read_object
 from jaxspec.checks import MAX_REASON, short
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
@@ -22,7 +22,7 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     directory = Path(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         return None
-    check_regular(directory)
+    check_files(directory)
     try:
         tokenizer = _load(directory)
         tokenizer.decode(tokenizer.encode("a", add_special_tokens=True), skip_special_tokens=True)  # wrong parts show at first use

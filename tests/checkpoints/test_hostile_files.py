@@ -215,6 +215,61 @@ def test_named_pipes_are_not_read(originals: Path, tmp_path: Path, file: str):
             load(directory)
 
 
+LINKED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "additional_chat_templates/x.jinja",
+)
+
+
+@pytest.mark.parametrize("file", LINKED)
+def test_a_link_shows_no_file_elsewhere(originals: Path, tmp_path: Path, file: str):
+    """A chat template that is a link to any file would be shown by GET /tokenizer_info."""
+    (secret := tmp_path / "secret").write_text("{}")
+    directory = shutil.copytree(originals / "target", tmp_path / "model")
+    (directory / file).unlink(missing_ok=True)
+    (directory / file).parent.mkdir(exist_ok=True)
+    (directory / file).symlink_to(secret)
+    for load in (load_tokenizer, lambda path: load_target(path, np.float32)):
+        with pytest.raises(ValueError, match=f"{Path(file).name} is a link to something outside of its directory"):
+            load(directory)
+    converted = shutil.copytree(originals / "converted", tmp_path / "converted")
+    (converted / "linked.json").symlink_to(secret)
+    with pytest.raises(ValueError, match=r"linked\.json is a link"):
+        load_target(converted, np.float32)
+
+
+def test_a_linked_folder_of_templates_is_not_read(originals: Path, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    directory = shutil.copytree(originals / "target", tmp_path / "model")
+    (directory / "notes").symlink_to(tmp_path / "elsewhere")  # nothing reads it
+    load_tokenizer(directory)
+    (directory / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="additional_chat_templates is a link"):
+        load_tokenizer(directory)
+
+
+def test_links_of_the_hubs_cache_and_of_weights_are_followed(originals: Path, tmp_path: Path, caplog):
+    blobs, snapshot = tmp_path / "models--a--b/blobs", tmp_path / "models--a--b/snapshots/main"
+    shutil.copytree(originals / "target", blobs)
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    (tmp_path / "linked").symlink_to(snapshot)
+    directory = shutil.copytree(originals / "target", tmp_path / "model")
+    (directory / "model.safetensors").rename(tmp_path / "weights")
+    (directory / "model.safetensors").symlink_to(tmp_path / "weights")
+    with caplog.at_level("INFO", "jaxspec"):
+        for path in (snapshot, tmp_path / "linked", directory):
+            load_target(path, np.float32)
+            load_tokenizer(path)
+    assert [record.getMessage() for record in caplog.records if "link" in record.msg] == [
+        f"model.safetensors of {directory} is a link to {tmp_path / 'weights'}"
+    ]
+
+
 def test_names_of_tensors_are_shown_in_part(originals: Path, tmp_path: Path):
     directory = shutil.copytree(originals / "target", tmp_path / "model")
     save_file({"x" * 5_000_000: np.zeros(1, np.float32)}, directory / "model.safetensors")
