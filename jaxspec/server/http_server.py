@@ -24,10 +24,34 @@ MAX_HEADER_BYTES = 64 * 2**10
 HEADER_SECONDS = 10.0
 """Time for the headers of a request to arrive, from the first byte on or, on a new connection, from its start."""
 END_OF_HEADERS = re.compile(rb"\n\r?\n")
+ABSOLUTE_FORM = re.compile(rb"(?i:https?)://([^/?#]+)([^#]*)")
+"""A request's target as clients send it to proxies: the host, and the path."""
 MAX_UNUSED = 1000
 """Connections without a complete request, at most; one more closes the oldest."""
 ERROR_SECONDS = 5.0
 """Seconds that clients get to read the error after the shutdown timeout has ended their requests."""
+
+
+class Requests(h11.Connection):
+    """The requests of one connection, read as RFC 9112 says where h11 leaves it to the server."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEADER_BYTES)
+
+    def next_event(self) -> Any:
+        """Raises RemoteProtocolError for a body whose end is told in two ways (section 6.3): a proxy may take one for it and the
+        server the other, and the rest would run as a request of somebody else's."""
+        event = super().next_event()
+        if not isinstance(event, h11.Request):
+            return event
+        names = {name for name, _ in event.headers}
+        if {b"transfer-encoding", b"content-length"} <= names:
+            raise h11.RemoteProtocolError("both Transfer-Encoding and Content-Length")
+        if (absolute := ABSOLUTE_FORM.match(event.target)) is None:
+            return event
+        headers = [(b"host", absolute[1]), *((name, value) for name, value in event.headers if name != b"host")]  # section 3.2.2
+        target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
+        return h11.Request(method=event.method, headers=headers, target=target, http_version=event.http_version)
 
 
 class Connection(H11Protocol):
@@ -37,6 +61,7 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, unused: "dict[Connection, None]", most_unused: int, **kwargs: Any):
         """`unused`: the connections without a complete request, the oldest first."""
         super().__init__(*args, **kwargs)
+        self.conn = Requests()
         self._unused, self._most_unused = unused, most_unused
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,6 +73,10 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.conn.states[h11.CLIENT] is h11.IDLE:
             self._start_timer()
+            if not self.conn.trailing_data[0]:
+                data = data.lstrip(b"\r\n")  # empty lines before a request (RFC 9112, section 2.2)
+                if not data:
+                    return
             headers = self.conn.trailing_data[0] + data
             end = END_OF_HEADERS.search(headers)
             is_too_long = (len(headers) if end is None else end.end()) > MAX_HEADER_BYTES  # h11 checks only what is incomplete

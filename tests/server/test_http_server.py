@@ -67,14 +67,37 @@ def test_head_gets_the_headers_of_get(client: Client, path: str, status: int):
         b"GET /" + b"x" * 2**17 + b" HTTP/1.1\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         GET + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: test\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n",
     ],
     ids=lambda sent: repr(sent[:20]),
 )
 def test_malformed_http_gets_an_error_in_the_one_shape(client: Client, sent: bytes):
     head, _, body = answer_to(client, sent).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head.lower()
-    error = json.loads(body)["error"]
+    error = json.loads(body)["error"]  # the only answer, whatever follows
     assert (error["code"], error["message"]) == (400, "malformed HTTP request, or headers larger than 64 KiB")
+
+
+@pytest.mark.parametrize("target", ["http://test/health", "HTTP://other:80/health?x=1", "http://test/nothing"])
+def test_a_target_may_be_a_whole_url(client: Client, target: str):
+    """RFC 9112, section 3.2.2: servers must accept what clients send to proxies."""
+    answer = answer_to(client, f"GET {target} HTTP/1.1\r\nHost: test\r\nconnection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 404 " if "nothing" in target else b"HTTP/1.1 200 ")
+
+
+def test_the_host_of_a_whole_url_counts(client: Client):
+    """Or a page of another origin could name the server's own in the header."""
+    sent = b"GET http://%s/v1/models HTTP/1.1\r\nHost: test\r\nOrigin: http://test\r\nconnection: close\r\n\r\n"
+    assert answer_to(client, sent % b"other").startswith(b"HTTP/1.1 403 ")
+    assert answer_to(client, sent % b"test").startswith(b"HTTP/1.1 200 ")
+
+
+def test_empty_lines_may_come_before_a_request(client: Client):
+    with connect(client) as connection:
+        for sent in (b"\r\n", b"\r\n\n" + GET + b"connection: close\r\n\r\n"):
+            connection.sendall(sent)
+            time.sleep(0.1)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("rest", [b"", b"\r\n"], ids=["incomplete", "complete"])
