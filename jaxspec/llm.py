@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Self, cast
@@ -19,7 +18,7 @@ from jaxspec.engine.request import GenerationOutput, GenerationRequest, Update
 from jaxspec.engine.stats import EngineStats
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode
+from jaxspec.text.prompts import ChatEncoder, Conversation, Prompt, encode, is_token
 
 CLOSED = "this LLM is closed: create a new one"
 BROKEN = "the engine has failed and takes no more requests: create a new LLM"
@@ -290,11 +289,11 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     In:  "a"  or  [1, 2]  or  ["a", [1, 2]]
     Out: ["a"], [[1, 2]], ["a", [1, 2]]
     """
-    if isinstance(prompts, str | Mapping):  # a mapping is refused with the other wrong prompts
-        return [cast(Prompt, prompts)]
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [cast(Prompt, prompts)]  # all but text are refused with the other wrong prompts
     listed = list(prompts)
-    tokens = [int(prompt) for prompt in listed if isinstance(prompt, Integral)]
-    others = [prompt for prompt in listed if not isinstance(prompt, int | Integral)]
+    tokens = [int(prompt) for prompt in listed if is_token(prompt)]
+    others = [cast(Prompt, prompt) for prompt in listed if not is_token(prompt)]
     if tokens and others:
         raise ValueError("prompts mixes token ids with prompts: give one list of token ids, or a list of prompts")
     return [tokens] if tokens else others

@@ -150,6 +150,11 @@ def test_a_wrong_head_is_found_before_the_target_is_loaded(tmp_path, monkeypatch
         (["a", "b"], {"max_new_tokens": 3}, "prompt 0: .*max_tokens"),
         ([[5.9, 6.2]], None, "a prompt must be a string or a list of token ids"),
         ({"prompt": "import os"}, None, "a prompt must be a string or a list of token ids"),
+        (b"import os", None, "a prompt must be a string or a list of token ids, got b'import os'"),
+        (["import os", b"a"], None, "prompt 1: a prompt must be a string or a list of token ids, got b'a'"),
+        (None, None, "a prompt must be a string or a list of token ids, got None"),
+        (5, None, "a prompt must be a string or a list of token ids, got 5"),
+        ([[True]], None, r"a prompt must be a string or a list of token ids, got \[True\]"),
     ],
 )
 def test_a_wrong_prompt_leaves_the_model_usable(fast, prompts, params, message):
