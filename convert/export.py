@@ -90,7 +90,8 @@ def _export_original(source: Path, output: Path, dialect: str, target: Path | No
         plan.check(checkpoint)
         exported = head_checkpoint(plan.config, dialect)
         arrays = ((keys, part.join(checkpoint.read)) for keys, part in plan.layout.items())
-        _write(output, exported, arrays, str(checkpoint.infos["fc.weight"].dtype))
+        dtype = next(checkpoint.infos[name].dtype for name, needed in plan.needed().items() if needed.floating)
+        _write(output, exported, arrays, str(dtype))
 
 
 def _write(output: Path, exported: Exported, arrays: Arrays, dtype: str) -> None:

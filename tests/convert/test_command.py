@@ -1,5 +1,6 @@
 """`python -m convert` as a user meets it: what it says, its exit status, and one clear line for a mistake."""
 
+import itertools
 import subprocess
 import sys
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 
 from convert.__main__ import main
-from jaxspec.testing import random_mtp, tiny_target, write_target
+from jaxspec.checkpoints.exporting import DIALECTS
+from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import dflash, eagle3_llama31, eagle_llama2, speculators
-from tests.reference import CHECKPOINTS, HEAD, MIMO, TARGET
+from tests.reference import CHECKPOINTS, FIXTURES, HEAD, MIMO, TARGET
 
 
 def test_inspect_tells_targets_and_heads_apart(capsys):
@@ -129,6 +131,28 @@ def test_check_with_a_cast_tells_how_far_it_is(tmp_path, capsys):
     assert main([str(directory), str(tmp_path / "converted"), "--dtype", "bfloat16", "--check", "--quiet"]) == 0
     said = capsys.readouterr().out
     assert said.count("largest difference") == 2 and "draft head: largest difference" in said
+
+
+def test_every_kind_of_head_is_exported_or_refused_in_every_dialect(tmp_path, capsys):
+    """Heads that were not converted."""
+    model = tiny_target(qkv_bias=True)
+    mimo = write_target(tmp_path / "MTP", model, head=random_mtp(model.config))
+    made = {"EAGLE": random_eagle(model.config), "EAGLE3": random_head(model.config)}
+    heads = {
+        "MTP": mimo,
+        **{kind: write_head(tmp_path / kind, head) for kind, head in made.items()},
+        "DFLASH": FIXTURES / "block_heads/dflash",
+    }
+    written = set()
+    for (kind, head), dialect in itertools.product(heads.items(), DIALECTS):
+        status = main([str(head), str(tmp_path / f"{kind} {dialect}"), "--export", dialect, "--target", str(mimo), "--quiet"])
+        said = capsys.readouterr().err
+        if status == 0:
+            written.add((kind, dialect))
+        else:
+            assert said.count("\n") == 1 and (kind == "DFLASH" or f"can't be written in the {dialect} dialect" in said)
+    eagle3 = {("EAGLE3", dialect) for dialect in DIALECTS if dialect != "mimo"}
+    assert written == {("MTP", "mimo"), ("EAGLE", "safeailab"), ("EAGLE", "sglang"), *eagle3}
 
 
 def test_check_knows_the_token_map_and_warnings_are_lines(tmp_path, capsys):
