@@ -184,6 +184,15 @@ def add_handlers(app: FastAPI) -> None:
         return response
 
 
+SIZES = {
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have {max_length} entries at most",
+    "string_too_short": "must have {min_length} or more characters",
+    "string_too_long": "must have {max_length} characters at most",
+}
+"""What pydantic says in words of its own, by the type of error."""
+
+
 def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
     """One error for all that pydantic found. It names every field; `param` is the first."""
     reports: list[str] = []
@@ -213,8 +222,9 @@ def _report(param: str, error: dict[str, Any], most: int) -> tuple[str, int]:
         return f"{param} is required", 0
     if error["type"] == "extra_forbidden":
         return f"{param} is not a field of this endpoint", 0
-    shown = echo(error["input"], most)
-    return f"{param or 'the request body:'} {error['msg'].replace('Input should be', 'must be', 1)}, got {shown}", len(shown)
+    shown, own = echo(error["input"], most), SIZES.get(error["type"])
+    said = error["msg"].replace("Input should be", "must be", 1) if own is None else own.format(**error["ctx"])
+    return f"{param or 'the request body:'} {said}, got {shown}", len(shown)
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
