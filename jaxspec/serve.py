@@ -188,6 +188,7 @@ def make_app(loaded: Loaded, arguments: ServerArguments) -> "Application":
         tool_format=tool_format(arguments, loaded.chat_template),
         reasoning=None if arguments.reasoning_parser is None else REASONING_FORMATS[arguments.reasoning_parser],
         trees=models.engine.trees.all,
+        algorithm=models.algorithm,
         max_completions=min(MAX_COMPLETIONS, config.max_waiting_requests or MAX_COMPLETIONS),
         programs=lambda: programs.count,
         other_names=tuple(other_names),

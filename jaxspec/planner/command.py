@@ -23,7 +23,7 @@ from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Qu
 from jaxspec.planner.gpus import DRIVER, GPUS, Gpu
 
 if TYPE_CHECKING:
-    from jaxspec.planner.report import Plan
+    from jaxspec.planner.plan import Plan
 
 JAX_SHARE = 0.75
 """JAX's default share of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
@@ -37,6 +37,8 @@ The exit status is 0 if it fits, 1 if not."""
 
 POWERS = tuple(2**power for power in range(7))
 """Numbers of GPUs that `Plan.smallest` may be."""
+FEWER_BITS = ("int8", "int4")
+"""What `Plan.fewer_bits` may be, the most exact first."""
 
 
 def make_parser(prog: str = PROG) -> Parser:
@@ -75,6 +77,7 @@ def make_parser(prog: str = PROG) -> Parser:
         default=True,
         help="compile the cycle with XLA to count temporaries and launches, in about 30 s (default: if possible)",
     )
+    parser.add_argument("--details", action="store_true", help="show what the answer is made of, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -85,10 +88,11 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     options = parser.parse_args(argv)
 
     def run() -> int:
-        from jaxspec.planner.report import as_json, show
+        from jaxspec.planner.plan import as_json
+        from jaxspec.planner.report import show
 
         plan = make_plan(options)
-        print(json.dumps(as_json(plan), indent=1) if options.json else show(plan))
+        print(json.dumps(as_json(plan), indent=1) if options.json else show(plan, with_details=options.details))
         return 0 if plan.fits else 1
 
     return run_guarded(parser.prog, run)
@@ -103,7 +107,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     """Reads the configs and computes the plan. Raises ValueError if a config or option can't be used."""
     from jaxspec.planner.estimate import Memory, Pair, cycle_cost, pair
     from jaxspec.planner.models import read_head, read_target
-    from jaxspec.planner.report import Plan
+    from jaxspec.planner.plan import Plan
 
     path = model_directory(options.model_path, weights=False)
     draft = options.speculative_draft_model_path
@@ -130,7 +134,16 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     def memory_of(models: Pair) -> Memory:
         return Memory(gpu.memory, *shares, models.weights, models.cache, options.page_size)
 
-    enough = (tp for tp in POWERS if memory_of(pair(target, head, dtype, tp, **caches)).requests(options.context) >= options.batch)
+    def is_enough(models: Pair) -> bool:
+        return memory_of(models).requests(options.context) >= options.batch
+
+    def stored(bits: str) -> Pair:
+        smaller = None if where is None else read_head(where, target, options.speculative_token_map, bits)
+        return pair(read_target(path, bits), smaller, dtype, options.tp, **caches)
+
+    enough = (tp for tp in POWERS if is_enough(pair(target, head, dtype, tp, **caches)))
+    whole = quantization == (None, None) and models.target.weights == models.target.dense and not is_enough(models)
+    fewer_bits = (bits for bits in FEWER_BITS if whole and is_enough(stored(bits)))
     shape = CycleShape(tree, options.batch, options.context, options.page_size, **caches, **kernels)
     return Plan(
         model=BUILT_IN_NAME if options.model_path is None else name_of(options.model_path),
@@ -149,6 +162,7 @@ def make_plan(options: argparse.Namespace) -> "Plan":
         driver=options.cuda_driver,
         nodes=options.nnodes,
         smallest=next(enough, None),
+        fewer_bits=next(fewer_bits, None),
     )
 
 

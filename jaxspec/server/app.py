@@ -24,7 +24,7 @@ from jaxspec.server.tokenize_api import tokenize_routes
 from jaxspec.version import own_version
 
 DESCRIPTION = """Speculative decoding for LLM serving in JAX. Endpoints and fields are those of OpenAI's API, SGLang's, vLLM's and
-Anthropic's.
+Anthropic's. /v1/models tells what the model can do; embeddings are not served.
 
 Every failure has OpenAI's shape, at Anthropic's endpoints theirs. Every response has the header x-request-id: the request's own, or
 a new one."""

@@ -42,6 +42,9 @@ ANTHROPIC_TYPES = {
 }  # fmt: skip
 """Anthropic's name of a failure with this status; of any other: invalid_request_error."""
 
+UNSERVED = {"/v1/embeddings": "embeddings are not served: this server only generates text; ask one that has an embedding model"}
+"""Endpoints that clients of OpenAI's API may well ask for, and what they are told."""
+
 FLAGS = {"num_pages": "--max-total-tokens", "max_waiting_requests": "--max-queued-requests"}
 """Settings in the engine's messages to clients, and their flags: only the owner can change them."""
 
@@ -162,7 +165,8 @@ def add_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = error.detail
         if error.status_code == 404:
-            message = f"unknown endpoint {echo(request.url.path)}: /openapi.json lists all"
+            unknown = f"unknown endpoint {echo(request.url.path)}: /openapi.json lists all"
+            message = UNSERVED.get(path_of(request.scope), unknown)
         elif error.status_code == 405:
             message = f"{echo(request.url.path)} does not support the method {echo(request.method)}"
         response = ApiError(error.status_code, message).response_to(request.scope)

@@ -38,6 +38,8 @@ class ServedModel:
     """The caller closes it."""
     trees: tuple[TreeShape, ...] = ()
     """All trees that requests may ask for."""
+    algorithm: str = "NONE"
+    """Where drafts come from, as --speculative-algorithm calls it."""
     programs: Callable[[], ProgramCount] = ProgramCount
     """The number of compiled programs."""
     max_completions: int = MAX_COMPLETIONS

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from jaxspec.sampling_params import CONSTRAINTS
 from jaxspec.server.bodies import JsonBody, documented
 from jaxspec.server.chat_responses import ChatBuilder, ChatResponse
 from jaxspec.server.completion_responses import CompletionBuilder, CompletionResponse
@@ -21,10 +22,35 @@ from jaxspec.server.openai_requests import (
 from jaxspec.server.responses import ResponseModel, failures, json_response, success, success_or_stream
 from jaxspec.server.running import RunningRequests
 from jaxspec.server.streaming import respond
+from jaxspec.server.tools import why_no_tools
+
+
+class Capabilities(ResponseModel):
+    """What requests may ask of the model."""
+
+    chat: bool
+    """Conversations: it has a chat template."""
+    tools: bool
+    """Calls of tools."""
+    reasoning: bool
+    """Its thinking is told from the answer."""
+    structured_output: list[str]
+    """Kinds of constraints that its text can be made to follow."""
+
+
+class Drafts(ResponseModel):
+    """Where drafts come from."""
+
+    algorithm: str
+    """As --speculative-algorithm calls it; NONE: there are none."""
+    tree: str
+    """levels/children/nodes; 0/1/1 is plain decoding."""
+    trees: list[str]
+    """All that requests may ask for."""
 
 
 class ModelCard(ResponseModel):
-    """An entry of the model list, with the extra fields of vLLM and SGLang."""
+    """An entry of the model list, with the extra fields of vLLM and SGLang (root and max_model_len) and two of our own."""
 
     id: str
     object: str
@@ -32,6 +58,9 @@ class ModelCard(ResponseModel):
     owned_by: str
     root: str
     max_model_len: int
+    """The context length in tokens, prompt and output together."""
+    capabilities: Capabilities
+    speculative: Drafts
 
 
 class ModelList(ResponseModel):
@@ -79,4 +108,11 @@ def model_card(model: ServedModel, name: str) -> ModelCard:
         owned_by="jaxspec",
         root=model.path or model.name,
         max_model_len=model.context_length,
+        capabilities=Capabilities(
+            chat=model.chat_template is not None,
+            tools=why_no_tools(model) is None,
+            reasoning=model.reasoning is not None,
+            structured_output=[] if model.tokenizer is None else list(CONSTRAINTS),
+        ),
+        speculative=Drafts(algorithm=model.algorithm, tree=str(model.tree), trees=[str(tree) for tree in model.trees]),
     )

@@ -142,22 +142,23 @@ def chosen_tools(
         raise ApiError(400, "tools must have different names", param="tools")
     functions = [tool.function for tool in tools if named in (None, tool.function.name)]
     only_one = named is not None or parallel is False
-    return ToolUse(format_for(model), tools, functions, named is not None or choice == "required", only_one)
+    problem, form = why_no_tools(model), model.tool_format
+    if problem is not None or form is None:
+        raise ApiError(400, f"tools: {problem}", param="tools")
+    return ToolUse(form, tools, functions, named is not None or choice == "required", only_one)
 
 
-def format_for(model: ServedModel) -> ToolFormat:
-    """How the model calls tools. Raises ApiError if it can't."""
+def why_no_tools(model: ServedModel) -> str | None:
+    """Why the model can't call tools; None: it can."""
     form, template = model.tool_format, model.chat_template
     if template is None:
-        raise ApiError(400, "tools: this model has no chat template", param="tools")
+        return "this model has no chat template"
     if form is None:
         known = ", ".join(TOOL_FORMATS)
-        message = f"tools: how this model writes calls is not known: start the server with --tool-call-parser, one of {known}"
-        raise ApiError(400, message, param="tools")
+        return f"how this model writes calls is not known: start the server with --tool-call-parser, one of {known}"
     if form.instructions is None and not takes_tools(template.text):
-        message = "tools: the model's chat template does not take tools: start the server with a --chat-template that does"
-        raise ApiError(400, message, param="tools")
-    return form
+        return "the model's chat template does not take tools: start the server with a --chat-template that does"
+    return None
 
 
 def conversation_text(

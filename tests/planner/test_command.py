@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -54,23 +55,48 @@ def test_a_cache_of_8_bits(flags, capsys):
     assert found["cache_bytes_per_token"] == {"target": 65536, "head": 4096}
 
 
-def test_what_does_not_fit_is_said(flags, capsys):
+def test_the_first_line_says_what_fits_and_how_long_a_cycle_takes(flags, capsys):
+    _, found = plan(flags, capsys, "--context", "4096", "--batch", "8")
+    assert main([*flags, "--context", "4096", "--batch", "8", "--accept-length", "2.5"]) == 0
+    said = capsys.readouterr().out
+    shown = f"about {found['time_model']['together']['cycle 5/4/8']:.1f} ms"
+    first = said.splitlines()[0]
+    assert first == f"fits one NVIDIA H100 SXM: {found['concurrent_requests']} requests of 4,096 tokens, {shown} a cycle of 8"
+    assert said.count("\n|--") == 1 and said.count(shown) == 2 and "times plain decoding" in said
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_what_does_not_fit_is_said_with_ways_that_work(flags, capsys, way):
     assert main([*flags, "--gpu", "L4"]) == 1
     said = capsys.readouterr().out
-    assert "MISSING" in said and "NO: 2,048 tokens of cache are needed" in said and "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95" in said
+    first = said.splitlines()[0]
+    assert first.startswith("does not fit one NVIDIA L4: 1.89 GB are missing for 1 request of 2,048 tokens; try XLA_PYTHON_CLIENT_")
+    options = re.findall(r"(--[a-z-]+) (\w[\w.]*)", first)
+    assert [name for name, _ in options] == ["--jax-memory-share", "--quantization", "--tp"]
+    assert main([*flags, "--gpu", "l4", *options[way]]) == 0
+    assert capsys.readouterr().out.startswith("fits ")
+
+
+def test_a_batch_or_a_context_that_would_fit_is_named(flags, capsys):
+    for asked, option in ((["--batch", "300"], "--batch"), (["--context", "2000000"], "--context")):
+        assert main([*flags, *asked]) == 1
+        (value,) = re.findall(rf"{option} (\d+)", capsys.readouterr().out.splitlines()[0])
+        assert main([*flags, option, value]) == 0
+        capsys.readouterr()
+        assert main([*flags, option, f"{int(value) + 16}"]) == 1
+        capsys.readouterr()
+
+
+def test_a_context_below_the_models_is_told(flags, capsys):
     assert main([*flags, "--gpu", "l4", "--jax-memory-share", "0.95"]) == 0
-    said = capsys.readouterr().out
-    assert "fits      yes" in said and "the model's context is 131,072 tokens: serve with --context-length" in said
+    assert "The model's context is 131,072 tokens: serve with --context-length" in capsys.readouterr().out
 
 
 def test_the_text_says_what_is_not_counted(flags, capsys):
-    assert main([*flags, "--batch", "4"]) == 0
+    assert main([*flags, "--batch", "4", "--details"]) == 0
     said = capsys.readouterr().out
-    assert (
-        "Launches and temporaries are not counted: --no-compile was given." in said
-        and "left free for temporaries (15% of the rest) |  9.00" in said
-    )
-    assert "data-sheet numbers" in said and "break-even" in said and "of each request" in said
+    assert "Launches and temporaries are not counted: --no-compile was given." in said
+    assert "left free for temporaries (15% of the rest) |  9.00" in said and "data-sheet numbers" in said
 
 
 def test_the_time_model_is_called_a_model(flags, capsys):
@@ -80,13 +106,12 @@ def test_the_time_model_is_called_a_model(flags, capsys):
     assert found["time_model"]["assumed"]["copy_bytes_per_second"] == pytest.approx(4.3e12, rel=0.001)
     _, measured = plan(flags, capsys, "--gpu", "h200", "--context", "1024", "--gpu-bandwidth", "4000")
     assert measured["time_model"]["assumed"]["copy_bytes_per_second"] == 4e12
-    assert main([*flags, "--gpu", "h200"]) == 0
+    model = found["time_model"]
+    assert model["break_even_accept_length"] == pytest.approx(model["together"]["cycle 5/4/8"] / model["together"]["plain step"])
+    assert model["tokens_per_second"]["2"] == pytest.approx(2e3 / model["together"]["cycle 5/4/8"])
+    assert main([*flags, "--gpu", "h200", "--details"]) == 0
     said = capsys.readouterr().out
-    assert (
-        "a MODEL of the time of greedy requests, not a measurement" in said
-        and "copies at 4.30 TB/s" in said
-        and "target: weights" in said
-    )
+    assert "forecast for greedy requests, not a measurement" in said and "copies at 4.30 TB/s" in said and "target: weights" in said
     two = plan(flags, capsys, "--tp", "2")[1]["time_model"]["milliseconds"]["plain step"]
     assert two["exchanges between GPUs"] == pytest.approx(10e-3 * (2 * 32 + 2), rel=0.05)
     machines = plan(flags, capsys, "--tp", "2", "--nnodes", "2")[1]["time_model"]["milliseconds"]["plain step"]
@@ -98,7 +123,7 @@ def test_gpus_may_be_described_by_hand_and_several(flags, capsys):
     assert (found["gpu"]["memory"], found["gpu"]["bandwidth"], found["head"]) == (100e9, 1e12, None)
     assert found["weight_bytes"] == {"target": 8_030_261_248} and list(found["tokens_per_second"]) == ["1"]
     assert main([*flags, "--tp", "2"]) == 0
-    assert "1 of these are the fewest for this batch and context: --tp 1" in capsys.readouterr().out
+    assert "fewest of these GPUs for this batch and context: --tp 1." in capsys.readouterr().out
     assert plan(flags, capsys, "--tp", "3")[1]["cache_bytes_per_token"]["target"] == 131072  # heads that 3 can't divide
     assert main([*flags, "--tp", "3"]) == 0 and "3 GPUs can't divide the attention heads" in capsys.readouterr().out
 
@@ -135,7 +160,7 @@ def test_a_mistake_is_one_line(flags, more, said, capsys):
 def test_no_device_is_touched(flags):
     """JAX fails here as soon as it looks for one."""
     environment = os.environ | {"JAX_PLATFORMS": "nowhere"}
-    arguments = [sys.executable, "-m", "jaxspec.plan", *flags]
+    arguments = [sys.executable, "-m", "jaxspec.plan", *flags, "--details"]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "8,030,261,248 parameters" in done.stdout, done.stderr
 
@@ -157,7 +182,7 @@ def test_what_the_compiler_says_is_shown(flags, capsys, monkeypatch):
     monkeypatch.setattr(command, "why_not", lambda gpu: None)
     monkeypatch.setattr(command, "compile_cycles", compile_cycles)
     flags = [*flags[1:], "--batch", "2", "--context", "1000", "--gpu", "h200"]
-    assert main(flags) == 0
+    assert main([*flags, "--details"]) == 0
     said = capsys.readouterr()
     shape = CycleShape(TreeShape(), 2, 1000, 16)
     how = {
@@ -184,7 +209,8 @@ def test_a_cycle_that_takes_too_much_while_it_runs_does_not_fit(flags, capsys, m
     monkeypatch.setattr(command, "why_not", lambda gpu: None)
     monkeypatch.setattr(command, "compile_cycles", lambda *_, **__: [compiled(temporary_bytes=10**10)])
     assert main(flags[1:]) == 1
-    assert "NO: a cycle takes 10.00 GB while it runs: lower --mem-fraction-static" in capsys.readouterr().out
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "a cycle takes 10.00 GB while it runs, and 9.00 are left; try " in first and "or a lower --mem-fraction-static" in first
 
 
 @pytest.mark.parametrize(

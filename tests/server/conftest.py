@@ -122,7 +122,7 @@ def caller(shared_tools: Client) -> Iterator[Client]:
 def shared() -> Iterator[Client]:
     engine = FakeEngine()
     tokenizer = byte_tokenizer()
-    model = ServedModel("fake", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer), (TREE, PLAIN))
+    model = ServedModel("fake", CONTEXT, TREE, tokenizer, ChatTemplate.of_model(tokenizer), (TREE, PLAIN), algorithm="EAGLE3")
     with serving(engine, model) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield Client(http, engine)
 

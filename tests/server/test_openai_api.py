@@ -5,6 +5,7 @@ import pytest
 
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.server.model import ServedModel
+from jaxspec.server.openai_api import model_card
 from jaxspec.text.chat_template import ChatTemplate
 from tests.server.conftest import Client, serving
 from tests.server.fakes import CONTEXT, TEXT, TREE, FakeEngine, byte_tokenizer
@@ -29,6 +30,39 @@ def test_models(client: Client):
     [card] = listed["data"]
     assert card == client.http.get("/v1/models/fake").json()
     assert (card["id"], card["object"], card["max_model_len"]) == ("fake", "model", CONTEXT)
+
+
+@pytest.mark.parametrize("server", ["client", "caller"])
+def test_the_model_can_do_what_its_card_says(server: str, request: pytest.FixtureRequest):
+    """The first writes no calls, and the second lets no request choose a tree."""
+    http = request.getfixturevalue(server).http
+    [card] = http.get("/v1/models").json()["data"]
+    can, drafts = card["capabilities"], card["speculative"]
+
+    def works(**more) -> bool:
+        return http.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 3, **more}).status_code == 200
+
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert works() is can["chat"] is True
+    assert works(tools=[tool]) is can["tools"] is can["reasoning"] is (server == "caller")
+    assert works(regex="a") is bool(can["structured_output"])
+    for shape, found in {**dict.fromkeys(drafts["trees"], True), "7/7/7": False}.items():
+        numbers = dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), map(int, shape.split("/")), strict=True))
+        assert works(speculative=numbers) is found
+    assert drafts["tree"] == str(TREE) and drafts["algorithm"] == ("EAGLE3" if server == "client" else "NONE")
+
+
+def test_a_model_without_a_tokenizer_takes_no_constraints():
+    can = model_card(ServedModel("bare", CONTEXT, TREE, None), "bare").capabilities
+    assert not (can.chat or can.tools or can.structured_output)
+
+
+def test_embeddings_are_refused_by_name(client: Client):
+    response = client.post("/v1/embeddings", input="hello", model="fake")
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (404, "invalid_request_error", 404)
+    assert error["message"].startswith("embeddings are not served: ")
+    assert client.post("/v1/embedding").json()["error"]["message"].startswith("unknown endpoint ")
 
 
 def test_completion(client: Client):

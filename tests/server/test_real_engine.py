@@ -247,6 +247,8 @@ def test_the_command(checkpoints: list[str], expected: list[list[int]]):
             assert f"curl {url}/v1/chat/completions" in process.stderr.readline()  # its tokenizer has a chat template
             with httpx.Client(base_url=url, timeout=60) as http:
                 assert generate(http, PROMPTS[0])["output_ids"] == expected[0]
+                drafts = {"algorithm": "EAGLE", "tree": "2/2/4", "trees": ["2/2/4"]}
+                assert http.get("/v1/models").json()["data"][0]["speculative"] == drafts
                 assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
                 with http.stream("POST", "/generate", json={"text": "x", "stream": True}) as response:  # still running
                     lines = response.iter_lines()
