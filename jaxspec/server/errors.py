@@ -188,13 +188,14 @@ def add_handlers(app: FastAPI) -> None:
         return response
 
 
-SIZES = {
+OUR_WORDS = {
     "too_short": "must have {min_length} or more entries",
     "too_long": "must have {max_length} entries at most",
     "string_too_short": "must have {min_length} or more characters",
     "string_too_long": "must have {max_length} characters at most",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
 }
-"""What pydantic says in words of its own, by the type of error."""
+"""For what pydantic says in words of its own, by the type of error."""
 
 
 def _from_validation(errors: Sequence[dict[str, Any]]) -> ApiError:
@@ -226,7 +227,7 @@ def _report(param: str, error: dict[str, Any], most: int) -> tuple[str, int]:
         return f"{param} is required", 0
     if error["type"] == "extra_forbidden":
         return f"{param} is not a field of this endpoint", 0
-    shown, own = echo(error["input"], most), SIZES.get(error["type"])
+    shown, own = echo(error["input"], most), OUR_WORDS.get(error["type"])
     said = error["msg"].replace("Input should be", "must be", 1) if own is None else own.format(**error["ctx"])
     return f"{param or 'the request body:'} {said}, got {shown}", len(shown)
 
