@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxspec.commands.collect_env import cores
-from jaxspec.commands.common import PromptSet, load_prompts, run_guarded
-from jaxspec.commands.options import Parser, add_model_options, add_prompt_options, whole
+from jaxspec.commands.common import PromptSet, add_prompt_options, load_prompts, run_guarded
+from jaxspec.commands.options import Parser, add_model_options, whole
 from jaxspec.sampling_params import SamplingParams
 
 IN_CLONE = __package__ == "benchmarks"

@@ -328,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0. Raises BenchmarkError if no peer can run."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    hub = HubOptions(options.revision, options.download_dir)
+    hub = HubOptions(options.revision, options.download_dir, options.speculative_draft_model_revision)
     draft, token_map = options.speculative_draft_model_path, options.speculative_token_map
     with ExitStack() as stack:
         peers = Peers([kind for kind in KINDS if kind.name in options.peers], dict(options.peer_python), stack)

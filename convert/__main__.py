@@ -48,6 +48,8 @@ def _run_guarded(options: argparse.Namespace, prog: str) -> int:
 
 def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """Builds the parser; it loads no JAX, so --help is instant."""
+    from jaxspec.commands.options import OPTIONS
+
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Convert models and draft heads to checkpoints that load faster; inspect, verify and export them.",
@@ -57,6 +59,11 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     )
     parser.add_argument("source", type=Path, nargs="?", help="a model or a head: its name on the Hub, directory or file")
     parser.add_argument("output", type=Path, nargs="?", help="the new directory; it must not exist")
+    OPTIONS["revision"].add_to(
+        parser, help="branch, tag or commit on the Hub of SOURCE, or of --inspect PATH (default: the newest)"
+    )
+    for name in ("speculative_draft_model_revision", "download_dir"):
+        OPTIONS[name].add_to(parser)
     group = parser.add_argument_group("converting")
     group.add_argument("--draft", type=Path, metavar="HEAD", help="convert this draft head too, into OUTPUT/draft")
     group.add_argument("--target", type=Path, metavar="DIR", help="when SOURCE is a head: the target that it is for")
@@ -94,6 +101,10 @@ def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Name
         parser.error("--target is for heads: leave it out")
     if options.check and options.source.suffix == ".gguf":
         parser.error("--check compares with a Hugging Face directory: leave it out for a GGUF file")
+    if options.verify and options.revision:
+        parser.error("--verify is for a directory here: leave out --revision")
+    if options.speculative_draft_model_revision and not options.draft:
+        parser.error("--speculative-draft-model-revision is for the HEAD of --draft; that of a SOURCE is --revision")
     if options.draft and options.target:
         parser.error("--draft is for a SOURCE that is a target, --target for a SOURCE that is a head: give one of them")
 
@@ -101,11 +112,13 @@ def _refuse_combinations(parser: argparse.ArgumentParser, options: argparse.Name
 def run(options: argparse.Namespace) -> int:
     """Runs one command. Raises ValueError or OSError."""
     from convert import check, inspect
-    from jaxspec.checkpoints.hub import local_path
+    from jaxspec.checkpoints.hub import HubOptions, local_path
 
-    for name in ("source", "draft", "target", "token_map", "inspect"):
+    hub = HubOptions(options.revision, options.download_dir, options.speculative_draft_model_revision)
+    found = {"source": hub, "inspect": hub, "draft": hub.of_draft, "target": hub.newest, "token_map": hub.newest}
+    for name, where in found.items():
         if vars(options)[name] is not None:
-            setattr(options, name, local_path(vars(options)[name]))
+            setattr(options, name, local_path(vars(options)[name], where))
     if options.inspect:
         print(inspect.describe(options.inspect, options.target))
         return 0

@@ -33,6 +33,8 @@ def model_directory(model: str | Path | None, hub: HubOptions = DEFAULTS, *, wei
     Raises ValueError if there is no such model, a package is missing, the file can't be read or the Hub can't give it.
     """
     if model is None:
+        if hub.revision is not None:
+            raise ValueError("a revision was given, but no model: give the model's name on the Hub")
         return BUILT_IN_TARGET
     path = Path(model)
     if str(model) == SMOLLM2 and not path.exists():
@@ -101,7 +103,9 @@ def own_head(model: Path) -> Path | None:
 
 def draft_path(draft: str | Path | None, target: Path, hub: HubOptions = DEFAULTS, *, weights: bool = True) -> Path | None:
     """Where the head or the model that drafts is. None: the head that comes with the target, if there is one."""
-    return own_head(target) if draft is None else model_directory(draft, hub.newest, weights=weights)
+    if draft is None and hub.of_draft.revision is not None:
+        raise ValueError("a revision of the draft model was given, but no draft model: give its name on the Hub")
+    return own_head(target) if draft is None else model_directory(draft, hub.of_draft, weights=weights)
 
 
 def default_tree(algorithm: str | None, head: Path | None = None, max_steps: int | None = None) -> TreeShape:

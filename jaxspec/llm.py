@@ -51,6 +51,7 @@ class LLM:
         speculative_draft_model_quantization: the same for the head. None: as for the target; "none": it is not quantised.
         progress: show progress bars. None: if stderr is a terminal.
         revision: branch, tag or commit of a model on the Hub.
+        speculative_draft_model_revision: the same of the draft head or small model.
         download_dir: where downloads go. None: the Hub's cache (HF_HOME).
         options: the fields of EngineConfig, by name.
 
@@ -72,13 +73,14 @@ class LLM:
         speculative_draft_model_quantization: str | None = None,
         progress: bool | None = None,
         revision: str | None = None,
+        speculative_draft_model_revision: str | None = None,
         download_dir: str | Path | None = None,
         **options,
     ):
         models = load_models(
             model, draft, spec, token_map=token_map, dtype=dtype, quantization=quantization,
             speculative_draft_model_quantization=speculative_draft_model_quantization, progress=progress, revision=revision,
-            download_dir=download_dir, **options,
+            speculative_draft_model_revision=speculative_draft_model_revision, download_dir=download_dir, **options,
         )  # fmt: skip
         self.model_name, self.directory, self.progress = models.name, models.directory, models.progress
         self.target, self.head, self.tokenizer = models.target, models.head, models.tokenizer

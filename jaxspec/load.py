@@ -72,6 +72,7 @@ def load_models(
     speculative_draft_model_quantization: str | None = None,
     progress: bool | None = None,
     revision: str | None = None,
+    speculative_draft_model_revision: str | None = None,
     download_dir: str | Path | None = None,
     **options,
 ) -> LoadedModels:
@@ -83,7 +84,7 @@ def load_models(
     config = EngineConfig(**{**options, "ngram": True} if draft == FROM_TEXT else options)
     of_target = check_quantization("quantization", quantization)
     of_head = check_quantization("speculative_draft_model_quantization", speculative_draft_model_quantization or quantization)
-    hub = HubOptions(revision, None if download_dir is None else str(download_dir))
+    hub = HubOptions(revision, None if download_dir is None else str(download_dir), speculative_draft_model_revision)
     tree = None if spec is None else TreeShape.of(spec)
     files = find_files(model, draft, tree, token_map, config, hub)
     enable_compilation_cache()
@@ -141,6 +142,8 @@ def find_files(
             raise ValueError(f"the token map {token_map} needs a draft head to work on: give draft")
         if config.head_options:
             raise ValueError(f"{config.head_options[0]} needs a draft head, and there is none: give draft")
+        if hub.of_draft.revision is not None:
+            raise ValueError("speculative_draft_model_revision needs a draft head, and there is none: give draft")
     return ModelFiles(target, head, None if token_map is None else local_path(token_map, hub.newest))
 
 

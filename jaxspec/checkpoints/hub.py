@@ -36,16 +36,23 @@ logger = logging.getLogger(__name__)
 
 
 class HubOptions(NamedTuple):
-    """How models are found by name."""
+    """How models are found by name. The fields have the names of LLM's arguments."""
 
     revision: str | None = None
     """Branch, tag or commit of the target. None: the newest."""
     download_dir: str | None = None
     """Where downloads go. None: the Hub's cache (HF_HOME)."""
+    speculative_draft_model_revision: str | None = None
+    """Of the draft head or model."""
+
+    @property
+    def of_draft(self) -> "HubOptions":
+        """The same options for the draft head or model."""
+        return self._replace(revision=self.speculative_draft_model_revision)
 
     @property
     def newest(self) -> "HubOptions":
-        """The same options for models other than the target, with the newest revision."""
+        """The same options for what is neither, with the newest revision."""
         return self._replace(revision=None)
 
 
@@ -64,11 +71,14 @@ def local_path(name: str | Path, options: HubOptions = DEFAULTS, *, weights: boo
         weights: False: the configs are enough.
 
     Raises:
-        ValueError: the Hub has no such model, does not let us have it, or can't be reached; or the disk is too small. One line,
-            with what to do.
+        ValueError: the Hub has no such model, does not let us have it, or can't be reached; the disk is too small; or a path has a
+            revision. One line, with what to do.
     """
     path, text = Path(name), str(name)
     if path.exists():
+        if options.revision is not None:
+            what = f"the revision {options.revision!r:.100}, which names on the Hub have"
+            raise ValueError(f"{path} is on this machine: leave out {what}")
         return path
     if REPOSITORY.fullmatch(text):
         return _cached(text, options, weights) or _download(text, options, weights)

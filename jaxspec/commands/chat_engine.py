@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from queue import SimpleQueue
 
+from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.chat_loop import Messages, Piece, Wishes
 from jaxspec.commands.serve_loading import sampling_defaults
 from jaxspec.config import PLAIN, TreeShape
@@ -43,7 +44,7 @@ class EngineSource:
         """From the options of the command line. `spec`: the engine's tree. Raises also what `load_models` does."""
         say(f"loading {options.model_path} ...")
         started = time.perf_counter()
-        names = ("dtype", "quantization", "speculative_draft_model_quantization", "revision", "download_dir", "context_length")
+        names = (*HubOptions._fields, "dtype", "quantization", "speculative_draft_model_quantization", "context_length")
         passed = {name: vars(options)[name] for name in names} | {"token_map": options.speculative_token_map}
         passed |= {"max_running_requests": 1, "random_seed": None, "request_trees": (PLAIN,)}
         models = load_models(options.model_path, options.speculative_draft_model_path, spec, **passed)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from jaxspec.checks import short
-from jaxspec.commands.common import listing, run_guarded, table
-from jaxspec.commands.options import Parser, add_model_options, add_prompt_options, add_tree_options, chosen_tree
+from jaxspec.commands.common import add_prompt_options, listing, run_guarded, table
+from jaxspec.commands.options import Parser, add_model_options, add_tree_options, chosen_tree
 from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
 

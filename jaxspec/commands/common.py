@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxspec.commands.options import Parser, whole
 from jaxspec.demo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
@@ -57,6 +58,19 @@ def listing(lines: Mapping[str, str]) -> str:
     """Names and their values, in two columns."""
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in lines.items())
+
+
+def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
+    """Which prompts are run, and how far."""
+    add = parser.add_argument_group("prompts").add_argument
+    of_the_package = "chat (48 conversations), kinds (10 texts of five kinds)"
+    formats = f"{of_the_package}, or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
+    add("--prompts", type=Path, metavar="FILE", help=f"{formats} (default: held-out Python code)")
+    which = f"the first N prompts (default: all of the file, or {num_prompts} built-in ones)"
+    add("--num-prompts", type=whole(1), metavar="N", help=which)
+    add("--max-tokens", type=whole(2), default=max_tokens, metavar="N", help="tokens per prompt (default: %(default)s)")
+    add("--chat", action="store_true", help="put every prompt into the model's chat template, as a user's message")
+    parser.set_defaults(default_num_prompts=num_prompts)
 
 
 class Chat(NamedTuple):

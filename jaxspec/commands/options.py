@@ -158,6 +158,11 @@ TABLE: dict[str, tuple[Option, ...]] = {
             "the draft head's or small model's name on the Hub, or its directory (default: the head that comes with the model)",
         ),
         Option(
+            "--speculative-draft-model-revision NAME",
+            "branch, tag or commit of the draft head or small model on the Hub (default: the newest)",
+            needs="head",
+        ),
+        Option(
             "--tree S/K/D",
             "the tree, or plain (default: 5/4/8; MTP 1/1/2; SmolLM2, STANDALONE 3/1/4; NGRAM 7/4/8; DFLASH, DSPARK 7/4/16)",
             type=tree,
@@ -288,6 +293,10 @@ TABLE: dict[str, tuple[Option, ...]] = {
 }
 """The options of `jaxspec serve`, by their section in its help. Other commands take some of them."""
 OPTIONS = {option.dest: option for section in TABLE.values() for option in section}
+HEAD = tuple(
+    f"speculative_{each}" for each in ("draft_model_path", "draft_model_revision", "token_map", "draft_model_quantization")
+)
+"""About the draft head or model."""
 TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 FLAG_OF = {option.sets.removeprefix("engine."): option.flag for option in OPTIONS.values() if option.sets.startswith("engine.")}
 """The flag that sets a field of EngineConfig."""
@@ -346,26 +355,12 @@ class Parser(argparse.ArgumentParser):
 
 def add_model_options(parser: Parser, *more: str) -> None:
     """Which model and head, and further options of the table."""
-    head = ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization")
-    parser.add_options("model", "model_path", *head, "dtype", "quantization", "revision", "download_dir", *more)
+    parser.add_options("model", "model_path", *HEAD, "dtype", "quantization", "revision", "download_dir", *more)
 
 
 def add_tree_options(parser: Parser) -> None:
     """The draft tree, in one word or in SGLang's three numbers."""
     parser.add_options("draft tree", "tree", *TREE)
-
-
-def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
-    """Which prompts are run, and how far."""
-    add = parser.add_argument_group("prompts").add_argument
-    of_the_package = "chat (48 conversations), kinds (10 texts of five kinds)"
-    formats = f"{of_the_package}, or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
-    add("--prompts", type=Path, metavar="FILE", help=f"{formats} (default: held-out Python code)")
-    which = f"the first N prompts (default: all of the file, or {num_prompts} built-in ones)"
-    add("--num-prompts", type=whole(1), metavar="N", help=which)
-    add("--max-tokens", type=whole(2), default=max_tokens, metavar="N", help="tokens per prompt (default: %(default)s)")
-    add("--chat", action="store_true", help="put every prompt into the model's chat template, as a user's message")
-    parser.set_defaults(default_num_prompts=num_prompts)
 
 
 def chosen_tree(options: argparse.Namespace) -> TreeShape | None:

@@ -14,7 +14,7 @@ from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.config_file import read_config
-from jaxspec.commands.options import OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
+from jaxspec.commands.options import HEAD, OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import FROM_TEXT, NGRAM, NGRAM_TREE, SMOLLM2
 from jaxspec.engine.hosts import Hosts, group_key
@@ -209,7 +209,7 @@ def parse_arguments(
         engine=engine,
         host=options.host,
         port=options.port,
-        hub=HubOptions(options.revision, options.download_dir),
+        hub=HubOptions(options.revision, options.download_dir, options.speculative_draft_model_revision),
         served_model_names=tuple(options.served_model_name or ()),
         chat_template=options.chat_template,
         tool_call_parser=options.tool_call_parser,
@@ -265,7 +265,7 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing: C
         return parse_speculative_config(options.speculative_config)
     algorithm = _algorithm(options.speculative_algorithm)
     if algorithm == NGRAM:
-        for name in ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization"):
+        for name in HEAD:
             if name in given:
                 raise ValueError(f"{OPTIONS[name].flag} is about a head, and {NGRAM} has none; --speculative-ngram merges both")
         return SpeculativeConfig(NGRAM, FROM_TEXT, _tree_of_nodes(options, NGRAM_TREE.topk), {"ngram": True})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.common import Chat
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
@@ -33,7 +34,7 @@ class Workbench:
     def of(cls, given: Namespace, **options) -> "Workbench":
         """From the options of `add_model_options`."""
         model, draft, token_map = given.model_path, given.speculative_draft_model_path, given.speculative_token_map
-        names = ("revision", "download_dir", "quantization", "speculative_draft_model_quantization")
+        names = (*HubOptions._fields, "quantization", "speculative_draft_model_quantization")
         passed = {name: vars(given)[name] for name in names}
         return cls(model, draft, token_map=token_map, dtype=given.dtype, **passed, **options)
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxspec.checkpoints.hub import is_hub_name
+from jaxspec.checkpoints.hub import HubOptions, is_hub_name
 from jaxspec.checks import Number
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import OPTIONS, Parser, whole
+from jaxspec.commands.options import OPTIONS, Parser, add_model_options, whole
 from jaxspec.config import PLAIN, UNQUANTIZED, EngineConfig, TreeShape
 from jaxspec.defaults import BUILT_IN_NAME, default_tree, draft_path, gpu_dtype, model_directory
 from jaxspec.planner.compile import CompiledCycle, CompilerError, CycleShape, Quantizations, compile_cycles, why_not
@@ -45,8 +45,7 @@ def make_parser(prog: str = PROG) -> Parser:
     """Builds the parser; it loads no JAX, so --help is instant."""
     about = "Whether a model fits on a GPU, and how fast it can be there; needs no GPU, and of a model only its config.json."
     parser = Parser(prog, about, EXAMPLES)
-    head = ("speculative_draft_model_path", "speculative_token_map", "speculative_draft_model_quantization")
-    parser.add_options("model", "model_path", *head, "dtype", "quantization")
+    add_model_options(parser)
     group = parser.add_argument_group("GPU")
     add = group.add_argument
     add("--gpu", type=str.lower, choices=GPUS, default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: %(default)s)")
@@ -109,11 +108,12 @@ def make_plan(options: argparse.Namespace) -> "Plan":
     from jaxspec.planner.models import read_head, read_target
     from jaxspec.planner.plan import Plan
 
-    path = model_directory(options.model_path, weights=False)
+    hub = HubOptions(options.revision, options.download_dir, options.speculative_draft_model_revision)
+    path = model_directory(options.model_path, hub, weights=False)
     draft = options.speculative_draft_model_path
-    if options.tree == PLAIN and (draft or options.speculative_token_map):
-        raise ValueError("--tree plain drafts nothing: leave out --draft and --speculative-token-map")
-    where = None if options.tree == PLAIN else draft_path(draft, path, weights=False)
+    if options.tree == PLAIN and (draft or options.speculative_token_map or hub.of_draft.revision):
+        raise ValueError("--tree plain drafts nothing: leave out --draft, its revision and --speculative-token-map")
+    where = None if options.tree == PLAIN else draft_path(draft, path, hub, weights=False)
     if where is None and options.speculative_token_map:
         raise ValueError("--speculative-token-map needs a draft head to work on: give --draft")
     quantization = quantizations(options)

@@ -8,8 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.common import run_guarded
-from jaxspec.commands.options import Parser, help_of, whole
+from jaxspec.commands.options import OPTIONS, Parser, help_of, whole
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.train.settings import DataSettings, TrainSettings
 
@@ -42,6 +43,8 @@ def make_parser(command: str) -> Parser:
     )
     parser.set_defaults(command=command)
     parser.add_argument("--model-path", "--model", required=True, metavar="NAME", help="the target, as for jaxspec serve")
+    for name in ("revision", "download_dir"):
+        OPTIONS[name].add_to(parser)
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the conversations (default: WORK/data)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="folder of the run: checkpoints and log.jsonl (default: OUT.work)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the head goes, with its card")
@@ -113,9 +116,11 @@ def run(options: argparse.Namespace) -> int:
     settings = TrainSettings(**{field.name: vars(options)[field.name] for field in fields(TrainSettings) if field.name in options})
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists already: give a new directory")
-    context = min(settings.length, target_model_config(model_directory(options.model_path)).max_position_embeddings)
+    hub = HubOptions(options.revision, options.download_dir)
+    context = min(settings.length, target_model_config(model_directory(options.model_path, hub)).max_position_embeddings)
     batch = options.batch_size if options.command != "head" else 1
-    models = load_models(options.model_path, spec=PLAIN, progress=False, max_running_requests=batch, context_length=context)
+    how = {"progress": False, "max_running_requests": batch, "context_length": context, **hub._asdict()}
+    models = load_models(options.model_path, spec=PLAIN, **how)
     if options.command != "head":
         write_data(options, models, data)
     if options.command != "data":
@@ -131,7 +136,7 @@ def write_data(options: argparse.Namespace, models: "LoadedModels", data: Path) 
     made = options.prompts == "topics"
     file = TOPICS if made else None if options.prompts is None else Path(options.prompts)
     digest = None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
-    settings = DataSettings(options.model_path, digest, seed=options.data_seed, max_tokens=models.engine.context_length)
+    settings = DataSettings(named(options), digest, seed=options.data_seed, max_tokens=models.engine.context_length)
     if file is None:
         prompts, count = None, options.shards
     else:
@@ -184,6 +189,16 @@ def train(options: argparse.Namespace, settings: TrainSettings, models: "LoadedM
         "evaluated on": f"{len(trial.prompts)} held-out prompts x {trial.max_tokens} tokens",
         "equal to plain decoding": f"{same} of {len(trial.prompts)} greedy texts",
     }
-    text = card(str(options.model_path), facts, lengths)
+    text = card(named(options), facts, lengths)
     trainer.write_best(options.out, text)
-    print(f"{text}\nwrote {options.out}: jaxspec serve --model-path {options.model_path} --draft {options.out}")
+    revision = f" --revision {options.revision}" if options.revision else ""
+    print(f"{text}\nwrote {options.out}: jaxspec serve --model-path {options.model_path}{revision} --draft {options.out}")
+
+
+def named(options: argparse.Namespace) -> str:
+    """The target as data and card call it.
+
+    In:  --model-path org/name --revision v2
+    Out: org/name@v2
+    """
+    return f"{options.model_path}@{options.revision}" if options.revision else options.model_path

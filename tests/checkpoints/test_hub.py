@@ -9,8 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+import convert.__main__ as convert
 from jaxspec.checkpoints.hub import HubOptions, is_hub_name, local_path
+from jaxspec.config import EngineConfig
+from jaxspec.defaults import model_directory
+from jaxspec.load import find_files
+from jaxspec.planner import command as plan
 from jaxspec.testing import random_head, tiny_target, write_head, write_target
+from jaxspec.train import command as train
 from tests.hub import BRANCH, Hub, running_hub
 
 TARGET, HEAD = "org/Tiny-Llama.1", "someone/eagle3_head"
@@ -114,6 +120,53 @@ def test_a_path_that_exists_is_no_name(hub: Hub, options, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / TARGET).mkdir(parents=True)
     assert str(local_path(TARGET, options)) == TARGET and not is_hub_name(TARGET) and is_hub_name(HEAD) and not hub.served
+
+
+def test_a_revision_is_for_names_on_the_hub(hub: Hub, options, tmp_path):
+    with pytest.raises(ValueError, match="is on this machine: leave out the revision 'v2'"):
+        local_path(tmp_path, options._replace(revision="v2"))
+    with pytest.raises(ValueError, match="a revision was given, but no model"):
+        model_directory(None, options._replace(revision="v2"))
+    for draft in (None, "ngram"):
+        with pytest.raises(ValueError, match=r"draft model was given, but no draft model|needs a draft head"):
+            find_files(None, draft, None, None, EngineConfig(), HubOptions(speculative_draft_model_revision="v2"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [plan.main, "--model-path", TARGET, "--no-compile"],
+        [convert.main, "--inspect", TARGET],
+        [train.main, "run", "--model-path", TARGET, "--out", "head"],
+    ],
+    ids=["plan", "convert", "train"],
+)
+def test_commands_take_the_revision_that_is_asked_for(hub: Hub, options, tmp_path, monkeypatch, capsys, command):
+    """A commit is one, a version that was never made is named. Training ends before it begins: the model has no tokenizer."""
+    commit = hub.commit(TARGET)
+    monkeypatch.chdir(tmp_path)
+    main, *words = command
+    words += ["--download-dir", options.download_dir, "--revision"]
+    assert main([*words, "v9"]) == 2
+    assert f"{TARGET} has no revision 'v9': see http" in capsys.readouterr().err
+    status, (said, error) = main([*words, commit]), capsys.readouterr()
+    assert (said and status == 0) or f"{TARGET}@{commit} has no chat template" in error, error
+    (snapshot,) = tmp_path.glob("cache/*/snapshots/*")
+    assert snapshot.name == commit
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[plan.main, "--no-compile", "--model-path", TARGET], [convert.main, TARGET, "converted", "--quiet"]],
+    ids=["plan", "convert"],
+)
+def test_the_head_has_a_revision_of_its_own(hub: Hub, options, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    main, *words = command
+    words += ["--download-dir", options.download_dir, "--draft", HEAD, "--speculative-draft-model-revision"]
+    assert main([*words, "v9"]) == 2
+    assert f"{HEAD} has no revision 'v9': see http" in capsys.readouterr().err
+    assert main([*words, hub.commit(HEAD)]) == 0
 
 
 @pytest.mark.parametrize(

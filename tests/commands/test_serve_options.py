@@ -333,6 +333,10 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ("--speculative-algorithm uno", "UNO is not supported yet; supported: EAGLE,"),
         ("--speculative-algorithm ngram --draft d", "--speculative-draft-model-path is about a head, and NGRAM has none"),
         (
+            "--speculative-algorithm ngram --speculative-draft-model-revision v2",
+            "--speculative-draft-model-revision is about a head",
+        ),
+        (
             "--speculative-algorithm none --speculative-ngram",
             "--speculative-ngram can't be combined with --speculative-algorithm NONE",
         ),

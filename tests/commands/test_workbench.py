@@ -77,5 +77,7 @@ def test_every_command_that_loads_a_model_takes_the_same_revision_and_directory(
     monkeypatch.setattr(workbench, "load_models", lambda *_, **options: seen.update(options))
     parser = Parser("jaxspec check", "")
     add_model_options(parser)
-    workbench.Workbench.of(parser.parse_args(["--model-path", "org/name", "--revision", "v2", "--download-dir", "/disk"]))
-    assert (seen["revision"], seen["download_dir"]) == ("v2", Path("/disk"))
+    words = "--model-path org/name --revision v2 --speculative-draft-model-revision v3 --download-dir /disk"
+    workbench.Workbench.of(parser.parse_args(words.split()))
+    found = seen["revision"], seen["speculative_draft_model_revision"], seen["download_dir"]
+    assert found == ("v2", "v3", Path("/disk"))

@@ -149,6 +149,8 @@ def test_the_built_in_model_is_the_default(capsys):
         (["--mem-fraction-static", "1.5"], "--mem-fraction-static must be a number between 0 and 1, got 1.5"),
         (["--draft", "/nowhere"], "/nowhere"),
         (["--tree", "plain"], "--tree plain drafts nothing: leave out --draft"),
+        (["--revision", "v2"], "config.json is on this machine: leave out the revision 'v2'"),
+        (["--speculative-draft-model-revision", "v2"], "head.json is on this machine: leave out the revision 'v2'"),
     ],
 )
 def test_a_mistake_is_one_line(flags, more, said, capsys):
