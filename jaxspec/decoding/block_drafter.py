@@ -194,4 +194,4 @@ def best_texts(children: Children, root: Int[Array, " b"], steps: int, count: in
         parents = (chosen // k + first).astype(jnp.int32) if level else jnp.full((len(root), kept), -1, jnp.int32)
         levels.append(Candidates(tokens, scores, parents))
         first += levels[-2].tokens.shape[1] if level else 0
-    return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True)))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *levels)

@@ -73,6 +73,10 @@ class Drafter(ABC):
     """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
     max_steps: int | None = None
     """The deepest (TreeShape.num_steps); None: any."""
+    source: str = "head"
+    """What /metrics and answers call it beside others."""
+    source_names: tuple[str, ...] = ()
+    """What the numbers of Tree.sources stand for; (): its trees have none, as it is the only source."""
 
     def _derive(self, **facts: Any) -> None:
         """Sets those of the above that follow from the fields of a frozen dataclass."""
@@ -170,6 +174,7 @@ class Merged(Drafter):
             first_slot=min(each.first_slot for each in self.sources),
             max_topk=max(each.max_topk for each in self.sources),
             max_steps=None if None in (deepest := [each.max_steps for each in self.sources]) else max(filter(None, deepest)),
+            source_names=names_of_sets([each.source for each in self.sources]),
         )
 
     def with_weights(self, weights: Sequence[Any]) -> "Merged":
@@ -212,6 +217,16 @@ class Merged(Drafter):
     def _with_states(self, state: State) -> list[tuple[Drafter, State]]:
         """Each source, and the state with this source's part in place of all of them."""
         return [(each, state._replace(draft=own)) for each, own in zip(self.sources, state.draft.sources, strict=True)]
+
+
+def names_of_sets(sources: Sequence[str]) -> tuple[str, ...]:
+    """The name of each set of sources, by its bits. What none of them proposed fills the tree, or a grammar forces it.
+
+    In:  ["head", "ngram"]
+    Out: ("other", "head", "ngram", "head+ngram")
+    """
+    sets = range(1, 1 << len(sources))
+    return "other", *("+".join(name for bit, name in enumerate(sources) if each >> bit & 1) for each in sets)
 
 
 def promises(drafts: Sequence[Candidates]) -> Promises:

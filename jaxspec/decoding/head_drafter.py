@@ -244,7 +244,7 @@ def draft(inputs: DraftInputs, tree: TreeShape) -> tuple[Candidates, Float[Array
         tokens, log_probs = best_children(head, head.logits(out.hidden, target), k, level, prediction)
         children, beam = grow(beam, tokens, log_probs, out.hidden, mask, first_flat=k + (level - 1) * k * k)
         levels.append(children)
-    return Candidates(*(jnp.concatenate(parts, 1) for parts in zip(*levels, strict=True))), root_logits[:, 0]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *levels), root_logits[:, 0]
 
 
 @jax.named_scope("draft")

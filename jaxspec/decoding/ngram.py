@@ -67,6 +67,7 @@ class NgramDrafter(Drafter):
     longest: int = 12
     """Tokens that are compared, at most: longer matches count as these."""
     max_topk = PLACES
+    source = "ngram"
 
     def empty(self, sizes: Sizes) -> Rates:
         """No observations: a longer match is followed more often, in any text."""

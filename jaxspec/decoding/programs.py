@@ -128,11 +128,13 @@ class Settlement(NamedTuple):
     """As it was proposed."""
     masks: Any = None
     """[b, n, words] uint32: as for settle; for programs that are `masked`."""
+    sources: Any = None
+    """[b, n] int32, as in Tree."""
 
     @classmethod
     def of(cls, proposal: Proposal, masks: Any = None) -> "Settlement":
         """The proposal as it is."""
-        return cls(proposal.tree.tokens, proposal.tree.parents, proposal.memo, masks)
+        return cls(proposal.tree.tokens, proposal.tree.parents, proposal.memo, masks, proposal.tree.sources)
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ class SettleProgram(TreeProgram):
         *,
         thresholds: Thresholds | None = None,
     ) -> ProgramOutput:
-        tokens, parents, memo, masks = settlement
-        nodes, batch = tree_of(tokens, parents, self.tree.num_steps), gather(state, rows, page_table)
+        tokens, parents, memo, masks, sources = settlement
+        nodes, batch = tree_of(tokens, parents, self.tree.num_steps, sources), gather(state, rows, page_table)
         return settle(models, state, batch, Proposal(nodes, memo), self.tree.num_steps, thresholds, masks)
 
     def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:

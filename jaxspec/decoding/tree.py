@@ -22,6 +22,8 @@ class Candidates(NamedTuple):
     score is never above its parent's; -inf: there is no such candidate, whatever its token."""
     parents: Int[Array, "b c"]
     """Flat index of the parent candidate; -1: a child of the root."""
+    sources: Int[Array, "b c"] | None = None
+    """Who proposed it, where several drafters are merged: bit i stands for source i. 0: nobody, there is no such candidate."""
 
 
 class Chain(NamedTuple):
@@ -41,6 +43,8 @@ class Tree(NamedTuple):
     """Edges from the root."""
     mask: Bool[Array, "b n n"]
     """mask[i, j]: node j is node i or one of its ancestors."""
+    sources: Int[Array, "b n"] | None = None
+    """As in Candidates; 0 for the root."""
 
 
 def ancestor_mask(parents: Int[Array, "b n"], max_depth: int) -> Bool[Array, "b n n"]:
@@ -67,8 +71,9 @@ def rank(root: Int[Array, " b"], candidates: Candidates | Chain, shape: TreeShap
     missing = shape.num_draft_tokens - 1 - candidates.tokens.shape[1]
     if missing > 0:
         nothing = jnp.broadcast_to(root[:, None], (len(root), missing))
-        filler = Candidates(nothing, jnp.full(nothing.shape, -jnp.inf), jnp.full_like(nothing, -1))
-        candidates = Candidates(*(jnp.concatenate(both, 1) for both in zip(candidates, filler, strict=True)))
+        nobody = None if candidates.sources is None else jnp.zeros_like(nothing)
+        filler = Candidates(nothing, jnp.full(nothing.shape, -jnp.inf), jnp.full_like(nothing, -1), nobody)
+        return rank(root, jax.tree.map(lambda *both: jnp.concatenate(both, 1), candidates, filler), shape)
     return build_tree(root, candidates, shape.num_draft_tokens, shape.num_steps)
 
 
@@ -85,13 +90,18 @@ def build_tree(root: Int[Array, " b"], candidates: Candidates, num_draft_tokens:
     parents = jnp.sum(picked[:, None, :] <= parents[:, :, None], -1)
     parents = jnp.concatenate([jnp.full_like(parents[:, :1], -1), parents], 1).astype(jnp.int32)
     tokens = jnp.concatenate([root[:, None], jnp.take_along_axis(candidates.tokens, picked, 1)], 1)
-    return tree_of(tokens, parents, max_depth)
+    sources = candidates.sources
+    if sources is not None:
+        sources = jnp.concatenate([jnp.zeros_like(sources[:, :1]), jnp.take_along_axis(sources, picked, 1)], 1)
+    return tree_of(tokens, parents, max_depth, sources)
 
 
-def tree_of(tokens: Int[Array, "b n"], parents: Int[Array, "b n"], max_depth: int) -> Tree:
+def tree_of(
+    tokens: Int[Array, "b n"], parents: Int[Array, "b n"], max_depth: int, sources: Int[Array, "b n"] | None = None
+) -> Tree:  # fmt: skip
     """The tree of these nodes, the root first."""
     mask = ancestor_mask(parents, max_depth)
-    return Tree(tokens, parents, jnp.sum(mask, -1, dtype=jnp.int32) - 1, mask)
+    return Tree(tokens, parents, jnp.sum(mask, -1, dtype=jnp.int32) - 1, mask, sources)
 
 
 def as_candidates(draft: Candidates | Chain) -> Candidates:
@@ -121,7 +131,7 @@ def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
     all children, the others -inf.
 
     In:  tokens [5, 6] in a chain; tokens [5, 7], siblings
-    Out: tokens [5, 6, 5, 7], parents [-1, 0, -1, -1], the third one's score -inf
+    Out: tokens [5, 6, 5, 7], parents [-1, 0, -1, -1], sources [3, 1, 0, 2], the third one's score -inf
     """
     tokens = jnp.concatenate([draft.tokens for draft in drafts], 1)
     scores = jnp.concatenate([draft.scores for draft in drafts], 1)
@@ -133,7 +143,13 @@ def merge(drafts: Sequence[Candidates], max_depth: int) -> Candidates:
         first = jnp.argmax(equal, -1)
         parents = jnp.where(own < 0, -1, jnp.take_along_axis(first, jnp.maximum(own, 0), 1))
     best = jnp.max(jnp.where(equal, scores[:, None, :], -jnp.inf), -1)
-    return Candidates(tokens, jnp.where(first == jnp.arange(tokens.shape[1]), best, -jnp.inf), parents.astype(jnp.int32))
+    bits = np.concatenate([np.full(draft.tokens.shape[1], 1 << source, np.int32) for source, draft in enumerate(drafts)])
+    proposed = jnp.where(jnp.isneginf(scores), 0, bits)
+    sources = jax.lax.reduce_or(jnp.where(equal, proposed[:, None, :], 0), (2,))
+    is_first = first == jnp.arange(tokens.shape[1])
+    return Candidates(
+        tokens, jnp.where(is_first, best, -jnp.inf), parents.astype(jnp.int32), jnp.where(is_first, sources, 0)
+    )  # fmt: skip
 
 
 def root_only(root: Int[Array, " b"]) -> Tree:

@@ -16,7 +16,7 @@ from jaxspec.typing import Array, Bool, Float, Int, KeysValues, UInt
 
 RUNNING, STOPPED, OUT_OF_BUDGET = 0, 1, 2  # finish codes, as the host reads them
 REPORT_HEADER = 3
-"""Columns of a report before its tokens: emitted tokens, accepted drafts, finish code."""
+"""Columns of a report before its tokens: emitted tokens, accepted drafts, finish code. Sources may follow the tokens."""
 
 
 class Verified(NamedTuple):
@@ -137,8 +137,10 @@ def truncate(
     return emitted, jnp.where(sequences.done, RUNNING, ended).astype(jnp.int32)
 
 
-def report(accepted: Accepted) -> Int[Array, "b columns"]:
+def report(accepted: Accepted, sources: Int[Array, "b n"] | None = None) -> Int[Array, "b columns"]:
     """The number of emitted tokens, of accepted drafts, the finish code, then the tokens: all that the host reads, unless a request
-    wants log probabilities or trees."""
+    wants log probabilities or trees. Behind them, where drafts are merged, the sources of the path and those of all nodes
+    (Tree.sources)."""
     header = jnp.stack([accepted.emitted, accepted.accepted, accepted.finish], 1)
-    return jnp.concatenate([header, accepted.tokens], 1)
+    origins = () if sources is None else (jnp.take_along_axis(sources, accepted.path, 1), sources)
+    return jnp.concatenate([header, accepted.tokens, *origins], 1)

@@ -76,7 +76,8 @@ class Engine:
         self.scheduler = Scheduler(
             self.prefix_cache, config.max_running_requests, config.prefill_chunk, config.max_waiting_requests, self.counts
         )
-        self.output = Output(self.scheduler, self.counts, clock, self.trees.most_emitted - 1)
+        source_names = self.runner.merge.drafter.source_names
+        self.output = Output(self.scheduler, self.counts, clock, self.trees.most_emitted - 1, source_names)
         self.recovery = Recovery(self.runner, self.scheduler, self.trees, self.output, self.counts)
         self._limits = Limits(
             self.vocab_size,
@@ -154,6 +155,8 @@ class Engine:
             accepted_per_position=tuple(self.counts.accepted_per_position),
             drafts_by_sampling=dict(self.counts.drafts_by_sampling),
             accepted_by_sampling=dict(self.counts.accepted_by_sampling),
+            drafted_by_source=dict(self.counts.drafted_by_source),
+            accepted_by_source=dict(self.counts.accepted_by_source),
             waiting_seconds=self.runner.waiting.seconds,
             launching_seconds=self.runner.launching.seconds,
             uploaded_arrays=self.runner.uploaded_arrays,

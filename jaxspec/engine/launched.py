@@ -11,8 +11,9 @@ from jaxspec.decoding.sampling import Logprobs
 from jaxspec.decoding.state import Drafted, ProgramOutput
 from jaxspec.decoding.verify import OUT_OF_BUDGET, REPORT_HEADER, RUNNING, STOPPED
 from jaxspec.engine.output import Emitted
-from jaxspec.engine.request import DraftedTree, Request, TokenLogprob
+from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
+from jaxspec.engine.speculation import DraftedTree, DraftSources
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
@@ -66,24 +67,49 @@ def launched(
     return Launched(requests, output.report, tree, chunks, logprobs, prompt_logprobs, drafted, [], most_emitted)
 
 
-def emitted(requests: Sequence[Request], report: np.ndarray, logprobs: Logprobs | None, drafted: Drafted | None) -> list[Emitted]:
-    """The tokens that the program emitted for each request, from its row of the report. Padding rows come last."""
-    found = []
+def emitted(
+    requests: Sequence[Request],
+    report: np.ndarray,
+    logprobs: Logprobs | None,
+    drafted: Drafted | None,
+    shape: TreeShape | None,
+    source_names: Sequence[str],
+) -> list[Emitted]:
+    """The tokens that the program emitted for each request, from its row of the report. Padding rows come last.
+
+    `shape` of the cycle's tree; None for a prefill. `source_names`: the drafter's.
+    """
+    found, tokens_end = [], REPORT_HEADER + (0 if shape is None else shape.num_steps) + 1
     for row, (request, line) in enumerate(zip(requests, report.tolist(), strict=False)):
         tokens = line[REPORT_HEADER : REPORT_HEADER + line[0]]
         count = request.asked.params.logprobs
         entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
-        tree = drafted_tree(drafted, row, line[1]) if drafted is not None and request.asked.wants_trees else None
-        found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree))
+        sources = named_sources(line[tokens_end:], tokens_end - REPORT_HEADER, line[1], source_names)
+        tree = drafted_tree(drafted, row, line[1], sources) if drafted is not None and request.asked.wants_trees else None
+        found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, sources))
     return found
 
 
-def drafted_tree(drafted: Drafted, row: int, accepted: int) -> DraftedTree | None:
+def named_sources(reported: Sequence[int], path: int, accepted: int, names: Sequence[str]) -> DraftSources:
+    """The end of a row of the report, which is empty or has the sources of the path, as long as the tokens, and of all nodes, both
+    with the root first.
+
+    In:  [0, 1, 0, 0, 1, 3, 2], path 3, accepted 1, names ("other", "head", "ngram", "head+ngram")
+    Out: accepted ("head",), drafted ("head", "head+ngram", "ngram")
+    """
+    of_path, of_nodes = reported[1 : accepted + 1], reported[path + 1 :]
+    return DraftSources(tuple([names[each] for each in of_path]), tuple([names[each] for each in of_nodes]))
+
+
+def drafted_tree(drafted: Drafted, row: int, accepted: int, sources: DraftSources) -> DraftedTree | None:
     """One row of arrays; None for plain decoding's lone root."""
     if drafted.tokens.shape[1] == 1:
         return None
     path = drafted.path[row, : accepted + 1]
-    return DraftedTree(tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()))
+    return DraftedTree(
+        tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()),
+        sources.drafted,
+    )  # fmt: skip
 
 
 def token_logprobs(logprobs: Logprobs, row: int, tokens: Sequence[int], count: int) -> list[TokenLogprob]:

@@ -47,7 +47,7 @@ class Masking:
             fail(half.requests[row], error)
         self._counts.pruned_tokens += masked.pruned
         self._counts.forced_tokens += masked.forced
-        settlement = Settlement(masked.tokens, masked.parents, half.proposal.memo, masked.masks)
+        settlement = Settlement(masked.tokens, masked.parents, half.proposal.memo, masked.masks, masked.sources)
         return self._runner.launch_settlement(half, settlement)
 
 
@@ -55,8 +55,8 @@ def drafted_nodes(half: Half) -> DraftedNodes:
     """What was proposed, as soon as it is known."""
     tree, candidates = half.proposal.tree, half.proposal.candidates
     tokens, parents = np.asarray(tree.tokens), np.asarray(tree.parents)
-    if isinstance(candidates, Candidates):
-        of = (np.asarray(each) for each in (candidates.tokens, candidates.parents, candidates.scores))
-    else:
-        of = (np.zeros((len(tokens), 0), dtype) for dtype in (np.int32, np.int32, np.float32))
-    return DraftedNodes(tokens, parents, *of)
+    if not isinstance(candidates, Candidates):
+        return DraftedNodes(tokens, parents, *(np.zeros((len(tokens), 0), dtype) for dtype in (np.int32, np.int32, np.float32)))
+    of = (np.asarray(each) for each in (candidates.tokens, candidates.parents, candidates.scores))
+    sources = (None if each is None else np.asarray(each) for each in (tree.sources, candidates.sources))
+    return DraftedNodes(tokens, parents, *of, *sources)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from jaxspec.config import TreeShape
 from jaxspec.engine.pages import IntegrityError
-from jaxspec.engine.request import FAILED, CycleCounts, DraftedTree, Request, Status, TokenLogprob, Update, Verification
+from jaxspec.engine.request import FAILED, Request, Status, TokenLogprob, Update
 from jaxspec.engine.scheduler import PrefillChunk, Scheduler
+from jaxspec.engine.speculation import CycleCounts, DraftedTree, DraftSources, Verification
 from jaxspec.engine.stats import SAMPLING, EngineStats
 from jaxspec.grammar.matcher import GrammarError
 
@@ -32,6 +33,7 @@ class Emitted(NamedTuple):
     """One per token if the request asks for them, else none."""
     tree: DraftedTree | None
     """If the request has `wants_trees` and something was drafted."""
+    sources: DraftSources = DraftSources()
 
 
 class Output:
@@ -40,8 +42,15 @@ class Output:
     An update is kept until `take_updates`, so that a failure in the same step loses none.
     """
 
-    def __init__(self, scheduler: Scheduler, counts: EngineStats, clock: Callable[[], float], max_steps: int):
-        """`max_steps`: depth of the deepest tree."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        counts: EngineStats,
+        clock: Callable[[], float],
+        max_steps: int,
+        source_names: Sequence[str] = (),
+    ):
+        """`max_steps`: depth of the deepest tree. `source_names`: the drafter's."""
         self._scheduler, self._counts, self._clock = scheduler, counts, clock
         self._updates: list[Update] = []
         self._finished: Counter[str] = Counter()
@@ -50,6 +59,8 @@ class Output:
         self._accepted: Counter[str] = Counter()
         counts.finished, counts.accepted_per_position = self._finished, self._accepted_per_position
         counts.drafts_by_sampling, counts.accepted_by_sampling = self._drafts, self._accepted
+        self._drafted_of, self._accepted_of = (Counter(dict.fromkeys(source_names, 0)) for _ in range(2))
+        counts.drafted_by_source, counts.accepted_by_source = self._drafted_of, self._accepted_of
 
     @property
     def has_updates(self) -> bool:
@@ -81,7 +92,9 @@ class Output:
             if tree is not None and new:
                 accepted = min(emitted.accepted, len(new))
                 verification = Verification(tree, accepted, emitted.tree)
-                self._count(request, CycleCounts(len(new), accepted, tree.num_draft_tokens - 1, tree.num_steps))
+                sources, nodes = emitted.sources, tree.num_draft_tokens - 1
+                self._count(request, CycleCounts(len(new), accepted, nodes, tree.num_steps, sources.accepted[:accepted]))
+                self._drafted_of.update(sources.drafted)
             update = self._update(request, shown, new, logprobs or None, verification)
             if ends_with_stop and request.detokenizer.matched is None:
                 request.matched_stop = new[-1]
@@ -154,6 +167,7 @@ class Output:
             sampling = SAMPLING[request.asked.params.temperature > 0]
             self._drafts[sampling] += 1
             self._accepted[sampling] += cycle.accepted
+            self._accepted_of.update(cycle.sources)
             for position in range(cycle.accepted):
                 self._accepted_per_position[position] += 1
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.pages import HeldPages
+from jaxspec.engine.speculation import CycleCounts, Speculation, Verification
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Decoder, Detokenizer
 
@@ -45,87 +46,6 @@ class GenerationRequest:
             tokenizer, params.stop, params.skip_special_tokens, params.min_tokens, params.include_stop_str_in_output,
             with_offsets=self.wants_trees or params.logprobs is not None, prompt=self.prompt,
         )  # fmt: skip
-
-
-class CycleCounts(NamedTuple):
-    """The counts of one cycle for one request."""
-
-    emitted: int
-    """Tokens, bonus included."""
-    accepted: int
-    """Accepted drafts among them."""
-    drafted: int
-    """Drafted tokens: the nodes below the root. 0: plain decoding."""
-    num_steps: int
-    """The depth of the tree: `accepted` is at most this."""
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """The cycles of one request. The prefill, which emits the first token, is not one of them."""
-
-    cycles: tuple[CycleCounts, ...] = ()
-
-    @property
-    def accept_lengths(self) -> tuple[int, ...]:
-        """Tokens that each cycle emitted, bonus included."""
-        return tuple([cycle.emitted for cycle in self.cycles])
-
-    @property
-    def verify_count(self) -> int:
-        """Cycles: forwards of the target after the prefill."""
-        return len(self.cycles)
-
-    @property
-    def accept_length(self) -> float:
-        """Tokens per cycle, bonus included; plain decoding has 1.0. 0.0 without a cycle."""
-        return sum(self.accept_lengths) / len(self.cycles) if self.cycles else 0.0
-
-    @property
-    def accepted_drafts(self) -> int:
-        return sum([cycle.accepted for cycle in self.cycles])
-
-    @property
-    def proposed_drafts(self) -> int:
-        return sum([cycle.drafted for cycle in self.cycles])
-
-    @property
-    def accept_rate(self) -> float:
-        """Accepted drafts divided by proposed ones; 0.0 without drafts."""
-        return self.accepted_drafts / self.proposed_drafts if self.proposed_drafts else 0.0
-
-    @property
-    def with_tree(self) -> tuple[CycleCounts, ...]:
-        """The cycles that were not plain decoding."""
-        return tuple([cycle for cycle in self.cycles if cycle.drafted])
-
-    @property
-    def tree_accept_length(self) -> float | None:
-        """Tokens per cycle with a tree, bonus included; None without such a cycle."""
-        cycles = self.with_tree
-        return sum([cycle.emitted for cycle in cycles]) / len(cycles) if cycles else None
-
-
-@dataclass(frozen=True)
-class DraftedTree:
-    """The verified tree of one cycle. Node 0 is the root, the newest token before the cycle."""
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    """Node number of each node's parent, -1 for the root; parents come before children."""
-    accepted: tuple[int, ...]
-    """The accepted path, root first."""
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The cycle that the tokens of an update come from."""
-
-    spec: TreeShape
-    accepted: int
-    """The first `accepted` tokens are accepted drafts."""
-    tree: DraftedTree | None = None
-    """If the request has `wants_trees` and the cycle was not plain decoding."""
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ class Runner:
             self.programs.ask_for(smaller)
         _, rows, page_table = self._batch(requests, self._lengths(requests, tree), [propose])
         proposal = self.run(propose, rows, page_table).proposal
-        for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.candidates)):
+        for array in jax.tree.leaves((proposal.tree.tokens, proposal.tree.parents, proposal.tree.sources, proposal.candidates)):
             array.copy_to_host_async()
         return Half(requests, proposal, settle, rows, page_table)
 
@@ -356,7 +356,7 @@ class Runner:
         with self.waiting:
             report = np.asarray(launched.report)
             logprobs, drafted = jax.tree.map(np.asarray, (launched.logprobs, launched.drafted))
-        return emitted(launched.requests, report, logprobs, drafted)
+        return emitted(launched.requests, report, logprobs, drafted, launched.tree, self.merge.drafter.source_names)
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
         """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""

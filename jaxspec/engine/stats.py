@@ -33,18 +33,20 @@ class AdaptiveState(NamedTuple):
     """How often a tree out of use was tried for a few cycles."""
 
 
-def metric(name: str, meaning: str, aliases: str = "", *, label: str | None = None, labels: Sequence[str] = ()) -> Any:
+def metric(
+    name: str, meaning: str, aliases: str = "", *, label: str | None = None, labels: Sequence[str] | None = None
+) -> Any:  # fmt: skip
     """A field of EngineStats that /metrics shows: a number, or one number per value of `label`.
 
     Args:
         name: without the prefix. By Prometheus' rules the unit comes last, and `_total` after counters.
         aliases: the names of the same number at other servers, with their prefixes.
-        labels: values of the label that are shown from the start, as a rate needs a zero to begin at.
+        labels: values of the label that are shown from the start, as a rate needs a zero to begin at. None: they are numbers.
     """
-    shown = {"name": name, "meaning": meaning, "aliases": aliases, "label": label, "labels": tuple(labels)}
+    shown = {"name": name, "meaning": meaning, "aliases": aliases, "label": label, "labels": tuple(labels or ())}
     if label is None:
         return field(default=0, metadata=shown)
-    return field(default_factory=dict if labels else tuple, metadata=shown)
+    return field(default_factory=tuple if labels is None else dict, metadata=shown)
 
 
 @dataclass
@@ -99,6 +101,14 @@ class EngineStats:
     accepted_by_sampling: Mapping[str, int] = metric(
         "accepted_tokens_by_sampling_total", "Drafted tokens that were accepted, of greedy and of sampled requests.",
         label="sampling", labels=SAMPLING,
+    )  # fmt: skip
+    drafted_by_source: Mapping[str, int] = metric(
+        "draft_tokens_by_source_total", "Drafted tokens that were verified, by who proposed them. Merged drafters only.",
+        label="source", labels=(),
+    )  # fmt: skip
+    accepted_by_source: Mapping[str, int] = metric(
+        "accepted_tokens_by_source_total", "Drafted tokens that were accepted, by who proposed them. Merged drafters only.",
+        label="source", labels=(),
     )  # fmt: skip
 
     constrained_requests: int = metric("constrained_requests_total", "Requests under a grammar (JSON schema, regex and so on).")

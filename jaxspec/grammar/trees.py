@@ -25,6 +25,9 @@ class DraftedNodes(NamedTuple):
     candidate_parents: np.ndarray
     scores: np.ndarray
     """[b, c] each, as in decoding.tree.Candidates; c may be 0: all that there are were chosen."""
+    sources: np.ndarray | None = None
+    candidate_sources: np.ndarray | None = None
+    """[b, n] and [b, c], where drafters are merged; there, c is never 0."""
 
 
 class MaskedNodes(NamedTuple):
@@ -41,6 +44,8 @@ class MaskedNodes(NamedTuple):
     """Nodes that are there because a grammar leaves nothing else."""
     failed: Mapping[int, Exception]
     """Rows whose matcher has failed, and why: their nodes and masks mean nothing."""
+    sources: np.ndarray | None = None
+    """[b, n] int32, if they were given; 0 for what was forced."""
 
 
 class Masker:
@@ -52,7 +57,8 @@ class Masker:
     def mask(self, matchers: Sequence[Matcher | None], nodes: DraftedNodes, num_steps: int, words: int) -> MaskedNodes:
         """The trees and their masks. Tree i is that of matchers[i]; trees without one, and those behind them, take any tokens."""
         masks = np.full((*nodes.tokens.shape, words), 2**32 - 1, np.uint32)
-        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, 0, 0, {})
+        sources = None if nodes.sources is None else nodes.sources.copy()
+        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, 0, 0, {}, sources)
         rows = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
         failed: dict[int, Exception] = {}
 
@@ -83,7 +89,9 @@ def mask_row(matcher: Matcher, row: int, nodes: DraftedNodes, masked: MaskedNode
         if pruned or any(forced.values()):
             candidates = TextTree.of(matcher, nodes, row)
             candidates.add_forced(num_steps)
-            tokens[:], parents[:], added = candidates.best(tokens[0], len(tokens))
+            tokens[:], parents[:], picked, added = candidates.best(tokens[0], len(tokens))
+            if masked.sources is not None and nodes.candidate_sources is not None:
+                masked.sources[row] = sources_of(picked, nodes.candidate_sources[row], len(tokens))
     for node in matcher.masks(tokens.tolist(), parents.tolist(), masks):
         before = masks[parents[node]]
         tokens[node] = next(token for token in range(32 * len(before)) if not holds(before, token))  # which is never chosen
@@ -131,12 +139,23 @@ class TextTree:
                 self._scores[child] = score
                 at = child
 
-    def best(self, root: int, count: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Tokens and parents [count] of the root and the best, and how many of them were added."""
+    def best(self, root: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """Tokens and parents [count] of the root and the best, the places of the best, and how many of them were added."""
         scores = np.array(self._scores)
         tokens, parents = best_nodes(root, np.array(self._tokens), np.array(self._parents), scores, count)
-        picked = np.argsort(-scores, kind="stable")[: count - 1]
-        return tokens, parents, int(np.sum(picked >= self._drafted))
+        picked = np.sort(np.argsort(-scores, kind="stable")[: count - 1])
+        return tokens, parents, picked, int(np.sum(picked >= self._drafted))
+
+
+def sources_of(picked: np.ndarray, sources: np.ndarray, count: int) -> np.ndarray:
+    """Sources [count] of the root and the picked, in whose order those behind the candidates were added: they have none.
+
+    In:  picked [1, 4], sources [3, 2, 1], count 3
+    Out: [0, 2, 0]
+    """
+    found, drafted = np.zeros(count, np.int32), picked < len(sources)
+    found[1 : len(picked) + 1][drafted] = sources[picked[drafted]]
+    return found
 
 
 def best_nodes(

@@ -10,7 +10,8 @@ from fastapi import Request
 
 from jaxspec.engine.driver import EngineThread
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.request import GenerationOutput, GenerationRequest, Speculation
+from jaxspec.engine.request import GenerationOutput, GenerationRequest
+from jaxspec.engine.speculation import Speculation
 from jaxspec.server.errors import ApiError, refused
 from jaxspec.text.answer_parser import AnswerFormat
 

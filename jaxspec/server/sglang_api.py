@@ -299,7 +299,7 @@ class GenerateBuilder:
             completion_tokens=len(output.token_ids),
             cached_tokens=output.cached_tokens,
             e2e_latency=round(perf_counter() - self._started, 6),
-            **dict(sglang_speculation(output.speculation)),
+            **sglang_speculation(output.speculation).model_dump(exclude_unset=True),
             **self._input_logprobs(output),
             **self._logprobs("output", output.token_ids, output.logprobs or ()),
         )

@@ -4,7 +4,8 @@ from typing import NotRequired, TypedDict
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.output import traced_tokens
-from jaxspec.engine.request import Speculation, Update
+from jaxspec.engine.request import Update
+from jaxspec.engine.speculation import Speculation
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import RequestModel, TokenCountOrZero
 from jaxspec.server.model import ServedModel
@@ -66,6 +67,8 @@ class ShownTree(TypedDict):
     parents: list[int]
     accepted: list[int]
     """The nodes of the accepted path, root first."""
+    sources: NotRequired[list[str]]
+    """Who proposed each node below the root, as in MergedDrafts."""
 
 
 ShownToken = TypedDict("ShownToken", {"id": int, "text": str, "from": str, "depth": NotRequired[int]})
@@ -92,10 +95,20 @@ def speculative_trace(update: Update, model: ServedModel) -> SpeculativeTrace:
         texts = [None if model.tokenizer is None else model.token_text(each) for each in tree.tokens]
         shape = str(verification.spec)
         shown = {"shape": shape, "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
+        if tree.sources:
+            shown["sources"] = list(tree.sources)
     return {"tokens": tokens, "tree": shown}
 
 
-class VllmSpeculation(ResponseModel):
+class MergedDrafts(ResponseModel):
+    """What is told of merged drafts."""
+
+    accepted_drafts_by_source: dict[str, int] | None = None
+    """Accepted drafts by who proposed them: head, ngram, both (head+ngram), or other (they filled the tree, or a grammar forced
+    them). Only with several sources."""
+
+
+class VllmSpeculation(MergedDrafts):
     """vLLM's `metrics.speculative_decoding`. Plain decoding steps don't count."""
 
     mean_acceptance_length: float
@@ -108,7 +121,7 @@ class VllmSpeculation(ResponseModel):
     num_draft_tokens: int
 
 
-class SglangSpeculation(ResponseModel):
+class SglangSpeculation(MergedDrafts):
     """SGLang's counts, in `meta_info` and `sglext.spec_tokens_details`. Plain decoding steps count as verifications."""
 
     spec_verify_ct: int
@@ -133,6 +146,7 @@ def vllm_speculation(speculation: Speculation) -> VllmSpeculation | None:
         num_spec_steps=len(speculation.with_tree),
         num_accepted_draft_tokens=speculation.accepted_drafts,
         num_draft_tokens=speculation.proposed_drafts,
+        **by_source(speculation),
     )
 
 
@@ -144,7 +158,14 @@ def sglang_speculation(speculation: Speculation) -> SglangSpeculation:
         spec_num_correct_drafts=speculation.accepted_drafts,
         spec_num_proposed_drafts=speculation.proposed_drafts,
         spec_correct_drafts_histogram=acceptance_histogram(speculation),
+        **by_source(speculation),
     )
+
+
+def by_source(speculation: Speculation) -> dict[str, dict[str, int]]:
+    """The fields of MergedDrafts: none if there is nothing to tell."""
+    counts = speculation.accepted_by_source
+    return {"accepted_drafts_by_source": counts} if counts else {}
 
 
 def acceptance_histogram(speculation: Speculation) -> list[int]:

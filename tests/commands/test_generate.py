@@ -11,7 +11,8 @@ import pytest
 from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.commands.generate import COLOURS, main, parse, summary
 from jaxspec.engine.output import BONUS
-from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
+from jaxspec.engine.request import GenerationOutput, Timing
+from jaxspec.engine.speculation import CycleCounts, Speculation
 from jaxspec.sampling_params import declaration
 from jaxspec.text.tokenizer import load_tokenizer
 

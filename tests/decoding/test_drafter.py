@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
-from jaxspec.decoding.drafter import MEMORY, PRIOR, Merged, NoDrafter, Promises
+from jaxspec.decoding.drafter import MEMORY, PRIOR, Merged, NoDrafter, Promises, names_of_sets
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.decoding.state import Batch, Sequences, Sizes
 from jaxspec.decoding.tree import Candidates, Chain, as_candidates, discounted, merge, rank
@@ -78,7 +78,8 @@ def drafted(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
         for update in engine.step():
             if update.verification is not None and update.verification.tree is not None:
                 trees.append(update.verification.tree.tokens)
-    assert len(request.output) == 12
+                assert update.verification.tree.sources == (), "one source needs no word of it in the report"
+    assert len(request.output) == 12 and engine.stats().accepted_by_source == {}
     return trees
 
 
@@ -128,7 +129,7 @@ def test_a_tree_that_is_wider_than_the_drafter_is_refused():
 
 def paths(candidates: Candidates, row: int = 0) -> dict[tuple[int, ...], float]:
     """The best score of each text that the candidates spell."""
-    tokens, scores, parents = (np.asarray(part)[row].tolist() for part in candidates)
+    tokens, scores, parents = (np.asarray(part)[row].tolist() for part in candidates[:3])
     found: dict[tuple[int, ...], float] = {}
     texts: list[tuple[int, ...]] = []
     for token, score, parent in zip(tokens, scores, parents, strict=True):
@@ -180,6 +181,29 @@ def test_merging_keeps_every_text_once_with_its_best_score(seed):
         assert len(texts) >= len(best)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_merge_says_who_proposed_each_text(seed):
+    """And so does the tree, which the root fills where candidates are too few: nobody proposed that."""
+    rng, depth = np.random.default_rng(seed), 4
+    sources = [random_candidates(rng, 3, count, depth) for count in (7, 5, 9)]
+    merged = merge(sources, depth)
+    tree = rank(jnp.full(3, 9, jnp.int32), merged, TreeShape(depth, 6, 30))
+    for row in range(3):
+        known = [paths(source, row) for source in sources]
+        texts: list[tuple[int, ...]] = []
+        for token, score, parent, who in zip(*(np.asarray(part)[row].tolist() for part in merged), strict=True):
+            texts.append((*(texts[parent] if parent >= 0 else ()), token))
+            stands = score > -np.inf
+            assert who == sum((texts[-1] in own) << bit for bit, own in enumerate(known) if stands)
+        tokens, who, shown = (np.asarray(each)[row].tolist() for each in (merged.tokens, merged.sources, tree.sources))
+        assert shown == [0, *who, *[0] * (29 - len(who))] and tree.tokens[row, 1 : len(tokens) + 1].tolist() == tokens
+
+
+def test_names_of_sets_go_by_bits():
+    assert names_of_sets(["head", "ngram"]) == ("other", "head", "ngram", "head+ngram")
+    assert names_of_sets(["a", "b", "c"])[5] == "a+c"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_discount_counts_at_every_depth(seed):
     drafts = random_candidates(np.random.default_rng(seed), 2, 9, 4)
@@ -207,9 +231,9 @@ def test_the_docstrings_example_of_a_merge():
     siblings = Candidates(jnp.array([[5, 7]]), jnp.array([[-1.0, -2.0]]), jnp.array([[-1, -1]]))
     merged = merge([chain, siblings], 2)
     assert merged.tokens.tolist() == [[5, 6, 5, 7]] and merged.parents.tolist() == [[-1, 0, -1, -1]]
-    assert merged.scores.tolist() == [[0, 0, -np.inf, -2.0]]
+    assert merged.scores.tolist() == [[0, 0, -np.inf, -2.0]] and merged.sources.tolist() == [[3, 1, 0, 2]]
 
 
 def test_too_few_candidates_leave_nodes_that_repeat_the_root():
     tree = rank(jnp.array([9]), Candidates(jnp.array([[5]]), jnp.array([[-1.0]]), jnp.array([[-1]])), TreeShape(2, 2, 4))
-    assert tree.tokens.tolist() == [[9, 5, 9, 9]] and tree.parents.tolist() == [[-1, 0, 0, 0]]
+    assert tree.tokens.tolist() == [[9, 5, 9, 9]] and tree.parents.tolist() == [[-1, 0, 0, 0]] and tree.sources is None

@@ -1,6 +1,8 @@
 """N-gram drafts: the search and the scores beside plain Python, the learnt rates, and texts that are those of plain decoding."""
 
+import itertools
 import math
+from collections import Counter
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from jaxspec.decoding.state import Batch, Sequences, Sizes
 from jaxspec.decoding.tree import rank
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
+from jaxspec.engine.speculation import DraftedTree
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_engine
 from tests.sets import exhaustive
@@ -89,7 +92,7 @@ def test_scores_are_rates_times_shares(seed):
             expected[prefix] = score + math.log(alike / max(sum(weights.values()), 1))
     texts: list[tuple[int, ...]] = []
     scores: dict[tuple[int, ...], float] = {}
-    for token, score, parent in zip(*(np.asarray(part)[0].tolist() for part in found), strict=True):
+    for token, score, parent in zip(*(np.asarray(part)[0].tolist() for part in found[:3]), strict=True):
         texts.append((*(texts[parent] if parent >= 0 else ()), token))
         if score > -np.inf:
             assert texts[-1] not in scores, "once"
@@ -151,6 +154,49 @@ def test_the_text_is_that_of_plain_decoding(tree, drafter, options):
     of_few_tokens = [length for (_, length), kind in zip(first, KINDS * len(PROMPTS), strict=True) if kind == KINDS[1]]
     if not engine.config.adaptive:  # one that is may decode plainly
         assert max(of_few_tokens) > 1.5, "text of three tokens repeats"
+
+
+def check_sources(text: list[int], tree: DraftedTree) -> None:
+    """What n-grams proposed behind the root followed it before. `text`: up to the root."""
+    pairs = set(itertools.pairwise(text))
+    assert len(tree.sources) == len(tree.tokens) - 1
+    for token, parent, source in zip(tree.tokens[1:], tree.parents[1:], tree.sources, strict=True):
+        if parent == 0 and source.endswith("ngram"):
+            assert (text[-1], token) in pairs
+
+
+@pytest.mark.parametrize("options", [{}, exhaustive({"adaptive": True}), exhaustive({"overlap": False})])
+def test_the_source_of_every_draft_is_told(options):
+    """In trees, answers and metrics, which agree. A random head drafts more, and n-grams get more of what repeats accepted."""
+    engine = tiny_engine(TreeShape(2, 2, 5), target=TARGET, ngram=True, **options)
+    names = {"other", "head", "ngram", "head+ngram"}
+    assert engine.stats().accepted_by_source == engine.stats().drafted_by_source == dict.fromkeys(names, 0)
+    requests = [
+        engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=40, **kind), wants_trees=True))
+        for prompt in PROMPTS
+        for kind in KINDS
+    ]
+    texts = {request.id: list(request.prompt) for request in requests}
+    drafted, accepted = Counter[str](), Counter[str]()
+    while engine.has_work:
+        for update in engine.step():
+            text, verification = texts[update.request_id], update.verification
+            if verification is not None and (tree := verification.tree) is not None:
+                check_sources(text, tree)
+                drafted.update(tree.sources)
+                accepted.update(tree.sources[node - 1] for node in tree.accepted[1 : verification.accepted + 1])
+            text += update.token_ids
+    stats = engine.stats()
+    assert {name: count for name, count in stats.drafted_by_source.items() if count} == drafted
+    assert {name: count for name, count in stats.accepted_by_source.items() if count} == accepted
+    assert drafted.total() == stats.draft_tokens and accepted.total() == stats.accepted_tokens
+    for request in requests:
+        assert sum(request.speculation.accepted_by_source.values()) == request.speculation.accepted_drafts
+    by_source = [Counter(request.speculation.accepted_by_source) for request in requests]
+    assert sum(by_source, Counter()) == accepted
+    of_few_tokens = sum(by_source[1 :: len(KINDS)], Counter())
+    if not engine.config.adaptive:  # one that is may decode plainly
+        assert drafted["head"] > drafted["ngram"] and of_few_tokens["ngram"] > of_few_tokens["head"]
 
 
 def test_the_engines_options_choose_the_drafter():

@@ -9,7 +9,7 @@ import pytest
 from jaxspec.grammar import cache
 from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.matcher import Bans, GrammarError, Matcher
-from jaxspec.grammar.trees import TextTree
+from jaxspec.grammar.trees import TextTree, sources_of
 from jaxspec.grammar.vocabulary import holds, packed
 from jaxspec.testing import TinyTokenizer
 from tests.grammar.cases import random_schema
@@ -112,8 +112,10 @@ def test_what_must_follow_is_drafted(grammars):
     assert legal == [True, True, False] and bytes(forced[0]) == b"ello" and not forced[-1] and 1 not in forced
     tree = TextTree([ord("h"), ord("x"), ord("e")], [-1, -1, 0], [-1.0, -0.5, -9.0], forced)
     tree.add_forced(3)
-    tokens, parents, added = tree.best(7, 5)
+    tokens, parents, picked, added = tree.best(7, 5)
     assert (bytes(tokens[1:].tolist()), parents.tolist(), added) == (b"hxel", [-1, 0, 0, 1, 3], 1)
+    assert sources_of(picked, np.array([1, 2, 3]), 5).tolist() == [0, 1, 2, 3, 0], "what was forced has none"
+    assert sources_of(np.array([1, 4]), np.array([3, 2, 1]), 4).tolist() == [0, 2, 0, 0]
 
 
 @pytest.mark.parametrize(

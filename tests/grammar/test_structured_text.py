@@ -55,6 +55,20 @@ def texts(made: Engine, **fields) -> list[str]:
     return [request.result().text for request in requests]
 
 
+@pytest.mark.exhaustive
+def test_drafts_keep_their_sources_under_a_grammar(made):
+    """When the tree is ranked again, too. What is forced has none, unless somebody proposed it."""
+    merged = engine(TREES[0], ngram=True)
+    asked = [sampled(seed, regex="(ab[0-9]){8}") for seed in range(8)]
+    requests = finish(merged, *asked)
+    assert [request.output for request in requests] == [request.output for request in finish(made, *asked)]
+    stats = merged.stats()
+    assert sum(stats.drafted_by_source.values()) == stats.draft_tokens
+    assert sum(stats.accepted_by_source.values()) == stats.accepted_tokens
+    assert stats.accepted_by_source["other"] and stats.accepted_by_source["ngram"] and stats.forced_tokens
+    assert sum(sum(request.speculation.accepted_by_source.values()) for request in requests) == stats.accepted_tokens
+
+
 def test_where_a_grammar_ends_the_text_ends(made):
     """Before min_tokens, and with ignore_eos; where it could go on, these go on."""
     assert {len(text) for text in texts(made, **WORDS, min_tokens=20)} == {4}

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.request import CycleCounts, DraftedTree, GenerationRequest, Request, Status, TokenLogprob, Update, Verification
+from jaxspec.engine.request import GenerationRequest, Request, Status, TokenLogprob, Update
 from jaxspec.engine.scheduler import QueueFull
+from jaxspec.engine.speculation import CycleCounts, DraftedTree, Verification
 from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.grammar.cache import Grammars
 from jaxspec.sampling_params import SamplingParams
@@ -201,8 +202,8 @@ class FakeEngine:
         if len(request.output) > len(new):
             spec = request.tree or self.tree
             accepted = min(1, spec.num_steps)
-            request.cycles.append(CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps))
-            drafted = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1))
+            request.cycles.append(CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps, ("ngram",) * accepted))
+            drafted = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1), ("ngram", "head"))
             verification = Verification(spec, accepted, drafted if request.asked.wants_trees and accepted else None)
             self._verifications += 1
             self._verified += len(new)
@@ -223,6 +224,8 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
+            drafted_by_source={"head": 0, "ngram": 0},
+            accepted_by_source={"head": 0, "ngram": 0},
             running=self.running,
             used_pages=self.running,
             total_pages=10,

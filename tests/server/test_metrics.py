@@ -17,7 +17,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from jaxspec.engine.driver import Observer
-from jaxspec.engine.request import CycleCounts, GenerationOutput, Speculation, Timing
+from jaxspec.engine.request import GenerationOutput, Timing
+from jaxspec.engine.speculation import CycleCounts, Speculation
 from jaxspec.engine.stats import ENGINE_METRICS, FINISH_REASONS, EngineStats
 from jaxspec.server.bodies import MAX_BODY_BYTES
 from jaxspec.server.metrics import (
@@ -80,6 +81,8 @@ DISTINCT = EngineStats(
     accepted_per_position=(103, 104, 105),
     drafts_by_sampling={"greedy": 106},
     accepted_by_sampling={"sampled": 107},
+    drafted_by_source={"head": 108},
+    accepted_by_source={"head+ngram": 109},
 )  # fmt: skip
 
 
@@ -100,6 +103,8 @@ def test_every_number_of_the_stats_is_shown():
     assert [own[f"accepted_tokens_per_position_total{{position={position}}}"] for position in range(3)] == [103, 104, 105]
     assert own["drafts_by_sampling_total{sampling=greedy}"] == 106 and own["drafts_by_sampling_total{sampling=sampled}"] == 0
     assert own["accepted_tokens_by_sampling_total{sampling=sampled}"] == 107
+    assert own["draft_tokens_by_source_total{source=head}"] == 108
+    assert own["accepted_tokens_by_source_total{source=head+ngram}"] == 109
     assert shown[f"vllm:cache_config_info{{block_size={DISTINCT.page_size},num_gpu_blocks={DISTINCT.total_pages}}}"] == 1
 
 

@@ -228,6 +228,7 @@ def test_speculation_is_in_the_metrics(client: Client):
         "num_spec_steps": 5,
         "num_accepted_draft_tokens": 5,
         "num_draft_tokens": 20,
+        "accepted_drafts_by_source": {"ngram": 5},
     }
 
 

@@ -30,6 +30,7 @@ def test_generate(client: Client, prompt):
         "spec_num_correct_drafts": 4,
         "spec_num_proposed_drafts": 16,
         "spec_correct_drafts_histogram": [0, 4, 0, 0],
+        "accepted_drafts_by_source": {"ngram": 4},
     }
 
 

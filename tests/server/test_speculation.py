@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from jaxspec.engine.request import CycleCounts, Speculation
+from jaxspec.engine.speculation import CycleCounts, Speculation
 from jaxspec.server.speculation import acceptance_histogram, sglang_speculation, vllm_speculation
 from tests.server.conftest import Client
 from tests.server.fakes import TEXT, TREE
@@ -74,6 +74,7 @@ def test_a_trace_tells_of_every_token(client: Client, path: str):
         assert all(token["from"] == "bonus" and "depth" not in token for token in rest)
         tree = trace["tree"]
         assert tree["shape"] == "3/2/5" and tree["parents"] == [-1, 0, 0] and tree["accepted"] == [0, 1]
+        assert tree["sources"] == ["ngram", "head"]
         assert tree["tokens"][2] == "?" and bytes([first["id"]]).decode(errors="replace") == tree["tokens"][1]
         assert bytes([before["tokens"][-1]["id"]]).decode(errors="replace") == tree["tokens"][0]
 
@@ -113,6 +114,11 @@ def test_a_trace_is_of_one_streamed_completion(client: Client, path: str, extra:
 def test_sglangs_details_come_on_request(client: Client, path: str):
     answer = client.post(path, **with_length(path, 9), return_spec_tokens_details=True).json()
     details = answer["sglext"]["spec_tokens_details"]
+    assert (
+        details["accepted_drafts_by_source"]
+        == answer["metrics"]["speculative_decoding"]["accepted_drafts_by_source"]
+        == {"ngram": 4}
+    )
     assert details["spec_verify_ct"] == 4 and details["spec_correct_drafts_histogram"] == [0, 4, 0, 0]
     assert "sglext" not in client.post(path, **with_length(path, 9)).json()
     *_, last = client.events(path, **with_length(path, 9), return_spec_tokens_details=True, stream_options={"include_usage": True})
@@ -125,7 +131,7 @@ MIXED = Speculation((CycleCounts(4, 3, 7, 5), CycleCounts(1, 0, 0, 0), CycleCoun
 
 def test_counts_of_mixed_cycles():
     assert acceptance_histogram(MIXED) == [1, 0, 1, 1, 0, 0]
-    assert dict(vllm_speculation(MIXED)) == {
+    assert vllm_speculation(MIXED).model_dump(exclude_unset=True) == {
         "mean_acceptance_length": round(7 / 3, 4),
         "draft_acceptance_rate": round(5 / 17, 4),
         "acceptance_histogram": [1, 0, 1, 1, 0, 0],
@@ -137,6 +143,13 @@ def test_counts_of_mixed_cycles():
     assert (details.spec_verify_ct, details.spec_accept_length) == (4, 2.0)
     histogram = details.spec_correct_drafts_histogram
     assert sum(place * count for place, count in enumerate(histogram)) == details.spec_num_correct_drafts == 5
+
+
+def test_sources_are_told_where_there_are_several():
+    merged = Speculation((CycleCounts(3, 2, 7, 5, ("head", "ngram")), CycleCounts(2, 1, 7, 5, ("ngram",)), CycleCounts(1, 0, 0, 0)))
+    for made in (vllm_speculation, sglang_speculation):
+        assert made(merged).model_dump(exclude_unset=True)["accepted_drafts_by_source"] == {"head": 1, "ngram": 2}
+        assert "accepted_drafts_by_source" not in made(MIXED).model_fields_set
 
 
 def test_counts_without_speculation():
