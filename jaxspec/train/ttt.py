@@ -1,6 +1,8 @@
 """EAGLE-3's training-time test: the head is unrolled on its own outputs, as in drafting (EAGLE-3 paper, section 3.2).
 
-Losses and masks are those of SafeAILab's trainer: tests/train/test_reference.py holds them to 1e-5.
+Losses and masks are those of SafeAILab's trainer (tests/train/test_reference.py holds them to 1e-5), with one difference: it pads
+the target's logits with zeros, so if token 0 has a draft id and a row's last position is learnt, its head also learns to find all
+tokens equally likely there. Ours learns nothing behind the end of a row.
 """
 
 from collections.abc import Callable

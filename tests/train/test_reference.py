@@ -97,3 +97,22 @@ def test_packed_conversations_learn_as_alone(batch):
     together, apart = losses(packed), [losses(one), losses(two)]
     np.testing.assert_allclose(together.losses, apart[0].losses + apart[1].losses, rtol=1e-5)
     assert together.counted.sum() == apart[0].counted.sum() + apart[1].counted.sum() > 20
+
+
+def test_behind_the_end_of_a_row_nothing_is_learnt(batch):
+    """SafeAILab's trainer learns from a row's last position, if it is to be learnt, the argmax of its padding: token 0."""
+    _, target, head, rows = batch
+    rows = jax.tree.map(lambda part: part[:, :16], rows)  # whose last tokens are text
+    learnt = np.ones_like(rows.learnt)
+    learnt[:, -1] = False
+    params = dict(head.params)
+    params["draft_to_target"] = params["draft_to_target"].at[0].set(0)
+    model, origin = head.merge(params, TRAINING), target.merge(target.params)
+
+    @jax.jit
+    def losses(rows):
+        return unroll(model, origin, teach(origin, model.config.captured_layers, rows), rows, 2).losses
+
+    expected = losses(rows._replace(learnt=learnt))
+    np.testing.assert_array_equal(losses(rows._replace(learnt=np.ones_like(learnt))), expected)
+    assert (np.asarray(expected) > 0).all()
