@@ -12,11 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing, stored_so, with_storage
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
+from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_HEAD, model_directory
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
@@ -105,6 +108,17 @@ def in_fp8_blocks() -> Models:
     return Models(replace(target, config=with_storage(target.config, None, tuple(storages)), params=unflatten_dict(params)), head)
 
 
+def built_in() -> Models:
+    target = load_target(BUILT_IN_TARGET, jnp.float32)
+    return Models(target, load_head(BUILT_IN_HEAD, target))
+
+
+def smollm2(storing: Storing) -> Models:
+    """Of 9 heads and 3 KV heads, tied embeddings and a vocabulary of 49,152. With AS_IN_FILE its blocks stay, the head's in 8 bits."""
+    target = load_target(model_directory(SMOLLM2), jnp.float32, storing=storing)
+    return Models(target, load_head(SMOLLM2_HEAD, target, storing=storing))
+
+
 CASES = {
     "EAGLE-3": Case(eagle3),
     "EAGLE-3, one layer": Case(lambda: eagle3(1), TreeShape(2, 2, 4)),
@@ -130,6 +144,11 @@ CASES = {
     "int4": Case(lambda: quantised("int4", Storing.DENSE)),
     "int4 in blocks": Case(lambda: quantised("int4", Storing.ROWS)),
     "fp8 in blocks": Case(in_fp8_blocks),
+    "n-grams": Case(lambda: Models(engine_target(num_layers=2), None), TreeShape(3, 2, 5), {"ngram": True}),
+    "n-grams and a head": Case(eagle3, SHORT, {"ngram": True}),
+    "the built-in model": Case(built_in, TreeShape(5, 4, 8)),
+    "SmolLM2": Case(lambda: smollm2(Storing.DENSE)),
+    "SmolLM2, its file's blocks": Case(lambda: smollm2(Storing.AS_IN_FILE)),
 }
 PARAMS = (
     SamplingParams(max_tokens=18, temperature=0, logprobs=2),
