@@ -114,7 +114,7 @@ def built_in() -> Models:
 
 
 def smollm2(storing: Storing) -> Models:
-    """Of 9 heads and 3 KV heads, tied embeddings and a vocabulary of 49,152. With AS_IN_FILE its blocks stay, the head's in 8 bits."""
+    """9 heads, 3 KV heads, tied embeddings, a vocabulary of 49,152. AS_IN_FILE: its blocks stay, the head has 8 bits."""
     target = load_target(model_directory(SMOLLM2), jnp.float32, storing=storing)
     return Models(target, load_head(SMOLLM2_HEAD, target, storing=storing))
 
