@@ -29,6 +29,7 @@ FLAGS = (
 )
 
 
+SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 NAMES = """const { state } = modules['state.js'], { byId, make } = modules['dom.js'], { selectCycle } = modules['cycles.js'],
     { addEvent } = modules['runs.js'], { Forecast } = modules['waiting.js'];"""
 """What scripts of tests may call by its name, of what the page's modules export."""
@@ -66,6 +67,8 @@ class Visit:
     """Errors and warnings of the console, and exceptions."""
     foreign: list[str] = field(default_factory=list)
     """Requests to other hosts."""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    """Of its requests for answers."""
 
     def until(self, script: str, seconds: float = 60) -> None:
         """Waits until the script is true. (Playwright's own waiting evaluates strings in the page, which its policy forbids.)"""
@@ -150,6 +153,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Visit]]:
             visited = Visit(page, url, tmp_path)
             page.on("console", lambda message: message.type in ("error", "warning") and visited.complaints.append(message.text))
             page.on("pageerror", lambda error: visited.complaints.append(str(error)))
+            page.on("request", lambda request: request.post_data and visited.bodies.append(request.post_data_json))
             page.on("request", lambda request: is_foreign(request.url, url) and visited.foreign.append(request.url))
             page.goto(url)
             visited.until("document.getElementById('model').textContent !== 'connecting…'")

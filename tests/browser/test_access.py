@@ -4,7 +4,7 @@ from importlib.resources import files
 
 import pytest
 
-from tests.browser.test_chat import SIZES
+from tests.browser.conftest import SIZES
 
 CLASSES = ("d1", "d2", "d3", "d4", "d5", "d6", "bonus", "plain")
 AXE = """() => axe.run({ resultTypes: ['violations'] }).then(({ violations }) => violations

@@ -1,22 +1,12 @@
-"""The page as a chat, on a server without a model: asking, reading, asking again, finding it all after a reload."""
+"""The page as a chat, on a server without a model: asking, asking again, finding it all after a reload."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import serving
-from tests.browser.mock_server import CODE, HOSTILE, MARKDOWN, THINKING, UNICODE, create_mock
-
-SIZES = {"desk": (1280, 800), "phone": (390, 844)}
-
-
-def sent(page):
-    """Collects the bodies of requests for answers."""
-    bodies = []
-    page.page.on("request", lambda request: request.post_data and bodies.append(request.post_data_json))
-    return bodies
+from tests.browser.conftest import SIZES, serving
+from tests.browser.mock_server import CODE, MARKDOWN, create_mock
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -24,7 +14,6 @@ def sent(page):
 def test_a_conversation_from_the_first_question_to_the_next_visit(visit, mock_url, size, scheme):
     width, height = SIZES[size]
     page = visit(mock_url, width=width, height=height, color_scheme=scheme)
-    bodies = sent(page)
     page.screenshot("empty")
     page.ask("A formatted answer, please [markdown]")
     assert page.answer() == MARKDOWN
@@ -32,11 +21,11 @@ def test_a_conversation_from_the_first_question_to_the_next_visit(visit, mock_ur
     page.screenshot("answer")
 
     page.ask("And once more")
-    first, answer = bodies[1]["messages"][1], page.answer()
+    first, answer = page.bodies[1]["messages"][1], page.answer()
     assert first == {"role": "assistant", "content": MARKDOWN}
     page.page.click("text=Regenerate")
     page.until_idle()
-    assert bodies[2]["messages"] == bodies[1]["messages"] and page.page.locator(".turn").count() == 4
+    assert page.bodies[2]["messages"] == page.bodies[1]["messages"] and page.page.locator(".turn").count() == 4
 
     page.page.click(".turn:last-child .figure")
     assert page.page.is_visible("#inside") and page.page.locator(".node.accepted").count() > 0
@@ -52,7 +41,7 @@ def test_a_conversation_from_the_first_question_to_the_next_visit(visit, mock_ur
     assert page.text(".turn:first-child .bubble") == "A formatted answer, please [markdown]"
     assert page.tokens(), "the colours are kept, too"
     page.ask("Goes on")
-    assert len(bodies[3]["messages"]) == 5
+    assert len(page.bodies[3]["messages"]) == 5
     box = page.page.locator("#message").bounding_box()
     assert box["y"] + box["height"] < height, "the box is in reach"
 
@@ -82,7 +71,6 @@ def test_a_killed_server_costs_nothing_that_was_said(visit):
 
 def test_enter_sends_and_shift_enter_breaks_the_line(visit, mock_url):
     page = visit(mock_url)
-    bodies = sent(page)
     page.page.focus("#message")
     page.page.keyboard.type("one")
     page.page.keyboard.press("Shift+Enter")
@@ -90,11 +78,11 @@ def test_enter_sends_and_shift_enter_breaks_the_line(visit, mock_url):
     page.page.keyboard.press("Enter")
     page.until("state.conversation.messages.length === 2")
     page.until_idle()
-    assert bodies[0]["messages"] == [{"role": "user", "content": "one\ntwo"}]
+    assert page.bodies[0]["messages"] == [{"role": "user", "content": "one\ntwo"}]
     assert page.page.input_value("#message") == ""
     assert page.evaluate("document.activeElement.id") == "message"
     page.page.keyboard.press("Enter")
-    assert len(bodies) == 1, "nothing was written"
+    assert len(page.bodies) == 1, "nothing was written"
 
 
 def test_all_of_it_by_the_keyboard(visit, mock_url):
@@ -148,42 +136,8 @@ def test_stop_keeps_what_was_written(visit, mock_url):
     assert (CODE * 4).startswith(page.answer()) and page.page.is_visible("#send")
 
 
-def test_markdown_becomes_elements_and_every_token_keeps_its_colour(visit, mock_url):
-    page = visit(mock_url)
-    page.ask("[markdown]")
-    body = ".turn:last-child .body"
-    assert page.text(f"{body} h4") == "A heading with weight"
-    assert page.page.locator(f"{body} a").evaluate_all("links => links.map(link => [link.textContent, link.href, link.rel])") == [
-        ["link", "https://example.com/", "noopener noreferrer"]
-    ]
-    assert page.page.locator(f"{body} > ol > li").count() == 2 and page.text(f"{body} ol ul strong") == "deeper"
-    assert page.text(f"{body} pre code") == 'def reverse(text):\n    return text[::-1]  # "1. 2. 3."'
-    assert page.page.locator(f"{body} td").all_text_contents() == ["a", "1"]
-    assert "<b>markup</b> stays &amp; text." in page.text(body) and "[bad one](javascript:alert(1))" in page.text(body)
-    # each piece of the rendered text is a piece of the token that it is coloured by
-    shown = page.evaluate(
-        "[...document.querySelectorAll('.body .token')].map(span => [span.textContent, Number(span.dataset.start)])"
-    )
-    starts = page.evaluate("state.inspected.run.pieces.map(piece => piece.start)") + [len(MARKDOWN)]
-    tokens = {start: MARKDOWN[start:end] for start, end in pairwise(starts)}
-    assert all(text in tokens[start] for text, start in shown)
-    assert [start for _, start in shown] == sorted(start for _, start in shown)
-
-
-def test_a_block_of_code_is_copied_alone(visit, mock_url):
-    page = visit(mock_url, permissions=["clipboard-read", "clipboard-write"])
-    page.ask("[markdown]")
-    page.page.click("[data-action=copy-code]")
-    page.until("document.querySelector('[data-action=copy-code]').textContent === 'Copied'")
-    assert page.evaluate("navigator.clipboard.readText()").startswith("def reverse(text):")
-    page.page.click(".turn:last-child footer [data-action=copy]")
-    page.until("document.querySelector('.turn:last-child footer [data-action=copy]').textContent === 'Copied'")
-    assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
-
-
 def test_an_edited_question_replaces_what_followed(visit, mock_url):
     page = visit(mock_url)
-    bodies = sent(page)
     page.ask("First")
     page.ask("Second")
     page.page.hover(".turn:first-child")
@@ -191,12 +145,12 @@ def test_an_edited_question_replaces_what_followed(visit, mock_url):
     page.page.fill(".edit textarea", "Better")
     page.page.click("text=Send again")
     page.until_idle()
-    assert bodies[-1]["messages"] == [{"role": "user", "content": "Better"}]
+    assert page.bodies[-1]["messages"] == [{"role": "user", "content": "Better"}]
     assert page.page.locator(".bubble").all_text_contents() == ["Better"]
     page.page.hover(".turn:first-child")
     page.page.click(".turn:first-child [data-action=edit]")
     page.page.click("text=Cancel")
-    assert page.page.locator(".edit").count() == 0 and len(bodies) == 3
+    assert page.page.locator(".edit").count() == 0 and len(page.bodies) == 3
 
 
 def test_conversations_are_listed_opened_and_deleted(visit, mock_url):
@@ -242,14 +196,13 @@ def test_a_conversation_is_exported(visit, mock_url):
 
 def test_settings_are_sent_as_they_are_and_remembered(visit, mock_url):
     page = visit(mock_url)
-    bodies = sent(page)
     page.page.click("#settings-open")
     page.page.select_option("#tree", "3/1/4")
     for field, value in {"system": "Be brief.", "seed": 7, "max-tokens": 32, "temperature": 0.8, "top-p": 0.5}.items():
         page.set(field, value)
     assert page.text("output[for=temperature]") == "0.8" and page.text("output[for=top-p]") == "0.5"
     page.ask("Hello")
-    (body,) = bodies
+    (body,) = page.bodies
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     assert (body["max_tokens"], body["temperature"], body["top_p"], body["seed"]) == (32, 0.8, 0.5, 7)
     assert body["speculative"] == {"trace": True, "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
@@ -259,75 +212,6 @@ def test_settings_are_sent_as_they_are_and_remembered(visit, mock_url):
     page.until("state.card !== null")
     assert page.page.input_value("#system") == "Be brief." and page.page.input_value("#temperature") == "0.8"
     assert page.page.is_checked("#coloured") and page.evaluate("document.body.classList.contains('coloured')")
-
-
-def test_thinking_is_folded_away_and_not_sent_back(visit, mock_url):
-    page = visit(mock_url)
-    bodies = sent(page)
-    page.ask("[thinks]")
-    assert page.text(".thinking div") == THINKING and not page.page.is_visible(".thinking div")
-    assert (CODE * 4).startswith(page.answer()) and page.tokens()[0][0].strip() == ""
-    assert "".join("".join(text for text, _ in page.tokens()).split()) == "".join(page.answer().split()), (
-        "coloured from its own begin on"
-    )
-    page.ask("And?")
-    assert THINKING not in json.dumps(bodies[1])
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("[503]", "1024 requests wait already and --max-queued-requests is 1024: try again later"),
-        ("[400]", "temperature must be a number from 0 to 2, got 7"),
-        ("[breaks]", "the engine failed while it worked on this request"),
-        ("[ends early]", "The connection ended before the answer did."),
-    ],
-)
-def test_failures_are_told_in_place(visit, mock_url, word, message):
-    page = visit(mock_url)
-    bodies = sent(page)
-    page.ask(word)
-    assert page.text(".failure p") == message and page.page.is_visible("text=Try again")
-    assert (page.page.get_attribute("#temperature", "aria-invalid") == "true") == (word == "[400]")
-    assert (len(page.tokens()) > 5) == (word in ("[breaks]", "[ends early]")), "what came before is kept"
-    assert all("status of" in complaint for complaint in page.complaints)
-    page.complaints.clear()
-    page.ask("fine again")
-    assert page.page.locator(".turn:last-child .failure").is_hidden()
-    unanswered = word in ("[503]", "[400]")
-    assert len(bodies[-1]["messages"]) == (1 if unanswered else 3), "what was not answered is no part of the chat"
-
-
-@pytest.mark.parametrize(("limit", "reason"), [("", "first token was the one that ends"), ("1", "“max tokens”")])
-def test_an_empty_answer_says_why(visit, mock_url, limit, reason):
-    page = visit(mock_url)
-    page.set("max-tokens", limit)
-    page.ask("[empty]" if not limit else "[unicode]")
-    assert reason in page.text(".turn:last-child .note")
-
-
-def test_waiting_says_what_for(visit):
-    app = create_mock(pace=0.002)
-    app.state.programs = {"ready": 4, "total": 9}
-    with serving(app) as url:
-        page = visit(url)
-        page.until("byId('model').textContent.includes('compiling: 4 of 9 programs')")
-        page.type("[waits]")
-        page.until("document.querySelector('.waiting').textContent.includes('while the server compiles (4 of 9 programs)')")
-        app.state.programs = {"ready": 9, "total": 9}
-        app.state.waiting = 3
-        page.until("document.querySelector('.waiting').textContent.startsWith('Waiting behind 2 other requests · ')")
-        page.until("document.querySelector('.waiting').hidden", seconds=10)
-        page.until_idle()
-        page.until("!byId('model').textContent.includes('compiling')")
-
-
-def test_forecasts_are_corrected(visit, mock_url):
-    """Ten steps of ten seconds each; then one that takes ten times as long: the forecast grows while it lasts."""
-    page = visit(mock_url)
-    script = """(looks) => { const forecast = new Forecast();
-        return looks.map(([done, seconds]) => forecast.left(done, 10, seconds * 1000)); }"""
-    assert page.evaluate(script, [[0, 0], [1, 10], [2, 20], [2, 25], [2, 120], [3, 120]]) == [None, 90, 80, 75, 700, 280]
 
 
 def test_a_server_that_is_gone_is_told_and_found_again(visit, mock_url):
@@ -372,65 +256,10 @@ def test_a_model_without_a_chat_template_completes_text(visit):
         page = visit(url)
         page.until("byId('chat-mode').disabled")
         assert "no chat template" in page.text("#welcome-note")
-        bodies = sent(page)
         page.page.click(".example >> nth=0")
         assert page.page.input_value("#message").startswith("Once upon a time")
         page.page.press("#message", "Enter")
-        assert not bodies, "Enter breaks the line"
+        assert not page.bodies, "Enter breaks the line"
         page.ask("def f():")
-        assert bodies[0]["prompt"] == "def f():" and bodies[0]["max_tokens"] == 160
+        assert page.bodies[0]["prompt"] == "def f():" and page.bodies[0]["max_tokens"] == 160
         assert "".join(text for text, _ in page.tokens()) == page.answer() != ""
-
-
-def test_hostile_text_stays_text(visit, mock_url):
-    page = visit(mock_url)
-    page.set("max-tokens", 500)
-    page.ask("[hostile] <img src=x onerror=window.hacked=3>")
-    assert page.answer() == HOSTILE * 3
-    page.look_inside()
-    assert "<b>" in page.evaluate("state.inspected.run.cycles.flatMap(cycle => cycle.tree?.tokens ?? [])")
-    for cycle in range(int(page.evaluate("state.inspected.run.cycles.length"))):
-        page.evaluate(f"selectCycle({cycle})")
-    page.page.click("#race")
-    page.until_idle()
-    assert page.page.locator(".frame :is(img, script, b, iframe)").count() == 0
-    assert page.evaluate("window.hacked") is None
-
-
-def test_the_policy_refuses_html_and_programs_from_text(visit, mock_url):
-    page, failures = visit(mock_url), []
-    page.page.on("requestfailed", lambda request: failures.append((request.url, request.failure)))
-    for script in (
-        "document.body.innerHTML = '<b>bold</b>'",
-        "document.body.append(make('script', { text: 'window.hacked = 1' }))",
-        "(byId('legend').setAttribute('onclick', 'window.hacked = 1'), byId('legend').click())",
-        "document.body.append(make('img', { src: 'http://127.0.0.1:9/' }))",
-        "document.head.append(make('style', { text: 'body { color: red }' }))",
-    ):
-        before = len(page.complaints)
-        page.evaluate(f"() => {{ try {{ {script} }} catch {{}} }}")
-        page.until("true")
-        assert len(page.complaints) > before, script
-    assert page.evaluate("window.hacked") is None
-    assert failures == [("http://127.0.0.1:9/", "csp")]
-    page.complaints.clear()
-    page.foreign.clear()
-
-
-def test_characters_of_several_tokens_come_out_whole(visit, mock_url):
-    page = visit(mock_url)
-    page.set("max-tokens", 400)
-    page.ask("[unicode]")
-    assert page.answer() == UNICODE * 3
-    assert "".join(text for text, _ in page.tokens()).strip() == (UNICODE * 3).strip()
-
-
-def test_a_server_that_says_little_is_enough(visit):
-    """No information but the model's name, and no trace: the text comes as plain tokens."""
-    with serving(create_mock(pace=0.002, tells=False)) as url:
-        page = visit(url)
-        page.ask("[no trace]")
-        assert page.answer() and (CODE * 4).startswith(page.answer())
-        assert {origin for _, origin in page.tokens()} == {"plain"}
-        assert all("404" in complaint for complaint in page.complaints)
-        page.complaints.clear()

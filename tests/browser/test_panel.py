@@ -31,6 +31,10 @@ def test_an_older_answer_is_looked_into(visit, mock_url):
     assert page.number("#figure-tokens") > 20
     page.page.hover(".turn:last-child .token >> nth=3")
     assert page.number("#figure-tokens") == 20, "pointing at a token turns to its answer"
+    page.page.click("#new")
+    assert page.text("#tree-caption") == "an example"
+    page.page.click("#conversations [data-action=open]")
+    assert page.number("#figure-tokens") == 20 and page.page.is_visible("#tree-view"), "trees stay as long as the page"
     page.page.reload()
     page.until("state.card !== null")
     page.page.click(".turn:nth-child(2) .figure")
@@ -130,10 +134,8 @@ def race(page, question):
 
 def test_sides_of_a_race_get_the_same_seed_and_prompt_and_the_conversation_stays(visit, mock_url):
     page = visit(mock_url)
-    bodies = []
-    page.page.on("request", lambda request: request.post_data and bodies.append(request.post_data_json))
     race(page, "Hello")
-    answer, on, off = bodies
+    answer, on, off = page.bodies
     assert on["speculative"] == {"trace": True} and off["speculative"] == {"trace": True, "enabled": False}
     assert isinstance(on["seed"], int) and on | {"speculative": None} == off | {"speculative": None}
     assert on["messages"] == answer["messages"] and page.page.locator(".turn").count() == 2

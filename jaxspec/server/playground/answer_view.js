@@ -12,7 +12,7 @@ export class AnswerView {
     this.isMarkdown = isMarkdown;
     this.onPoint = onPoint;
     this.shown = NOTHING;
-    this.blocks = []; // {raw, element}
+    this.blocks = []; // {raw, start, element}
     this.marked = null; // index of the cycle whose tokens stand out
     box.addEventListener("pointerover", (event) => this.point(event.target));
     box.addEventListener("focusin", (event) => this.point(event.target));
@@ -27,7 +27,8 @@ export class AnswerView {
     const blocks = this.isMarkdown ? markdownBlocks(text) : text.split(/(?<=\n)/).map((raw) => ({ raw, token: null }));
     let start = 0;
     blocks.forEach((block, index) => {
-      if (this.blocks[index]?.raw !== block.raw) this.place(index, block, start);
+      const old = this.blocks[index];
+      if (old?.raw !== block.raw || old.start !== start) this.place(index, block, start);
       start += block.raw.length;
     });
     for (const block of this.blocks.splice(blocks.length)) block.element?.remove();
@@ -50,7 +51,7 @@ export class AnswerView {
     if (old && element) old.replaceWith(element);
     else if (old) old.remove();
     else if (element) this.box.insertBefore(element, this.blocks.slice(index + 1).find((block) => block.element)?.element ?? null);
-    this.blocks[index] = { raw, element };
+    this.blocks[index] = { raw, start, element };
   }
 
   /** The text in spans, one for each token that it is of. */

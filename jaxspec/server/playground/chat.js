@@ -16,6 +16,9 @@ export const follower = new Follower(byId("scroll"));
 export function openConversation(conversation = newConversation(state.kind)) {
   stop();
   state.conversation = conversation;
+  state.opened.set(conversation.id, conversation);
+  state.race = [];
+  byId("race-result").hidden = true;
   state.turns = conversation.messages.map(turnOf);
   byId("transcript").replaceChildren(...state.turns.map((turn) => turn.element));
   settleTurns();
@@ -161,6 +164,12 @@ function end(conversation, turn) {
   drawRunning();
   follower.update();
   byId("spoken").textContent = turn.message.failure ? "" : "The answer is complete.";
+  if (document.activeElement === document.body) focusBox(); // the button that was pressed is gone
+}
+
+/** Where there is a mouse: a phone would open its keyboard over the answer. */
+export function focusBox() {
+  if (matchMedia("(hover: hover)").matches) byId("message").focus({ preventScroll: true });
 }
 
 function keepConversation(conversation) {
@@ -196,6 +205,6 @@ export function setBusy(isBusy) {
 /** Forgets the conversation for good. */
 export function removeConversation(conversation) {
   forget(conversation);
-  if (conversation.id === state.conversation.id) openConversation();
+  if (conversation === state.conversation) openConversation();
   else drawSidebar();
 }

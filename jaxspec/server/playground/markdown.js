@@ -6,11 +6,28 @@ import { make } from "./dom.js";
    each the colour of its token. */
 
 const INLINE = { strong: "strong", em: "em", del: "del" };
+const DEEPEST_NESTING = 24;
 const SAFE_LINK = /^(https?:\/\/|mailto:)/i;
 
-/** The blocks of a text, one after another: {raw, token}. Their raw texts joined are the text. */
+/** The blocks of a text, one after another: {raw, token}. Their raw texts joined are the text. What is nested too deep to be meant
+    as such, or even to be read, is a paragraph. */
 export function markdownBlocks(text) {
-  return globalThis.marked.lexer(text).map((token) => ({ raw: token.raw, token }));
+  try {
+    const tokens = globalThis.marked.lexer(text);
+    return tokens.map((token) => ({ raw: token.raw, token: isDeeper(token, DEEPEST_NESTING) ? asParagraph(token.raw) : token }));
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    return [{ raw: text, token: asParagraph(text) }];
+  }
+}
+
+function asParagraph(raw) {
+  return { type: "paragraph", raw, text: raw };
+}
+
+function isDeeper(token, depth) {
+  const parts = token.items ?? token.tokens ?? [];
+  return parts.length > 0 && (depth === 0 || parts.some((part) => isDeeper(part, depth - 1)));
 }
 
 /** A block as an element, null for the space between two. */

@@ -1,4 +1,4 @@
-import { ask, askAgain, follower, openConversation, openKey, removeConversation, stop } from "./chat.js";
+import { ask, askAgain, focusBox, follower, openConversation, openKey, removeConversation, stop } from "./chat.js";
 import { inspect, onStripKey, onStripPointer, pointAt, startReplay } from "./cycles.js";
 import { byId, copyFrom } from "./dom.js";
 import { buildLegend } from "./figures.js";
@@ -58,7 +58,7 @@ function open(conversation) {
   openConversation(conversation);
   describeBox();
   uncover();
-  byId("message").focus();
+  focusBox();
 }
 
 /** The key is kept for this tab only. */
@@ -82,18 +82,21 @@ function fitBox() {
   byId("message").style.height = `${byId("message").scrollHeight}px`;
 }
 
-function onBoxKey(event) {
+/** In a chat Enter sends, and breaks the line with Shift; a text to complete is sent with Ctrl. */
+function sendsByKey(event) {
   if (event.key !== "Enter" || event.isComposing) return;
   const isChat = state.conversation.kind === "chat";
   if (isChat ? event.shiftKey : !(event.ctrlKey || event.metaKey)) return;
   event.preventDefault();
-  send();
+  event.target.form.requestSubmit();
 }
 
 /** Escape stops what is written, else closes what is open. */
 function onEscape(event) {
   if (event.key !== "Escape") return;
-  if (state.stopper) stop();
+  const edited = event.target.closest?.(".edited");
+  if (edited) edited.querySelector("[data-action=cancel]").click();
+  else if (state.stopper) stop();
   else if (!uncover()) closePanel();
 }
 
@@ -123,27 +126,28 @@ function onEdited(event) {
   const text = event.target.querySelector("textarea").value;
   if (state.stopper || !text.trim()) return;
   ask(text, index);
-  byId("message").focus();
+  focusBox();
 }
 
 function onSidebarClick(event) {
   const button = event.target.closest("[data-action]");
-  const conversation = button && conversations().find(({ id }) => id === button.parentElement.dataset.id);
+  const id = button?.parentElement.dataset.id;
+  const conversation = state.opened.get(id) ?? conversations().find((kept) => kept.id === id);
   if (!conversation) return;
-  const isShown = conversation.id === state.conversation.id;
-  if (button.dataset.action === "open") open(isShown ? state.conversation : conversation);
-  else if (confirm("Delete this conversation?")) removeConversation(isShown ? state.conversation : conversation);
+  if (button.dataset.action === "open") open(conversation);
+  else if (confirm("Delete this conversation?")) removeConversation(conversation);
 }
 
 function listen() {
   const on = (id, type, act) => byId(id).addEventListener(type, act);
   on("composer", "submit", (event) => (event.preventDefault(), send()));
-  on("message", "keydown", onBoxKey);
+  on("message", "keydown", sendsByKey);
   on("message", "input", fitBox);
   on("stop", "click", stop);
   on("to-end", "click", () => follower.toEnd());
   on("transcript", "click", onTranscriptClick);
   on("transcript", "submit", onEdited);
+  on("transcript", "keydown", (event) => event.target.form && sendsByKey(event));
   on("new", "click", () => open());
   on("conversations", "click", onSidebarClick);
   on("export", "click", exportConversation);
@@ -176,4 +180,5 @@ listen();
 watchSizes();
 openConversation(conversations().find(({ id }) => `#${id}` === location.hash));
 describeBox();
+focusBox();
 meet();

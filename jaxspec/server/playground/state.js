@@ -6,6 +6,7 @@ export const state = {
   card: null, // the model as the server lists it: page.js
   kind: "chat", // of new conversations, or "text": page.js
   conversation: null, // the one on the screen: chat.js
+  opened: new Map(), // id -> conversation, of those that were opened, whose runs are still here: chat.js
   turns: [], // its messages on the screen: chat.js
   stopper: null, // an AbortController while something is written: chat.js and race.js
   runs: new WeakMap(), // message -> its run, if it was written since the page was opened: chat.js
