@@ -1,12 +1,12 @@
 import { byId } from "./dom.js";
 import { drawRunning, inspect, pointAt, stopReplay } from "./cycles.js";
-import { addEvent, answerOf, coloursOf, newRun } from "./runs.js";
+import { addEvent, answerOf, coloursOf, figuresOf, newRun } from "./runs.js";
 import { ServerError, streamAnswer } from "./server.js";
 import { blame, forgive, numberIn, requestFor } from "./settings.js";
 import { drawSidebar } from "./sidebar.js";
 import { FRAME, state } from "./state.js";
 import { forget, keep, newConversation } from "./store.js";
-import { Answer, figuresToKeep, Follower, Question } from "./transcript.js";
+import { Answer, Follower, Question } from "./transcript.js";
 import { tellWaiting } from "./waiting.js";
 /* The conversation on the screen: what is asked, the answer as it comes, and how it ends. */
 
@@ -126,7 +126,7 @@ async function answer(turn) {
   if (run.cycles.length || run.state === "finished") {
     draw();
     message.colours = coloursOf(answerOf(run));
-    message.figures = figuresToKeep(run);
+    message.figures = figuresOf(run);
   }
   end(conversation, turn);
 }

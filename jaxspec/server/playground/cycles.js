@@ -118,6 +118,7 @@ export function selectCycle(index, calm = true) {
   const { run, view } = state.inspected;
   const cycle = run?.cycles[Math.min(Math.max(index, 0), run.cycles.length - 1)];
   if (!cycle) return;
+  byId("token-detail").textContent = "";
   showCycle(cycle, { pointed: true, calm });
   view?.spansOf(cycle.index)[0]?.scrollIntoView({ block: "nearest" });
 }

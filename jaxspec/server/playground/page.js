@@ -29,7 +29,11 @@ async function meet() {
   byId("chat-mode").disabled = !canChat;
   setKind(canChat && welcome(card).kind === "chat" ? "chat" : "text");
   offerTrees((await readJson("/server_info", key)).json ?? { ...card.speculative, speculative_trees: card.speculative?.trees });
-  tellPrograms((text) => (byId("model").textContent = name + text), () => state.card !== card, key);
+  tellPrograms(
+    (text) => (byId("model").textContent = name + text),
+    () => state.card !== card,
+    key,
+  );
 }
 
 function modelInWords(card) {
@@ -50,6 +54,8 @@ function describeBox() {
   const isChat = state.conversation.kind === "chat";
   byId("message").placeholder = isChat ? "Ask anything" : "Begin a text, and the model goes on";
   byId("message").classList.toggle("code-like", !isChat);
+  byId("new").textContent = isChat ? "New chat" : "New text";
+  byId("system").disabled = !isChat;
   byId("max-tokens").placeholder = MAX_TOKENS[state.conversation.kind];
   byId("keys").textContent = isChat ? "Enter sends, Shift+Enter breaks the line" : "Ctrl+Enter runs, Enter breaks the line";
 }

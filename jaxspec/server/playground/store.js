@@ -1,5 +1,5 @@
-/* What this browser keeps: the conversations, one entry each, so that two tabs don't undo each other's, and the settings. The server
-   keeps nothing. A browser that keeps nothing either (a private window, a full disk) loses no answer: only its conversations. */
+/* What this browser keeps: the conversations, one entry each, so that two tabs don't undo each other's, and the settings. The
+   server keeps nothing. A browser that keeps nothing either (a private window, a full disk) loses its conversations with the page. */
 
 const CHAT = "jaxspec-chat-";
 const SETTINGS = "jaxspec-settings";

@@ -1,7 +1,7 @@
 import { AnswerView } from "./answer_view.js";
 import { actionButton, byId, make } from "./dom.js";
 import { passesInWords } from "./figures.js";
-import { answerOf, figuresOf, piecesOf } from "./runs.js";
+import { answerOf, piecesOf } from "./runs.js";
 /* The messages of a conversation on the screen. */
 
 /** A question: what the visitor wrote, and a button to change it. */
@@ -23,7 +23,10 @@ export class Question {
     const box = make("textarea", { "aria-label": "Your message", rows: "3" });
     box.value = this.message.content;
     const row = make("div", { className: "actions" });
-    row.append(actionButton("cancel", "Cancel"), make("button", { className: "primary small", text: "Send again", type: "submit" }));
+    row.append(
+      actionButton("cancel", "Cancel"),
+      make("button", { className: "primary small", text: "Send again", type: "submit" }),
+    );
     form.append(box, row);
     this.element.classList.add("edited");
     this.element.append(form);
@@ -103,22 +106,21 @@ function figureLine(figures, isLast) {
 /** Why an answer is empty, or ends where it does. */
 function noteOn({ content, end }) {
   if (!end || end === "failed") return "";
-  if (!content.trim()) return EMPTY[end] ?? "The answer is empty.";
-  return { length: "Cut off at “max tokens”: the settings have the limit.", stopped: "Stopped.", abort: "Ended by the server." }[end] ?? "";
+  return (content.trim() ? ENDS[end] : (EMPTY[end] ?? "The answer is empty.")) ?? "";
 }
 
+const ENDS = {
+  length: "Cut off at “max tokens”: the settings have the limit.",
+  stopped: "Stopped.",
+  abort: "Ended by the server.",
+  timeout: "Out of time: ended by the server.",
+};
 const EMPTY = {
-  stop: "An empty answer: the model’s first token was the one that ends an answer. Ask in other words, or again with a higher temperature.",
+  stop: "An empty answer: the model’s first token was the one that ends an answer. Try other words, or a higher temperature.",
   length: "An empty answer: “max tokens” was reached before there was any text. The settings have the limit.",
   stopped: "Stopped before the first token.",
   abort: "An empty answer: the server ended the request.",
 };
-
-/** What is kept of a run with its message. */
-export function figuresToKeep(run) {
-  const { tokens, passes, passTokens, perSecond, acceptLength, firstTokenSeconds, draftShare, seconds } = figuresOf(run);
-  return { tokens, passes, passTokens, perSecond, acceptLength, firstTokenSeconds, draftShare, seconds };
-}
 
 /** Follows the end of what is written, unless the reader has scrolled up. */
 export class Follower {
