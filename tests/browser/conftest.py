@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,20 +36,31 @@ NAMES = """const { state } = modules['state.js'], { byId, make } = modules['dom.
 """What scripts of tests may call by its name, of what the page's modules export."""
 
 
+def lacks(request: pytest.FixtureRequest, what: str) -> None:
+    (pytest.fail if request.config.getoption("--require-clients") else pytest.skip)(f"{what} is not installed")
+
+
+@pytest.fixture(scope="package")
+def axe_core(request: pytest.FixtureRequest) -> str:
+    """The script of axe-core."""
+    try:
+        return (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+    except ImportError:
+        lacks(request, "axe-playwright-python (from PyPI)")
+        raise
+
+
 @pytest.fixture(scope="package")
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Package scope: while Playwright's loop lives in this thread, no other can, and other tests have one."""
 
-    def lacks(what: str) -> None:
-        (pytest.fail if request.config.getoption("--require-clients") else pytest.skip)(f"{what} is not installed")
-
     program = shutil.which("chromium")
     if program is None:
-        lacks("chromium (Debian's package)")
+        lacks(request, "chromium (Debian's package)")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        lacks("playwright (from PyPI)")
+        lacks(request, "playwright (from PyPI)")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)  # a fresh profile each time
         yield chromium

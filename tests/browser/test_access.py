@@ -1,7 +1,5 @@
 """The page for everyone: sizes, schemes, contrast, names, motion, and what axe-core finds; on a server without a model."""
 
-from importlib.resources import files
-
 import pytest
 
 from tests.browser.conftest import SIZES
@@ -28,11 +26,10 @@ CONTRAST = """([foreground, background]) => {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_axe_core_finds_no_serious_problem(visit, mock_url, size, scheme):
-    pytest.importorskip("axe_playwright_python", reason="axe-playwright-python (from PyPI, in the extra `test`) is not installed")
+def test_axe_core_finds_no_serious_problem(visit, mock_url, axe_core, size, scheme):
     width, height = SIZES[size]
     page = visit(mock_url, width=width, height=height, color_scheme=scheme, reduced_motion="reduce")
-    page.page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text("utf-8"))
+    page.page.evaluate(axe_core)
     page.until("byId('model').textContent.startsWith('mock-7b')")
     assert page.evaluate(AXE) == []
     page.ask("[markdown]")

@@ -124,14 +124,16 @@ def test_hostile_text_stays_text(visit, mock_url):
     assert page.evaluate("window.hacked") is None
 
 
-@pytest.mark.parametrize("text", ["> " * 3000 + "deep", "- " * 3000 + "deep", "*a " * 500, "[" * 3000])
+@pytest.mark.parametrize("text", ["> " * 3000 + "deep", "> " * 100 + "deep", "- " * 3000 + "deep", "*a " * 500, "[" * 3000])
 def test_markdown_nested_beyond_all_sense_is_shown_as_text(visit, mock_url, text):
     page = visit(mock_url)
     page.ask("Hello")
     script = """text => { const { view } = state.inspected;
         view.show({ text, pieces: [{ start: 0, origin: 'd1' }], offset: 0, run: null });
-        return view.box.textContent.replaceAll(/[^a-z]/g, '') }"""
-    assert page.evaluate(script, text) == "".join(filter(str.isalpha, text))
+        const depth = (element) => 1 + Math.max(0, ...[...element.children].map(depth));
+        return [view.box.textContent.replaceAll(/[^a-z]/g, ''), depth(view.box)] }"""
+    shown, depth = page.evaluate(script, text)
+    assert shown == "".join(filter(str.isalpha, text)) and depth < 60
 
 
 def test_the_policy_refuses_html_and_programs_from_text(visit, mock_url):
