@@ -1,7 +1,7 @@
-"""A server without a model, for what the built-in one can't show: chat, hostile text, failures, any tree and any pace.
+"""A server without a model, for what the built-in one can't show: Markdown, hostile text, failures, any tree and any pace.
 
-Words in square brackets in the prompt say what happens: [hostile], [unicode], [400], [503], [breaks], [ends early], [differs],
-[slow], [no trace]. To look at the page with it: python -m tests.browser.mock_server
+Words in square brackets in the prompt say what happens: [hostile], [unicode], [markdown], [thinks], [empty], [400], [503],
+[breaks], [ends early], [differs], [slow], [waits], [no trace]. To look at the page with it: python -m tests.browser.mock_server
 """
 
 import asyncio
@@ -39,6 +39,29 @@ CODE = '''
 '''
 UNICODE = "Grüße, 日本語のテキスト: 猫は投機的に推測する。 emoji 👩‍🚀 naïve café — done.\n"
 HOSTILE = '<img src=x onerror="window.hacked=1"> <script>window.hacked=2</script> &amp; </svg><b>bold</b> ]]> ${7*7}\n'
+MARKDOWN = """## A heading with *weight*
+
+A **strong** word, `code_in_line()`, a [link](https://example.com/) and a [bad one](javascript:alert(1)).
+
+1. First
+2. Second, of
+   two lines
+   - nested **deeper**
+
+> A quotation
+
+```python
+def reverse(text):
+    return text[::-1]  # "1. 2. 3."
+```
+
+| left | right |
+|------|------:|
+| a    |     1 |
+
+<b>markup</b> stays &amp; text.
+"""
+THINKING = "Let me see.\nYes."
 STEPS, TOPK, NODES = 5, 4, 8
 
 
@@ -50,14 +73,13 @@ class Cycle:
     tree: dict[str, Any] | None
 
 
-def create_mock(
-    pace: float = 0.02, api_key: str | None = None, has_chat: bool = True, tells: bool = True, tells_chat: bool = True
-) -> FastAPI:
-    """The application; `pace` is the number of seconds that one pass takes. Unless it `tells`, it has the model list only;
-    `tells_chat`: whether it has a chat template."""
+def create_mock(pace: float = 0.02, api_key: str | None = None, has_chat: bool = True, tells: bool = True) -> FastAPI:
+    """The application; `pace` is the number of seconds that one pass takes. Unless it `tells`, it has only the model's name."""
     app = FastAPI(openapi_url=None)
     app.include_router(playground_routes())
     app.state.bodies = []
+    app.state.programs = {"ready": 9, "total": 9}
+    app.state.waiting = 0
 
     @app.middleware("http")
     async def check_key(request: Request, call_next: Any) -> Response:
@@ -67,19 +89,19 @@ def create_mock(
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "mock-7b", "object": "model", "max_model_len": 4096}]})
+        card = {"id": "mock-7b", "object": "model", "max_model_len": 4096}
+        return JSONResponse({"object": "list", "data": [card | ({"capabilities": {"chat": has_chat}} if tells else {})]})
 
     @app.get("/server_info")
     async def server_info() -> Response:
         if not tells:
             return refusal(404, "unknown endpoint /server_info")
-        return JSONResponse({"tree": "5/4/8", "speculative_trees": ["5/4/8", "3/1/4", "5/8/64", "0/1/1"]})
+        trees = {"tree": "5/4/8", "speculative_trees": ["5/4/8", "3/1/4", "5/8/64", "0/1/1"]}
+        return JSONResponse(trees | {"programs": app.state.programs})
 
-    @app.get("/model_info")
-    async def model_info() -> Response:
-        if not tells:
-            return refusal(404, "unknown endpoint /model_info")
-        return JSONResponse({"has_chat_template": has_chat} if tells_chat else {})
+    @app.get("/v1/loads")
+    async def loads() -> Response:
+        return JSONResponse({"aggregate": {"total_waiting_reqs": app.state.waiting}})
 
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
@@ -104,7 +126,8 @@ def refusal(status: int, message: str, param: str | None = None) -> Response:
 
 async def stream(body: dict[str, Any], prompt: str, pace: float) -> AsyncIterator[str]:
     """The events of an answer."""
-    text = HOSTILE * 3 if "[hostile]" in prompt else UNICODE * 3 if "[unicode]" in prompt else CODE * 4
+    texts = {"[hostile]": HOSTILE * 3, "[unicode]": UNICODE * 3, "[markdown]": MARKDOWN, "[empty]": ""}
+    text = next((text for word, text in texts.items() if word in prompt), CODE * 4)
     speculative = body["speculative"]
     if "[differs]" in prompt and speculative.get("enabled") is False:
         text = text.replace("OverflowError", "ValueError", 1)
@@ -113,13 +136,17 @@ async def stream(body: dict[str, Any], prompt: str, pace: float) -> AsyncIterato
     nodes = speculative.get("num_draft_tokens", NODES)
     seed = body.get("seed") or 0
     yield ": keep-alive\n\n"
-    await asyncio.sleep(pace * 4)
-    words = split(text)[: body.get("max_tokens") or 16]
+    await asyncio.sleep(6 if "[waits]" in prompt else pace * 4)
+    if "[thinks]" in prompt:
+        thought = {"from": "plain", "text": f"<think>{THINKING}</think>\n\n"}
+        delta = {"choices": [{"index": 0, "delta": {"reasoning_content": THINKING}, "finish_reason": None}]}
+        yield f"data: {json.dumps(delta | {'speculative_trace': {'tokens': [thought], 'tree': None}})}\n\n"
+    words = (split(text) or [""])[: body.get("max_tokens") or 16]
     verified = 0
     for number, cycle in enumerate(cycles(words, steps, topk, nodes, random.Random(seed)) if speculates else plain(words)):
         if number == 0 and "messages" in body:  # as the real server does: the role first, with the trace of what comes next
-            role, text = event(body, Cycle(cycle.tokens, None), text=""), event(body, None, text=cycle.tokens[0]["text"])
-            yield role + text
+            role, first = event(body, Cycle(cycle.tokens, None), text=""), event(body, None, text=cycle.tokens[0]["text"])
+            yield role + first
         else:
             yield event(body, cycle, "".join(token["text"] for token in cycle.tokens))
         verified += number > 0
@@ -132,7 +159,8 @@ async def stream(body: dict[str, Any], prompt: str, pace: float) -> AsyncIterato
             return
     length = (len(words) - 1) / max(verified, 1)
     last = {"choices": [], "usage": {}, "metrics": {"speculative_decoding": {"mean_acceptance_length": round(length, 4)}}}
-    yield f"data: {json.dumps({'choices': [choice(body, '', 'length')]})}\n\n"
+    reason = "stop" if text in (MARKDOWN, "") else "length"
+    yield f"data: {json.dumps({'choices': [choice(body, '', reason)]})}\n\n"
     yield f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n"
 
 

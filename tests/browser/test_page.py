@@ -17,10 +17,12 @@ def server_url(live_server):
 
 @pytest.fixture
 def stack(visit, server_url):
-    """The page, set up for a short greedy answer."""
+    """The page, set up for a short greedy answer, with the panel open."""
     page = visit(server_url)
-    page.page.fill("#max-tokens", str(MAX_TOKENS))
-    page.slide("temperature", 0)
+    page.until("state.kind === 'text'")
+    page.set("max-tokens", MAX_TOKENS)
+    page.set("temperature", 0)
+    page.look_inside()
     return page
 
 
@@ -33,7 +35,7 @@ def complete(url, **fields):
 
 
 def test_an_answer_is_coloured_and_counted(stack, server_url):
-    stack.run(PROMPT)
+    stack.ask(PROMPT)
     expected = complete(server_url)
     tokens = stack.tokens()
     assert stack.answer() == "".join(text for text, _ in tokens) == expected["choices"][0]["text"]
@@ -50,24 +52,23 @@ def test_an_answer_is_coloured_and_counted(stack, server_url):
     assert stack.number("#figure-accept") == pytest.approx(speculation["mean_acceptance_length"], abs=0.006)
     assert stack.number("#figure-share") == pytest.approx(100 * speculation["num_accepted_draft_tokens"] / MAX_TOKENS, abs=0.6)
     assert stack.number("#figure-speed") > 1 and stack.number("#figure-first") > 0
-    assert "max tokens reached" in stack.text("#status-0")
+    assert "max tokens" in stack.text(".turn:last-child .note")
     stack.screenshot("answer")
 
 
 def test_figures_move_while_it_streams(stack):
-    stack.page.fill("#max-tokens", "400")
-    stack.page.click("#run")
-    stack.until("state.runs[0].tokens > 20 && Number(byId('figure-tokens').textContent) > 20")
+    stack.set("max-tokens", 400)
+    stack.type(PROMPT)
+    stack.until("state.inspected.run?.tokens > 20 && Number(byId('figure-tokens').textContent) > 20")
     first = stack.number("#figure-tokens")
-    assert stack.text("#status-0") == "writing…"
     stack.until(f"Number(byId('figure-tokens').textContent) > {first}")
     stack.page.keyboard.press("Escape")
     stack.until_idle()
 
 
 def test_the_tree_shows_the_accepted_path(stack):
-    stack.run(PROMPT)
-    cycles = stack.page.evaluate("state.runs[0].cycles")
+    stack.ask(PROMPT)
+    cycles = stack.evaluate("state.inspected.run.cycles")
     path = "[...document.querySelectorAll('.node:not(.rejected)')].map(node => JSON.parse(node.firstChild.textContent))"
 
     def check(cycle):
@@ -82,21 +83,23 @@ def test_the_tree_shows_the_accepted_path(stack):
     check(cycles[-1])
     most = max(cycles, key=lambda cycle: len(cycle["tokens"]))
     assert len(most["tokens"]) > 3
-    token = stack.page.locator(f"#output-0 .token[data-cycle='{most['index']}']").nth(1)
+    token = stack.page.locator(f".body .token[data-cycle='{most['index']}']").nth(1)
     token.scroll_into_view_if_needed()
     token.hover()
     check(most)
     assert "accepted draft, depth 2" in stack.text("#token-detail")
-    marked = stack.page.locator("#output-0 .marked").all_text_contents()
+    marked = stack.page.locator(".body .marked").all_text_contents()
     assert marked == [token["text"] for token in most["tokens"]]
     stack.screenshot("tree")
 
 
 def test_a_race_ends_with_identical_text(stack):
-    stack.run(PROMPT, button="#race")
+    stack.ask(PROMPT)
+    stack.page.click("#race")
+    stack.until_idle()
     assert stack.text("#verdict-same") == "✓ identical text"
-    assert stack.answer(0) == stack.answer(1) != ""
-    assert {origin for _, origin in stack.tokens(1)} == {"plain"} != {origin for _, origin in stack.tokens(0)}
+    assert stack.text("#output-0") == stack.text("#output-1") == stack.answer() != ""
+    assert {origin for _, origin in stack.tokens("#output-1")} == {"plain"} != {origin for _, origin in stack.tokens("#output-0")}
     ratio = stack.number("#verdict-on") / stack.number("#verdict-off")
     assert stack.number("#verdict-ratio") == pytest.approx(ratio, rel=0.05)
     assert re.fullmatch(r"With speculation .*s, without .*s", stack.page.get_attribute("#timeline", "aria-label") or "")
@@ -104,71 +107,63 @@ def test_a_race_ends_with_identical_text(stack):
 
 
 def test_a_sampled_race_at_once_is_identical_too(stack):
-    stack.slide("temperature", 0.8)
-    stack.page.click("text=At once")
-    stack.run(PROMPT, button="#race")
+    stack.set("temperature", 0.8)
+    stack.page.click("label:has([value=together])")
+    stack.ask(PROMPT)
+    stack.page.click("#race")
+    stack.until_idle()
     assert stack.text("#verdict-same") == "✓ identical text"
-    starts, ends = stack.page.evaluate("[state.runs.map(run => run.askedAt), state.runs.map(run => run.endedAt)]")
+    starts, ends = stack.evaluate("[state.race.map(run => run.askedAt), state.race.map(run => run.endedAt)]")
     assert max(starts) < min(ends)
 
 
 def test_stop_ends_the_request_on_the_server(stack, server_url):
-    stack.page.fill("#max-tokens", "900")
-    stack.page.click("#run")
-    stack.until("state.runs[0].tokens > 10")
+    stack.set("max-tokens", 900)
+    stack.type(PROMPT)
+    stack.until("state.inspected.run?.tokens > 10")
     stack.page.click("#stop")
     stack.until_idle()
-    assert stack.text("#status-0") == "stopped"
+    assert stack.text(".turn:last-child .note") == "Stopped."
     assert 10 < stack.number("#figure-tokens") == len(stack.tokens()) < 900
     busy = "fetch('/v1/loads').then(answer => answer.json()).then(answer => answer.aggregate.total_reqs === 0)"
     stack.until(busy, seconds=10)
-    assert stack.page.is_enabled("#run")
+    assert stack.page.is_visible("#send")
 
 
 def test_without_speculation_every_token_is_plain(stack, server_url):
-    stack.page.click(".switch")
+    stack.page.click("#settings-open")
+    stack.page.click("label:has(#speculate)")
     assert stack.page.is_disabled("#tree")
-    stack.run(PROMPT)
+    stack.ask(PROMPT)
     assert {origin for _, origin in stack.tokens()} == {"plain"}
     assert stack.answer() == complete(server_url)["choices"][0]["text"]
     assert stack.text("#figure-accept") == "1.00" and stack.text("#figure-share") == "0%"
 
 
 def test_another_compiled_tree_can_be_picked(stack):
+    stack.page.click("#settings-open")
     stack.page.select_option("#tree", "3/1/4")
-    stack.run(PROMPT)
-    assert stack.page.evaluate("state.runs[0].cycles.filter(cycle => cycle.tree).every(cycle => cycle.tree.shape === '3/1/4')")
-    assert stack.page.evaluate("state.runs[0].cycles.some(cycle => cycle.tree)")
-
-
-@pytest.mark.parametrize("height", [700, 900])
-def test_a_narrow_page_does_not_scroll_sideways(visit, server_url, height):
-    narrow = visit(server_url, width=400, height=height, color_scheme="dark")
-    assert not narrow.overflows()
-    narrow.page.fill("#max-tokens", str(MAX_TOKENS))
-    narrow.run(PROMPT)
-    assert not narrow.overflows()
-    assert narrow.page.evaluate("byId('lane-0').getBoundingClientRect().top < innerHeight"), "the answer is not in view"
-    narrow.run(PROMPT, button="#race")
-    assert not narrow.overflows()
-    narrow.screenshot(f"narrow-{height}")
+    stack.ask(PROMPT)
+    assert stack.evaluate("state.inspected.run.cycles.filter(cycle => cycle.tree).every(cycle => cycle.tree.shape === '3/1/4')")
+    assert stack.evaluate("state.inspected.run.cycles.some(cycle => cycle.tree)")
 
 
 def test_a_refusal_is_shown_in_the_servers_words(stack):
-    stack.page.fill("#max-tokens", "5000")
-    stack.run(PROMPT)
-    assert "max_tokens asks for 5000 more, but the context length is 1024" in stack.text("#failure-0")
+    stack.set("max-tokens", 5000)
+    stack.ask(PROMPT)
+    assert "max_tokens asks for 5000 more, but the context length is 1024" in stack.text(".failure p")
     assert stack.page.get_attribute("#max-tokens", "aria-invalid") == "true"
     assert [complaint for complaint in stack.complaints if "400" not in complaint] == []
     stack.complaints.clear()
-    stack.page.fill("#max-tokens", "8")
-    stack.run(PROMPT)
-    assert stack.page.is_hidden("#failure-0") and stack.page.get_attribute("#max-tokens", "aria-invalid") is None
+    stack.set("max-tokens", 8)
+    stack.ask(PROMPT)
+    assert stack.page.is_hidden(".turn:last-child .failure") and stack.page.get_attribute("#max-tokens", "aria-invalid") is None
 
 
 def test_a_chat_is_answered_by_the_chat_endpoint(stack, server_url):
-    stack.page.click("text=Chat")
-    stack.run(PROMPT)
+    stack.page.click("#settings-open")
+    stack.page.click("label:has(#chat-mode)")
+    stack.ask(PROMPT)
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS, "temperature": 0}
     expected = httpx.post(f"{server_url}/v1/chat/completions", json=body, timeout=60).json()
     assert stack.answer() == expected["choices"][0]["message"]["content"] != ""

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from jaxspec.server import playground
-from jaxspec.server.playground import read_playground
+from jaxspec.server.playground import as_script, read_playground
 
 FOLDER = Path(playground.__file__).parent
 ROOT = Path(__file__).parents[2]
 PARTS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js"))
+MODULES = [FOLDER / name for name in re.findall(r'<script type="module" src="(.*?)">', (FOLDER / "index.html").read_text())]
+LIBRARIES = sorted((FOLDER / "vendor").iterdir())
 HTML = read_playground().html.decode()
 
 
@@ -66,12 +68,35 @@ def test_the_policy_names_exactly_the_parts_of_the_document():
 
 
 def test_every_part_is_in_the_document():
-    assert len(PARTS) > 10
-    assert all(path.read_text() in HTML for path in PARTS if path.suffix != ".html")
+    assert {path.name for path in MODULES} == {path.name for path in PARTS if path.suffix == ".js"}
+    assert all(as_script(path.name, path.read_text()) in HTML for path in MODULES)
+    assert all(path.read_text() in HTML for path in [*PARTS, *LIBRARIES] if path.suffix == ".css" or path.match("vendor/*.js"))
+
+
+def test_a_module_imports_what_those_before_it_export():
+    exports: dict[str, set[str]] = {}
+    for path in MODULES:
+        text = path.read_text()
+        for names, name in re.findall(r'^import \{ ([^}]*) \} from "\./(.*?)";$', text, re.MULTILINE):
+            assert set(names.split(", ")) <= exports[name], f"{path.name} imports of {name}"
+            assert all(len(re.findall(rf"\b{each}\b", text)) > 1 for each in names.split(", ")), f"{path.name} imports in vain"
+        exports[path.name] = {
+            match[2] for match in re.finditer(r"^export (async function|function|const|class) (\w+)", text, re.MULTILINE)
+        }
+        assert not re.search(r"^(import \{|export )", as_script(path.name, text), re.MULTILINE)
+
+
+def test_libraries_come_with_their_licences_and_versions():
+    readme = (FOLDER / "vendor" / "README.md").read_text()
+    for path in LIBRARIES:
+        if path.suffix == ".js":
+            assert path.name in readme and path.with_name(f"{path.name.split('.')[0]}.LICENSE").exists()
+            assert re.search(r" v(\d+\.\d+\.\d+) ", path.read_text()[:200])[1] in readme
 
 
 def test_the_document_loads_nothing():
-    assert not re.search(r"<(script|img|iframe|object|embed|video|audio)\s[^>]*src|@import|url\(", HTML)
+    outside_scripts = re.sub(r"<script>.*?</script>", "", HTML, flags=re.DOTALL)
+    assert not re.search(r"<(script|img|iframe|object|embed|video|audio)\s[^>]*src|@import|url\(", outside_scripts)
     assert re.findall(r'<link\s[^>]*href="([^:"]*):?', HTML) == ["data"]  # the icon
     assert not re.search(r"\sstyle=|\son\w+=", HTML), "the policy forbids these attributes"
 
@@ -89,4 +114,4 @@ def test_parts_come_with_the_package():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "jaxspec.server.playground"
     ]
-    assert {path.name for path in PARTS} == {path.name for pattern in patterns for path in FOLDER.glob(pattern)}
+    assert {*PARTS, *LIBRARIES} == {path for pattern in patterns for path in FOLDER.glob(pattern)}

@@ -1,21 +1,24 @@
-"""The playground, a web page at /: it sends prompts and colours the tokens of the reply by how speculation made them.
+"""The playground, a web page at /: a chat, which shows on demand how speculation made each answer.
 
-Its parts are plain files beside this one. They are served as one document that loads nothing else, and whose
-Content-Security-Policy lets nothing else run: the model's text can't become a program.
+Its parts are the files beside this one: styles, modules, and a library in vendor/. They are served as one document that loads
+nothing else, and whose Content-Security-Policy lets nothing else run: the model's text can't become a program.
 """
 
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-_STYLE = re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
-_SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
+_STYLE = re.compile(r'<link rel="stylesheet" href="([\w./]+)">')
+_SCRIPT = re.compile(r'<script src="([\w./]+)"></script>')
+_MODULE = re.compile(r'<script type="module" src="([\w./]+)"></script>')
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async function|function|const|class) (\w+))", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,11 @@ def read_playground() -> Playground:
     """One document: index.html with the contents of the files that it refers to."""
     html = (files("jaxspec.server.playground") / "index.html").read_text("utf-8")
     html, styles = _inline(html, "style", _STYLE)
-    html, scripts = _inline(html, "script", _SCRIPT)
+    html, libraries = _inline(html, "script", _SCRIPT)
+    html, modules = _inline(html, "script", _MODULE, as_script)
     document = html.encode()
     headers = {
-        "Content-Security-Policy": _policy(styles, scripts),
+        "Content-Security-Policy": _policy(styles, libraries + modules),
         "X-Content-Type-Options": "nosniff",
         "X-Frame-Options": "DENY",
         "Referrer-Policy": "no-referrer",
@@ -58,12 +62,24 @@ def read_playground() -> Playground:
     return Playground(document, headers)
 
 
-def _inline(html: str, element: str, reference: re.Pattern[str]) -> tuple[str, list[str]]:
-    """The document with the files' contents in place of the references to them, and their hashes for the policy."""
+def as_script(name: str, module: str) -> str:
+    """A module as a script in the document. Modules that import one another can't stand in one: a browser would have to fetch each
+    by its URL, and only few know how to check what it gets. So each is a block, which leaves its exports in `modules`."""
+    module = _IMPORT.sub(r'const \1 = modules["\2"];', module)
+    exports = ", ".join(match[2] for match in _EXPORT.finditer(module))
+    body = _EXPORT.sub(r"\1", module)
+    return f'"use strict";\nglobalThis.modules ??= {{}};\n{{\n{body}modules["{name}"] = {{ {exports} }};\n}}\n'
+
+
+def _inline(
+    html: str, element: str, reference: re.Pattern[str], written: Callable[[str, str], str] = lambda name, text: text
+) -> tuple[str, list[str]]:
+    """The document with the files' contents, as they are `written`, in place of the references to them, and their hashes for the
+    policy."""
     sources = []
 
     def put(match: re.Match[str]) -> str:
-        part = "\n" + (files("jaxspec.server.playground") / match[1]).read_text("utf-8")
+        part = "\n" + written(match[1], (files("jaxspec.server.playground") / match[1]).read_text("utf-8"))
         sources.append(f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'")
         return f"<{element}>{part}</{element}>"
 

@@ -1,4 +1,5 @@
-"use strict";
+import { inSeconds } from "./dom.js";
+import { figuresOf, originOf } from "./runs.js";
 /* Two drawings on canvas: tokens per pass (the strip), and a race's time (the timeline). */
 
 const STRIP = { column: 9, gap: 2, left: 22, bottom: 8, top: 8 };
@@ -24,7 +25,7 @@ function stripRoom(canvas) {
 }
 
 /** Index of the first cycle to show: of the newest ones, or as it was but for what it takes to see the selected one. */
-function stripStart(canvas, run, selected, before) {
+export function stripStart(canvas, run, selected, before) {
   const room = stripRoom(canvas);
   const newest = Math.max(run.cycles.length - room, 0);
   if (!selected) return newest;
@@ -32,12 +33,12 @@ function stripStart(canvas, run, selected, before) {
 }
 
 /** The cycle at a horizontal position in the strip, or null. */
-function stripCycle(run, start, x) {
+export function stripCycle(run, start, x) {
   return (x >= STRIP.left && run.cycles[start + Math.floor((x - STRIP.left) / STRIP.column)]) || null;
 }
 
 /** One column per cycle, one cell per token, in the tokens' colours; a line at the mean. */
-function drawStrip(canvas, run, selected, start) {
+export function drawStrip(canvas, run, selected, start) {
   const { width, height, context, colour } = prepare(canvas);
   const shown = run.cycles.slice(start, start + stripRoom(canvas));
   const most = Math.max(4, run.longest);
@@ -75,7 +76,7 @@ function drawMean(context, y, width, colour) {
 }
 
 /** Both sides of a race over one axis of time, one block per cycle, in the colour of its deepest token. */
-function drawTimeline(canvas, runs, now) {
+export function drawTimeline(canvas, runs, now) {
   const { width, height, context, colour } = prepare(canvas);
   const elapsed = runs.map((run) => (run ? (run.endedAt ?? now) - run.askedAt : 0));
   const scale = (width - TIMELINE.left - TIMELINE.right) / axisEnd(Math.max(...elapsed, 1));
@@ -127,9 +128,4 @@ function drawAxis(context, colour, width, height, scale) {
 function axisEnd(milliseconds) {
   const size = 10 ** Math.floor(Math.log10(milliseconds));
   return [1, 1.6, 2, 3, 4, 6, 8, 10].find((step) => step * size >= milliseconds) * size;
-}
-
-function inSeconds(seconds) {
-  if (seconds < 0.0005) return "0";
-  return seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
 }

@@ -1,30 +1,68 @@
-"use strict";
-/* Which cycle is shown: its tree, its place in the strip, its tokens in the answer. */
+import { drawStrip, stripCycle, stripStart } from "./charts.js";
+import { byId, make, visible } from "./dom.js";
+import { showFigures } from "./figures.js";
+import { figuresOf, newRun, originInWords, originOf } from "./runs.js";
+import { state } from "./state.js";
+import { drawTree, EXAMPLE_CYCLE, singleStep } from "./tree.js";
+/* Which answer the panel is about, and which of its cycles: the tree, its place in the strip, its tokens in the text. */
 
 const TREE_PAUSE = 700; // a fast answer has more cycles than one can see, so its tree changes at a calm pace
 
-/** While an answer runs the tree follows it; afterwards it shows the last cycle until another one is pointed at. */
+/** The panel turns to an answer, by its run and its view. Of one that was kept, `figures` is all there is. */
+export function inspect(run, view, figures = null) {
+  state.inspected?.view?.mark(null);
+  state.inspected = { run, view };
+  state.shown = null;
+  state.treeAt = state.stripFrom = 0;
+  byId("token-detail").textContent = "";
+  byId("replay").disabled = !run;
+  const isGone = !run && figures;
+  byId("gone").hidden = !isGone;
+  for (const id of ["tree-section", "strip-section"]) byId(id).hidden = Boolean(isGone);
+  showFigures(run ? figuresOf(run) : figures, run?.origins);
+  if (run?.cycles.length) return showCycle(run.cycles.at(-1));
+  byId("tree-caption").textContent = "an example";
+  drawPanel();
+}
+
+/** Draws what the answer of the panel has brought since. Hidden, it costs nothing: the model may share this machine. */
+export function drawRunning() {
+  const { run } = state.inspected;
+  if (byId("panel").hidden || !run) return;
+  showFigures(figuresOf(run), run.origins);
+  followTree();
+  redrawStrip();
+}
+
+/** Draws all of it, as when the panel opens. */
+export function drawPanel() {
+  drawRunning();
+  drawShownTree(true);
+  redrawStrip();
+}
+
+/** While an answer is written the tree follows it; afterwards it shows the last cycle until another one is pointed at. */
 function followTree() {
-  const run = state.runs[0];
-  const last = run?.cycles.at(-1);
+  const last = state.inspected.run?.cycles.at(-1);
   if (!last || state.shown?.pointed) return;
   const now = performance.now();
   if (state.stopper && now - state.treeAt < TREE_PAUSE) return;
-  if (state.shown?.cycle !== last) showCycle(run, last);
+  if (state.shown?.cycle !== last) showCycle(last, { calm: false });
 }
 
-/** Draws the tree of a cycle and marks its tokens. */
-function showCycle(run, cycle, { pointed = false, calm = false } = {}) {
-  state.shown = { run, cycle, pointed, calm };
+/** Draws the tree of a cycle and marks its tokens, if the reader chose it. */
+function showCycle(cycle, { pointed = false, calm = true } = {}) {
+  state.shown = { cycle, pointed };
   state.treeAt = performance.now();
-  outputs.forEach((output) => output.mark(output.run === run && (pointed || !state.stopper) ? cycle : null));
-  byId("tree-caption").textContent = cycleInWords(run, cycle);
+  state.inspected.view?.mark(pointed ? cycle.index : null);
+  byId("tree-caption").textContent = cycleInWords(state.inspected.run, cycle);
   drawShownTree(calm);
   if (pointed) redrawStrip();
 }
 
 function drawShownTree(calm) {
-  const { run, cycle } = state.shown ?? { run: null, cycle: EXAMPLE_CYCLE };
+  const run = state.inspected.run;
+  const cycle = state.shown?.cycle ?? EXAMPLE_CYCLE;
   const before = run?.cycles[cycle.index - 1]?.tokens.at(-1)?.text ?? "the prompt";
   const tree = cycle.tree ?? (isPlain(cycle) ? singleStep(before) : null);
   const label = `${byId("tree-caption").textContent}: ${cycle.tokens.map((token) => token.text).join("")}`;
@@ -47,24 +85,24 @@ function cycleInWords(run, cycle) {
 }
 
 /** The reader points at a token of an answer, or at none. */
-function pointAt(lane, cycle, token) {
-  if (state.replay) return;
+export function pointAt(view, cycle, token) {
+  if (state.replay || byId("panel").hidden) return;
   if (!cycle) {
     if (state.shown) state.shown.pointed = false;
     return;
   }
+  if (state.inspected.view !== view) inspect(view.shown.run, view);
   const id = token.id === undefined ? "" : `, token ${token.id}`;
   byId("token-detail").textContent = `${visible(token.text)}   ${originInWords(token)}${id}`;
-  const isNew = state.shown?.cycle !== cycle;
-  if (isNew || !state.shown.pointed) showCycle(state.runs[lane], cycle, { pointed: true, calm: true });
+  if (state.shown?.cycle !== cycle || !state.shown.pointed) showCycle(cycle, { pointed: true });
 }
 
-/** While an answer runs the strip shows its newest cycles, unless an older one is pointed at. */
+/** While an answer is written the strip shows its newest cycles, unless an older one is pointed at. */
 function redrawStrip() {
-  const run = state.runs[0] ?? newRun(true);
+  const run = state.inspected.run ?? newRun(true);
   const canvas = byId("strip");
   const follows = state.stopper && !state.shown?.pointed;
-  const cycle = state.shown?.run === run ? state.shown.cycle : null;
+  const cycle = state.shown?.cycle ?? null;
   state.stripFrom = stripStart(canvas, run, follows ? null : cycle, state.stripFrom);
   drawStrip(canvas, run, follows ? null : cycle, state.stripFrom);
   const mean = figuresOf(run).acceptLength;
@@ -75,21 +113,22 @@ function redrawStrip() {
   canvas.setAttribute("aria-valuetext", cycle ? cycleInWords(run, cycle) : "no pass yet");
 }
 
-/** Selects a cycle of the first answer, by its number; its tokens are scrolled to. */
-function selectCycle(index, calm = true) {
-  const run = state.runs[0];
+/** Selects a cycle by its number; its tokens are scrolled to. */
+export function selectCycle(index, calm = true) {
+  const { run, view } = state.inspected;
   const cycle = run?.cycles[Math.min(Math.max(index, 0), run.cycles.length - 1)];
   if (!cycle) return;
-  showCycle(run, cycle, { pointed: true, calm });
-  const [span] = outputs[0].spans[cycle.index] ?? [];
-  if (span) outputs[0].reveal(span);
+  byId("token-detail").textContent = "";
+  showCycle(cycle, { pointed: true, calm });
+  view?.spansOf(cycle.index)[0]?.scrollIntoView({ block: "nearest" });
 }
 
-function startReplay() {
+export function startReplay() {
   if (state.replay) return stopReplay();
-  let next = state.shown?.cycle.index + 1 < state.runs[0].cycles.length ? state.shown.cycle.index : 0;
+  const { cycles } = state.inspected.run;
+  let next = state.shown?.cycle.index + 1 < cycles.length ? state.shown.cycle.index : 0;
   const step = () => {
-    if (next >= state.runs[0].cycles.length) return stopReplay();
+    if (next >= cycles.length) return stopReplay();
     selectCycle(next, false);
     next += 1;
   };
@@ -98,8 +137,27 @@ function startReplay() {
   step();
 }
 
-function stopReplay() {
+export function stopReplay() {
   clearInterval(state.replay);
   state.replay = null;
   byId("replay").textContent = "Replay slowly";
+}
+
+export function onStripKey(event) {
+  const { run } = state.inspected;
+  if (!run) return;
+  const at = state.shown?.cycle.index ?? 0;
+  const [back, on] = [at - 1, at + 1];
+  const to = { ArrowLeft: back, ArrowDown: back, ArrowRight: on, ArrowUp: on, Home: 0, End: run.cycles.length }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  stopReplay();
+  selectCycle(to);
+}
+
+export function onStripPointer(event) {
+  const { run } = state.inspected;
+  if (!run || state.replay) return;
+  const cycle = stripCycle(run, state.stripFrom, event.clientX - byId("strip").getBoundingClientRect().left);
+  if (cycle && cycle !== state.shown?.cycle) selectCycle(cycle.index);
 }

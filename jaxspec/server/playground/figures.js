@@ -1,66 +1,38 @@
-"use strict";
-/* Draws what an answer or a race has brought so far: text, figures, legend, timeline. */
+import { byId, inSeconds, make } from "./dom.js";
+import { DEEPEST } from "./runs.js";
+/* The figures of an answer in the panel, and where its tokens came from. */
 
-const FRAME = 50; // milliseconds between two drawings of a running answer: the model may share this machine
-
-/** Draws all that changed, once, a little later. */
-function soon() {
-  state.timer ??= setTimeout(() => {
-    state.timer = null;
-    drawAll();
-    if (state.stopper && state.runs.length > 1) soon(); // the timeline moves without events too
-  }, FRAME);
+/** Shows figures as runs.js figuresOf gives them, null for none; `origins` counts the tokens by where they came from. */
+export function showFigures(figures, origins) {
+  const write = (id, value, format) => (byId(id).textContent = (value ?? null) === null ? "–" : format(value));
+  write("figure-accept", figures?.acceptLength, (length) => length.toFixed(2));
+  write("figure-speed", figures?.perSecond, (speed) => speed.toFixed(speed < 100 ? 1 : 0));
+  write("figure-share", figures?.draftShare, (share) => `${Math.round(share * 100)}%`);
+  write("figure-first", figures?.firstTokenSeconds, inSeconds);
+  write("figure-tokens", figures?.tokens, String);
+  byId("explained").textContent = figures?.passes ? passesInWords(figures) : "";
+  showLegend(origins);
 }
 
-function drawAll() {
-  outputs.forEach((output) => output.update());
-  const run = state.runs[0] ?? null;
-  if (run) showFigures(run);
-  showLegend(run);
-  if (state.runs.length > 1) showRace();
-  followTree();
-  redrawStrip();
-}
-
-function showFigures(run) {
-  const figures = figuresOf(run);
-  const write = (id, value, format) => (byId(id).textContent = value === null ? "–" : format(value));
-  write("figure-speed", figures.perSecond, (speed) => speed.toFixed(speed < 100 ? 1 : 0));
-  write("figure-accept", figures.acceptLength, (length) => length.toFixed(2));
-  write("figure-share", figures.draftShare, (share) => `${Math.round(share * 100)}%`);
-  write("figure-first", figures.firstTokenSeconds, inSeconds);
-  write("figure-tokens", figures.tokens, String);
-}
-
-function showRace() {
-  const [on, off] = state.runs;
-  const write = (id, value, digits) => (byId(id).textContent = value ? value.toFixed(digits) : "–");
-  write("verdict-on", on && figuresOf(on).perSecond, 0);
-  write("verdict-off", off && figuresOf(off).perSecond, 0);
-  write("verdict-accept", on && figuresOf(on).acceptLength, 2);
-  const verdict = on && off && raceVerdict(on, off);
-  write("verdict-ratio", verdict?.ratio, 2);
-  if (verdict?.ratio) byId("verdict-ratio").textContent += "×";
-  byId("verdict-same").textContent = verdict ? (verdict.same ? "✓ identical text" : "✗ they differ") : "–";
-  byId("verdict").dataset.same = verdict ? String(verdict.same) : "";
-  if (verdict && !verdict.same) outputs.forEach((output) => output.markDifference(verdict.differsAt));
-  drawTimeline(byId("timeline"), state.runs, performance.now());
-  const times = state.runs.map((run) => (run ? inSeconds(figuresOf(run).seconds) : "not begun"));
-  byId("timeline").setAttribute("aria-label", `With speculation ${times[0]}, without ${times[1]}`);
+/** What the tokens per pass mean. */
+export function passesInWords({ passes, passTokens, draftShare }) {
+  const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+  const times = `The model ran ${count(passes, "time")} for ${count(passTokens, "token")}`;
+  return draftShare ? `${times}, instead of ${count(passTokens, "time")}.` : `${times}: no drafts.`;
 }
 
 /** The legend counts, too: one bar for every way that a token can come. */
-function showLegend(run) {
-  const most = Math.max(1, ...Object.values(run?.origins ?? {}));
+function showLegend(origins) {
+  const most = Math.max(1, ...Object.values(origins ?? {}));
   for (const item of byId("legend").children) {
-    const count = run?.origins[item.dataset.origin] ?? 0;
-    item.querySelector(".count").textContent = run ? count : "";
+    const count = origins?.[item.dataset.origin] ?? 0;
+    item.querySelector(".count").textContent = origins ? count : "";
     item.querySelector(".bar").style.setProperty("--part", count / most);
-    item.classList.toggle("none", Boolean(run) && !count);
+    item.classList.toggle("none", Boolean(origins) && !count);
   }
 }
 
-function buildLegend() {
+export function buildLegend() {
   const drafts = Array.from({ length: DEEPEST }, (_, index) => [
     `d${index + 1}`,
     index + 1 < DEEPEST ? `depth ${index + 1}` : `depth ${DEEPEST}+`,

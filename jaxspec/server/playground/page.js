@@ -1,69 +1,70 @@
-"use strict";
-/* Puts the parts together: what the fields, keys and buttons do, and what happens first. */
+import { ask, askAgain, focusBox, follower, openConversation, openKey, removeConversation, stop } from "./chat.js";
+import { inspect, onStripKey, onStripPointer, pointAt, startReplay } from "./cycles.js";
+import { byId, copyFrom } from "./dom.js";
+import { buildLegend } from "./figures.js";
+import { closePanel, showSidebar, togglePanel, uncover, watchSizes } from "./panel.js";
+import { noteOrder, race } from "./race.js";
+import { readJson } from "./server.js";
+import { chosen, MAX_TOKENS, offerTrees, rememberSettings } from "./settings.js";
+import { drawSidebar, exportConversation } from "./sidebar.js";
+import { state } from "./state.js";
+import { conversations, keep } from "./store.js";
+import { offerExamples, welcome } from "./welcome.js";
+import { tellPrograms } from "./waiting.js";
+/* Puts the parts together: what fields, keys and buttons do, and what happens first. */
 
-function changeMode() {
-  const mode = chosen("mode");
-  byId("prompt-label").textContent = mode === "chat" ? "Message" : "Prompt";
-  offerExamples(examplesFor(state.model, mode));
-  forgetChat();
-}
-
-/** Shows a note about the model above the prompt. */
-function note(text) {
-  byId("mode-note").textContent = text;
-  byId("mode-note").hidden = false;
-}
-
-function forgetChat() {
-  state.messages = [];
-  byId("forget").hidden = true;
-}
-
-function refuseChat() {
-  byId("chat-mode").disabled = true;
-  document.querySelector('input[name="mode"][value="text"]').checked = true;
-  note("This model has no chat template: it can only complete text.");
-  changeMode();
-}
-
-function noteOrder() {
-  const together = chosen("order") === "together";
-  byId("order-note").textContent = together ? "Both share the machine: each is slower." : "Each has the machine to itself.";
-}
+const TRY_AGAIN = 3000; // milliseconds
 
 /** Asks the server for its model and trees; any of these requests may fail. */
 async function meet() {
   const key = byId("key").value;
-  const models = await readJson("/v1/models", key);
-  const card = models.json?.data?.[0];
-  state.model = card?.id ?? null;
-  byId("model").textContent = card
-    ? modelInWords(card)
-    : models.status === 401
-      ? "an API key is needed"
-      : "no answer from the server";
-  if (models.status === 401) byId("key-box").open = true;
-  if (!card) return;
-  if (card.id === BUILT_IN) note("The built-in model is tiny: its output only looks like Python.");
-  const [server, model] = await Promise.all([readJson("/server_info", key), readJson("/model_info", key)]);
-  offerTrees({ ...model.json, ...server.json });
-  showPrograms(server.json?.programs, byId("model").textContent, key);
-  if (model.json?.has_chat_template === false) refuseChat();
-}
-
-/** While programs compile, the page says how many are there. */
-async function showPrograms(programs, name, key) {
-  while (programs && programs.ready < programs.total) {
-    byId("model").textContent = `${name} · ${programs.ready} of ${programs.total} programs compiled`;
-    await new Promise((resolve) => setTimeout(resolve, 5000));
-    if (byId("key").value !== key) return;
-    programs = (await readJson("/server_info", key)).json?.programs;
-  }
+  const { status, json } = await readJson("/v1/models", key);
+  const card = json?.data?.[0];
+  state.card = card ?? null;
+  const name = card ? modelInWords(card) : status === 401 ? "an API key is needed" : "no answer from the server";
   byId("model").textContent = name;
+  if (status === 401) openKey();
+  if (!card) return status === 401 || setTimeout(() => byId("key").value === key && meet(), TRY_AGAIN);
+  const canChat = card.capabilities?.chat ?? true;
+  byId("chat-mode").disabled = !canChat;
+  setKind(canChat && welcome(card).kind === "chat" ? "chat" : "text");
+  offerTrees((await readJson("/server_info", key)).json ?? { ...card.speculative, speculative_trees: card.speculative?.trees });
+  tellPrograms(
+    (text) => (byId("model").textContent = name + text),
+    () => state.card !== card,
+    key,
+  );
 }
 
 function modelInWords(card) {
   return card.max_model_len ? `${card.id} · ${card.max_model_len} tokens` : card.id;
+}
+
+/** What new conversations are: chats, or texts to complete. An empty one on the screen becomes one, too. */
+function setKind(kind) {
+  state.kind = kind;
+  document.querySelector(`input[name="mode"][value="${kind}"]`).checked = true;
+  offerExamples(state.card, kind);
+  if (!state.conversation.messages.length) openConversation();
+  describeBox();
+}
+
+/** The box says what its keys do: a text to complete has lines of its own. */
+function describeBox() {
+  const isChat = state.conversation.kind === "chat";
+  byId("message").placeholder = isChat ? "Ask anything" : "Begin a text, and the model goes on";
+  byId("message").classList.toggle("code-like", !isChat);
+  byId("new").textContent = isChat ? "New chat" : "New text";
+  byId("system").disabled = !isChat;
+  byId("max-tokens").placeholder = MAX_TOKENS[state.conversation.kind];
+  byId("keys").textContent = isChat ? "Enter sends, Shift+Enter breaks the line" : "Ctrl+Enter runs, Enter breaks the line";
+}
+
+function open(conversation) {
+  openConversation(conversation);
+  describeBox();
+  uncover();
+  focusBox();
 }
 
 /** The key is kept for this tab only. */
@@ -73,87 +74,117 @@ function takeKey() {
   meet();
 }
 
-function stop() {
-  stopReplay();
-  state.stopper?.abort();
+function send() {
+  if (state.stopper || !byId("message").value.trim()) return;
+  const text = byId("message").value;
+  byId("message").value = "";
+  fitBox();
+  ask(text);
 }
 
-function onKey(event) {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-    event.preventDefault();
-    ask(false);
-  } else if (event.key === "Escape") {
-    stop();
-  }
+/** The box is as high as its text, up to a limit of its style. */
+function fitBox() {
+  byId("message").style.height = "auto";
+  byId("message").style.height = `${byId("message").scrollHeight}px`;
 }
 
-function onStripKey(event) {
-  const run = state.runs[0];
-  if (!run) return;
-  const at = state.shown?.run === run ? state.shown.cycle.index : 0;
-  const [back, on] = [at - 1, at + 1];
-  const to = { ArrowLeft: back, ArrowDown: back, ArrowRight: on, ArrowUp: on, Home: 0, End: run.cycles.length }[event.key];
-  if (to === undefined) return;
+/** In a chat Enter sends, and breaks the line with Shift; a text to complete is sent with Ctrl. */
+function sendsByKey(event) {
+  if (event.key !== "Enter" || event.isComposing) return;
+  const isChat = state.conversation.kind === "chat";
+  if (isChat ? event.shiftKey : !(event.ctrlKey || event.metaKey)) return;
   event.preventDefault();
-  stopReplay();
-  selectCycle(to);
+  event.target.form.requestSubmit();
 }
 
-function onStripPointer(event) {
-  const run = state.runs[0];
-  if (!run || state.replay) return;
-  const cycle = stripCycle(run, state.stripFrom, event.clientX - byId("strip").getBoundingClientRect().left);
-  if (cycle && cycle !== state.shown?.cycle) selectCycle(cycle.index);
+/** Escape stops what is written, else closes what is open. */
+function onEscape(event) {
+  if (event.key !== "Escape") return;
+  const edited = event.target.closest?.(".edited");
+  if (edited) edited.querySelector("[data-action=cancel]").click();
+  else if (state.stopper) stop();
+  else if (!uncover()) closePanel();
+}
+
+/** A button within the messages. */
+function onTranscriptClick(event) {
+  const button = event.target.closest("[data-action]");
+  if (!button) return;
+  const index = [...byId("transcript").children].indexOf(button.closest(".turn"));
+  const turn = state.turns[index];
+  const act = {
+    "copy-code": () => copyFrom(button, button.closest(".code").querySelector("code").textContent),
+    copy: () => copyFrom(button, turn.message.content),
+    edit: () => state.stopper || turn.edit(),
+    cancel: () => turn.stopEditing(),
+    again: () => askAgain(),
+    inspect: () => {
+      inspect(state.runs.get(turn.message) ?? null, turn.view, turn.message.figures);
+      if (byId("panel").hidden || byId("inside").hidden) togglePanel("inside");
+    },
+  };
+  act[button.dataset.action]();
+}
+
+function onEdited(event) {
+  event.preventDefault();
+  const index = [...byId("transcript").children].indexOf(event.target.closest(".turn"));
+  const text = event.target.querySelector("textarea").value;
+  if (state.stopper || !text.trim()) return;
+  ask(text, index);
+  focusBox();
+}
+
+function onSidebarClick(event) {
+  const button = event.target.closest("[data-action]");
+  const id = button?.parentElement.dataset.id;
+  const conversation = state.opened.get(id) ?? conversations().find((kept) => kept.id === id);
+  if (!conversation) return;
+  if (button.dataset.action === "open") open(conversation);
+  else if (confirm("Delete this conversation?")) removeConversation(conversation);
 }
 
 function listen() {
-  byId("composer").addEventListener("submit", (event) => {
-    event.preventDefault();
-    ask(false);
-  });
-  byId("race").addEventListener("click", () => ask(true));
-  byId("stop").addEventListener("click", stop);
-  byId("replay").addEventListener("click", startReplay);
-  byId("forget").addEventListener("click", () => {
-    forgetChat();
-    outputs[0].reset();
-  });
-  document.addEventListener("keydown", onKey);
-  byId("speculate").addEventListener("change", () => (byId("tree").disabled = !byId("speculate").checked));
-  for (const radio of document.querySelectorAll('input[name="mode"]')) radio.addEventListener("change", changeMode);
+  const on = (id, type, act) => byId(id).addEventListener(type, act);
+  on("composer", "submit", (event) => (event.preventDefault(), send()));
+  on("message", "keydown", sendsByKey);
+  on("message", "input", fitBox);
+  on("stop", "click", stop);
+  on("to-end", "click", () => follower.toEnd());
+  on("transcript", "click", onTranscriptClick);
+  on("transcript", "submit", onEdited);
+  on("transcript", "keydown", (event) => event.target.form && sendsByKey(event));
+  on("new", "click", () => open());
+  on("conversations", "click", onSidebarClick);
+  on("export", "click", exportConversation);
+  on("sidebar-open", "click", () => showSidebar(byId("sidebar").hidden));
+  on("shade", "click", uncover);
+  for (const view of ["inside", "settings"]) on(`${view}-open`, "click", () => togglePanel(view));
+  on("panel-close", "click", closePanel);
+  on("race", "click", race);
+  on("replay", "click", startReplay);
+  on("strip", "keydown", onStripKey);
+  on("strip", "pointermove", onStripPointer);
+  on("strip", "pointerdown", onStripPointer);
+  on("strip", "pointerleave", () => pointAt(state.inspected.view, null, null));
+  on("key", "change", takeKey);
+  on("key-form", "submit", (event) => (event.preventDefault(), takeKey()));
   for (const radio of document.querySelectorAll('input[name="order"]')) radio.addEventListener("change", noteOrder);
-  for (const slider of document.querySelectorAll('input[type="range"]')) {
-    slider.addEventListener("input", () => (slider.labels[0].querySelector("output").textContent = slider.value));
+  for (const radio of document.querySelectorAll('input[name="mode"]')) {
+    radio.addEventListener("change", () => (setKind(chosen("mode")), open()));
   }
-  byId("strip").addEventListener("keydown", onStripKey);
-  byId("strip").addEventListener("pointermove", onStripPointer);
-  byId("strip").addEventListener("pointerdown", onStripPointer);
-  byId("strip").addEventListener("pointerleave", () => pointAt(0, null, null));
-  byId("key").addEventListener("change", takeKey);
-  byId("key-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    takeKey();
-    byId("key-box").open = false;
-  });
-}
-
-/** Drawings depend on the size of their boxes and on the colour scheme. */
-function watchSizes() {
-  const redraw = () => {
-    drawShownTree(true);
-    redrawStrip();
-    if (state.runs.length > 1) showRace();
-  };
-  new ResizeObserver(redraw).observe(byId("tree-view"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  document.addEventListener("keydown", onEscape);
+  addEventListener("storage", drawSidebar); // another tab's
+  addEventListener("pagehide", () => state.stopper && keep(state.conversation));
 }
 
 byId("key").value = sessionStorage.getItem("jaxspec-key") ?? "";
-byId("tree-caption").textContent = "An example: 3 of 7 drafts accepted, 4 tokens";
 buildLegend();
-showLegend(null);
-changeMode();
+rememberSettings();
 noteOrder();
 listen();
 watchSizes();
+openConversation(conversations().find(({ id }) => `#${id}` === location.hash));
+describeBox();
+focusBox();
 meet();

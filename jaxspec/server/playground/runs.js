@@ -1,18 +1,20 @@
-"use strict";
 /* What one answer brought, cycle by cycle, and the figures over it. Nothing here touches the document. */
 
-const DEEPEST = 6; // drafts of this depth and deeper share a colour
+export const DEEPEST = 6; // drafts of this depth and deeper share a colour
 const NO_TOKENS = { tokens: [], tree: null };
 const KEPT_TREES = 2000; // older cycles of an answer lose their trees, so that a long answer stays small
 
 /** An answer that is about to be asked for. Times are in milliseconds of performance.now(). */
-function newRun(speculates) {
+export function newRun(speculates) {
   return {
     speculates,
     isTraced: false, // events without a trace bring no tokens then: theirs came with another one
     state: "waiting", // then "running", and at the end "finished", "stopped" or "failed"
     cycles: [], // {index, tokens, tree, at, verified}
-    text: "",
+    text: "", // of all tokens
+    content: "", // the answer without the thinking, where the server tells them apart
+    thinking: "",
+    pieces: [], // of the text, one for each token that has some: {start, origin, cycle, place}
     tokens: 0,
     origins: {}, // how many tokens came from where
     drafted: 0,
@@ -28,9 +30,11 @@ function newRun(speculates) {
 }
 
 /** Adds an event of the stream. Returns the cycle that it brought, or null. */
-function addEvent(run, event, now) {
+export function addEvent(run, event, now) {
   const choice = event.choices?.[0];
   run.finishReason = choice?.finish_reason ?? run.finishReason;
+  run.thinking += choice?.delta?.reasoning_content ?? "";
+  run.content += choice?.text ?? choice?.delta?.content ?? "";
   run.isTraced ||= Boolean(event.speculative_trace);
   const { tokens, tree } = run.isTraced ? (event.speculative_trace ?? NO_TOKENS) : untracedTokens(choice);
   if (!tokens.length) return null;
@@ -44,7 +48,7 @@ function addEvent(run, event, now) {
   }
   run.lastAt = now;
   run.longest = Math.max(run.longest, tokens.length);
-  for (const token of tokens) countToken(run, token);
+  tokens.forEach((token, place) => countToken(run, token, cycle.index, place));
   if (cycle.verified) {
     run.verified.cycles += 1;
     run.verified.tokens += tokens.length;
@@ -58,33 +62,60 @@ function untracedTokens(choice) {
   return { tokens: text ? [{ text, from: "plain" }] : [], tree: null };
 }
 
-function countToken(run, token) {
+function countToken(run, token, cycle, place) {
   const origin = originOf(token);
+  if (token.text) run.pieces.push({ start: run.text.length, origin, cycle, place });
   run.text += token.text;
   run.tokens += 1;
   run.origins[origin] = (run.origins[origin] ?? 0) + 1;
   if (token.from === "draft") run.drafted += 1;
 }
 
+/** The answer so far, as a view shows it: what was thought before is left out. */
+export function answerOf(run) {
+  const text = run.thinking ? run.content : run.text;
+  const offset = run.thinking ? Math.max(run.text.indexOf(text, run.thinking.length), 0) : 0;
+  return { text, pieces: run.pieces, offset, run };
+}
+
+/** The colours of an answer in a few characters, to be kept: "plain:3 d1:5 bonus:2", a length for each token. */
+export function coloursOf({ text, pieces, offset }) {
+  const ends = [...pieces.slice(1).map((piece) => piece.start), offset + text.length];
+  const parts = pieces.map((piece, index) => [piece.origin, ends[index] - Math.max(piece.start, offset)]);
+  return parts.flatMap(([origin, length]) => (length > 0 ? `${origin}:${length}` : [])).join(" ");
+}
+
+/** The pieces of an answer that was kept. */
+export function piecesOf(colours) {
+  let start = 0;
+  return [...(colours ?? "").matchAll(/(d[1-6]|bonus|plain):(\d+)/g)].map(([, origin, length]) => {
+    const piece = { start, origin };
+    start += Number(length);
+    return piece;
+  });
+}
+
 /** The colour class of a token: d1 ... d6, bonus or plain. */
-function originOf(token) {
+export function originOf(token) {
   if (token.from === "draft") return `d${Math.min(Math.max(token.depth ?? 1, 1), DEEPEST)}`;
   return token.from === "bonus" ? "bonus" : "plain";
 }
 
 /** Where a token came from, in words. */
-function originInWords(token) {
+export function originInWords(token) {
   if (token.from === "draft") return `accepted draft, depth ${token.depth}`;
   if (token.from === "bonus") return "bonus: the model's own, in the same pass";
   return token.from === "prefill" ? "from reading the prompt" : "plain decoding, one pass for one token";
 }
 
 /** The figures of an answer so far; null for what is not known yet. */
-function figuresOf(run) {
+export function figuresOf(run) {
   const seconds = (run.lastAt - run.firstAt) / 1000;
   const { cycles, tokens } = run.verified;
   return {
     tokens: run.tokens,
+    passes: cycles,
+    passTokens: tokens, // of those passes: the prompt's brought one more
     perSecond: run.firstAt !== null && seconds > 0 ? (run.tokens - run.firstTokens) / seconds : null,
     acceptLength: cycles ? tokens / cycles : null,
     firstTokenSeconds: run.firstAt === null ? null : (run.firstAt - run.askedAt) / 1000,
@@ -94,7 +125,7 @@ function figuresOf(run) {
 }
 
 /** What a race of two finished answers showed; null if one of them did not finish. */
-function raceVerdict(on, off) {
+export function raceVerdict(on, off) {
   if (on.state !== "finished" || off.state !== "finished") return null;
   const [fast, slow] = [figuresOf(on).perSecond, figuresOf(off).perSecond];
   return { ratio: fast && slow ? fast / slow : null, same: on.text === off.text, differsAt: firstDifference(on.text, off.text) };

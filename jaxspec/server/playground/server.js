@@ -1,8 +1,7 @@
-"use strict";
 /* Talks to the server that served this page. Nothing here touches the document. */
 
 /** A failure, with the server's message. `status` is 0 if there was no response, or if it failed midway. */
-class ServerError extends Error {
+export class ServerError extends Error {
   constructor(status, message, param) {
     super(message);
     this.status = status;
@@ -15,7 +14,7 @@ function authorization(key) {
 }
 
 /** The status and JSON of a GET; the JSON is null if it failed, the status 0 if there was no answer. */
-async function readJson(path, key) {
+export async function readJson(path, key) {
   try {
     const response = await fetch(path, { headers: authorization(key) });
     return { status: response.status, json: response.ok ? await response.json() : null };
@@ -25,7 +24,7 @@ async function readJson(path, key) {
 }
 
 /** Posts a request and gives every event of the answer to onEvent. Resolves when the stream has ended in order. */
-async function streamAnswer(path, body, key, signal, onEvent) {
+export async function streamAnswer(path, body, key, signal, onEvent) {
   const headers = { "Content-Type": "application/json", ...authorization(key) };
   let response;
   try {

@@ -1,7 +1,8 @@
-"use strict";
+import { visible } from "./dom.js";
+import { DEEPEST, originOf } from "./runs.js";
 /* The tree of one cycle: what the head drafted, and the path that the model accepted. */
 
-const EXAMPLE_CYCLE = {
+export const EXAMPLE_CYCLE = {
   tokens: [
     { text: "\n    ", from: "draft", depth: 1 },
     { text: "if", from: "draft", depth: 2 },
@@ -20,7 +21,7 @@ const HEAD_HEIGHT = 26;
 const LETTER = 7.25; // width of a letter at the font size of tree.css
 
 /** The tree of a pass without drafts: only the text before. */
-function singleStep(before) {
+export function singleStep(before) {
   return { tokens: [before], parents: [-1], accepted: [0] };
 }
 
@@ -56,7 +57,7 @@ function placeRows(node, next = 0) {
 }
 
 /** Draws a cycle into the box; `calm` leaves out the movement. */
-function drawTree(box, tree, tokens, label, calm) {
+export function drawTree(box, tree, tokens, label, calm) {
   const { nodes, rows, columns } = layoutTree(tree, tokens);
   const places = placeColumns(nodes, columns, box.clientWidth);
   const row = Math.min(Math.max((box.clientHeight - HEAD_HEIGHT) / rows, ROW.least), ROW.most);
