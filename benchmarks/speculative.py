@@ -18,7 +18,7 @@ The options of SGLang's bench_speculative work too. --output writes its lines: s
 
 Examples:
     jaxspec bench speculative --batch-size 1 4 16
-    jaxspec bench speculative --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --steps 3 5 --topk 1 4 8
+    jaxspec bench speculative --model-path DIR --draft DIR --prompts mt-bench --steps 3 5 --topk 1 4 8
     jaxspec bench speculative --trees 3/1/4 5/4/8 --exhaustive
     jaxspec bench speculative --model-path DIR --simulate-accept-length 2 2.5 3
 """
@@ -363,6 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench.models.head = random_head(bench.models.target)
     if bench.models.head is None:
         raise ValueError("the model has no draft head: give --draft, or --simulate-accept-length")
+    prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     combinations = part(options.batch_size, trees, options.start, options.end)
     if not (trees := all_trees(combinations)):
