@@ -64,7 +64,7 @@ def test_a_wheel_runs_from_anywhere(tmp_path: Path):
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert not {str(path) for path in files_beside_modules()} - set(names)
-    assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
+    assert {"LICENSE", "NOTICE"} <= {name.rpartition("/")[2] for name in names if "/licenses/" in name}
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "installed"), str(wheel)], check=True)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
