@@ -10,7 +10,7 @@ would reach on the same distributions (distributions.py).
 Examples:
     jaxspec bench acceptance
     jaxspec bench acceptance --trees 3/1/4 5/4/8 5/4/16 --temperature 0 0.3 0.6 0.8 1 1.2 --num-prompts 50
-    jaxspec bench acceptance --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --num-prompts 80 --temperature 0.8
+    jaxspec bench acceptance --model-path DIR --draft DIR --prompts mt-bench --temperature 0.8
     jaxspec bench acceptance --trees 5/4/8 3/1/4
 """
 
@@ -187,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ValueError("plain decoding drafts nothing: give at least one tree that drafts in --trees")
     if max(options.temperature) > 0 and options.max_tokens <= STEPS:
         raise ValueError(f"--max-tokens must be above {STEPS} to compare rules of acceptance, got {options.max_tokens}")
+    prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     sweep = Sweep(bench, encoded, trees, [options.batch_size], sampling_params(options, len(encoded), 0.0))
     sweep.compile(trees, sweep.batches)

@@ -1,4 +1,4 @@
-"""An HTTP client for OpenAI's /v1/completions and SGLang's /generate: streams an answer, takes its times, and explains failures."""
+"""An HTTP client for OpenAI's completions and chats and SGLang's /generate: streams an answer, takes times, explains failures."""
 
 import json
 import math
@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from jaxspec.commands.common import Chat, Turns
 
 from .options import BenchmarkError
+
+if TYPE_CHECKING:
+    from jaxspec.text.prompts import Prompt  # loads transformers
 
 try:
     import aiohttp
@@ -18,6 +23,7 @@ except ImportError:
     raise BenchmarkError("the HTTP client needs aiohttp: pip install 'jaxspec-llm[bench]'") from None
 
 BACKENDS = {"openai": "/v1/completions", "sglang": "/generate"}
+CHATS = "/v1/chat/completions"
 USAGE: tuple[dict, ...] = (
     {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"stream_options": {"include_usage": True}},
@@ -42,10 +48,29 @@ SHAPE_ERRORS = (ValueError, RecursionError, KeyError, TypeError, AttributeError,
 
 
 class Request(NamedTuple):
-    """A prompt as text or token ids, and the number of tokens to generate."""
+    """What to answer, and the number of tokens to generate."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | Chat
     max_tokens: int
+    questions: tuple[str, ...] = ()
+    """They follow in the same conversation, each after the answer to the one before."""
+
+    @classmethod
+    def of(cls, prompt: "Prompt | Chat | Turns", max_tokens: int) -> Self:
+        """Of one of `load_prompts`."""
+        if isinstance(prompt, Turns):
+            first, *others = prompt.questions
+            return cls(Chat([{"role": "user", "content": first}]), max_tokens, tuple(others))
+        return cls(prompt if isinstance(prompt, str | Chat) else list(prompt), max_tokens)
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.prompt, Chat)
+
+    def next_turn(self, answer: str) -> Self:
+        """The next question, after the answer to this one."""
+        assert isinstance(self.prompt, Chat)
+        return self._replace(prompt=self.prompt.then(answer, self.questions[0]), questions=self.questions[1:])
 
 
 class FailedRequest(Exception):
@@ -177,7 +202,7 @@ class Client:
 
     async def complete(self, request: Request) -> Answer:
         """The answer to a request. A failure is stored in it, not raised."""
-        answer, url = Answer(perf_counter()), self.base_url + BACKENDS[self.backend]
+        answer, url = Answer(perf_counter()), self.base_url + (CHATS if request.is_chat else BACKENDS[self.backend])
         try:
             async with self._session.post(url, json=self._body(request), allow_redirects=False) as response:
                 await self._check(response, "text/event-stream")
@@ -212,7 +237,8 @@ class Client:
             name = "text" if isinstance(request.prompt, str) else "input_ids"
             params = {"max_new_tokens": request.max_tokens, **self._sampling}
             return {name: request.prompt, "sampling_params": params, "stream": True}
-        body = {"model": self.model, "prompt": request.prompt, "max_tokens": request.max_tokens, "stream": True}
+        what = {"messages": request.prompt.messages} if isinstance(request.prompt, Chat) else {"prompt": request.prompt}
+        body = {"model": self.model, **what, "max_tokens": request.max_tokens, "stream": True}
         return body | self._sampling | USAGE[self.usage]
 
     async def _check(self, response: aiohttp.ClientResponse, expected: str | None) -> None:
@@ -251,13 +277,14 @@ class Client:
 
 
 def take_completion(answer: Answer, event: dict, now: float) -> None:
-    """Adds an event of /v1/completions."""
+    """Adds an event of /v1/completions or of a chat."""
     choices, usage = event["choices"], event.get("usage") or {}
     for choice in choices:
         check_finish(choice.get("finish_reason"))
     details = (event.get("metrics") or {}).get("speculative_decoding") or {}
     answer.accept_length = details.get("mean_acceptance_length", answer.accept_length)
-    add(answer, "".join(choice["text"] or "" for choice in choices), usage, now, is_chunk=bool(choices))
+    texts = [choice["delta"].get("content") if "delta" in choice else choice["text"] for choice in choices]
+    add(answer, "".join(text or "" for text in texts), usage, now, is_chunk=bool(choices))
 
 
 def take_generate(answer: Answer, event: dict, now: float) -> None:

@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options)
+    prompts = bench.ask(prompts, options.max_tokens)
     ways = ways_of_sampling(len(prompts.prompts), options.max_tokens, options.temperature, options.seed)
     comparisons = compare_all(bench, bench.encode(prompts.prompts, chat=options.chat), options.trees, options.batch, ways)
     print(show(comparisons), flush=True)

@@ -102,13 +102,15 @@ def add_sampling_options(parser: BenchmarkParser, *, several: bool = False) -> N
     )
 
 
-def sampling_params(options: argparse.Namespace, count: int, temperature: float | None = None) -> list[SamplingParams]:
-    """Parameters of `count` prompts, all of the same length, with fixed seeds: speculation must not change any text.
+def sampling_params(
+    options: argparse.Namespace, count: int, temperature: float | None = None, *, ignore_eos: bool = True
+) -> list[SamplingParams]:
+    """Parameters of `count` prompts, with fixed seeds: speculation must not change any text.
 
-    `temperature`: in place of the options' own, where they have several.
+    `temperature`: in place of the options' own, where they have several. `ignore_eos`: all texts have the same length.
     """
     temperature = options.temperature if temperature is None else temperature
-    params = SamplingParams(max_tokens=options.max_tokens, temperature=temperature, ignore_eos=True)
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=temperature, ignore_eos=ignore_eos)
     return [params if temperature == 0 else replace(params, seed=options.seed + index) for index in range(count)]
 
 

@@ -337,6 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         models = Models(files.target, Path(stack.enter_context(TemporaryDirectory())))
         found = benches(models, files, options.precision, peers.not_run)
         bench = next(iter(found.values()))
+        prompts = bench.ask(prompts, options.max_tokens)
         encoded = bench.encode(prompts.prompts, chat=options.chat)
         context = bench.context_for(encoded, options.max_tokens)
         ways = {

@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     prompts = prompts_of(options)
     bench = Workbench.of(options)
+    prompts = bench.ask(prompts, options.max_tokens)
     text = [token for prompt in bench.encode(prompts.prompts, chat=options.chat) for token in prompt]
     if len(text) < max(count * tokens for count, tokens in options.cases):
         raise BenchmarkError("the prompts are too short for these cases: give more with --num-prompts")

@@ -17,7 +17,7 @@ probe, more warm up; neither is measured. The exit status is 1 if requests faile
 Examples:
     jaxspec bench serving --num-prompts 32 --max-concurrency 4
     jaxspec bench serving --request-rate 4 --goodput ttft:200 tpot:50
-    jaxspec bench serving --base-url http://127.0.0.1:8000 --prompts mt_bench.jsonl
+    jaxspec bench serving --prompts mt-bench --max-tokens 2048 --max-concurrency 1
 """
 
 import argparse
@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.commands.common import Chat, PromptSet, load_prompts
+from jaxspec.commands.common import FORMATS, Chat, PromptSet, load_prompts
 from jaxspec.commands.options import whole
 
 from . import record
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 OBJECTIVES = ("ttft", "tpot", "e2el")
 """Limits of --goodput, with vLLM's names."""
 KEY_VARIABLE = "JAXSPEC_API_KEY"
-BUILT_IN_PROMPTS, PROBE_TOKENS = 64, 16
+BUILT_IN_PROMPTS, PROBE, PROBE_TOKENS = 64, "def main():", 16
 WATCH_SECONDS = 0.02
 COUNTER = re.compile(r'^vllm:spec_decode_num_(\w+?)_total(?:\{(?:.*position="(\d+)")?.*\})? (\S+)', re.MULTILINE)
 DESCRIBING = ("version", "tree", "speculative_algorithm", "context_length", "max_running_requests", "dtype")
@@ -77,15 +77,15 @@ async def send(client: "Client", requests: "Sequence[Request]", times: Sequence[
     run, slots = Run(), asyncio.Semaphore(concurrency or len(requests))
     started = perf_counter()
 
-    async def one(request: "Request", due: float) -> "Answer":
+    async def one(request: "Request", due: float) -> "list[Answer]":
         await asyncio.sleep(started + due - perf_counter())
         woken = perf_counter()
         run.worst_lateness = max(run.worst_lateness, woken - started - due)
         async with slots:
             run.worst_wait = max(run.worst_wait, perf_counter() - woken)
-            answer = await client.complete(request)
+            answers = await ask(client, request)
         bar.update()
-        return answer
+        return answers
 
     async def watch() -> None:
         while True:
@@ -95,11 +95,21 @@ async def send(client: "Client", requests: "Sequence[Request]", times: Sequence[
 
     watching = asyncio.create_task(watch())
     with tqdm(total=len(requests), desc=what, unit=" requests", disable=None) as bar:
-        run.answers = list(await asyncio.gather(*(one(request, due) for request, due in zip(requests, times, strict=True))))
+        answers = await asyncio.gather(*(one(request, due) for request, due in zip(requests, times, strict=True)))
+    run.answers = [answer for each in answers for answer in each]
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
     return run
+
+
+async def ask(client: "Client", request: "Request") -> "list[Answer]":
+    """The answer to a request, and to each question that follows it. A failure is the last."""
+    answers = [await client.complete(request)]
+    while request.questions and answers[-1].failure is None:
+        request = request.next_turn(answers[-1].text)
+        answers.append(await client.complete(request))
+    return answers
 
 
 # The server
@@ -198,7 +208,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--backend",
         choices=("openai", "sglang"),
         default="openai",
-        help="/v1/completions (openai, the default) or /generate (sglang)",
+        help="OpenAI's endpoints (the default) or /generate (sglang), which takes no conversations",
     )
     group.add_argument("--model", metavar="NAME", help="name in the API (default: the first in /v1/models)")
     group.add_argument(
@@ -206,8 +216,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     group = parser.add_argument_group("prompts")
     group.add_argument(
-        "--prompts", "--dataset-path", type=Path, metavar="FILE", help="one prompt per line, or .jsonl: strings, or objects with "
-        "prompt, token_ids or turns (default: held-out Python code)",
+        "--prompts", "--dataset-path", type=Path, metavar="FILE", help=f"{FORMATS} (default: held-out Python code)",
     )  # fmt: skip
     group.add_argument("--num-prompts", type=whole(1), metavar="N", help="default: the whole file; 64 built-in prompts")
     group.add_argument(
@@ -275,12 +284,11 @@ async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, 
         timeout=options.request_timeout, **sampling,
     ) as client:  # fmt: skip
         client.model = options.model or await first_model(client)
-        requests = []
-        for prompt in prompts.prompts:
-            if isinstance(prompt, Chat):
-                raise ValueError("this benchmark sends prompts of text or token ids, and the file has messages")
-            requests.append(Request(prompt if isinstance(prompt, str) else list(prompt), options.max_tokens))
-        await probe(client, Request("def main():", min(options.max_tokens, PROBE_TOKENS)))
+        requests = [Request.of(prompt, options.max_tokens) for prompt in prompts.prompts]
+        if options.backend == "sglang" and any(request.is_chat for request in requests):
+            raise ValueError("/generate takes no conversations, and the prompts are some: leave out --backend sglang")
+        first = Chat([{"role": "user", "content": PROBE}]) if requests[0].is_chat else PROBE
+        await probe(client, Request.of(first, min(options.max_tokens, PROBE_TOKENS)))
         warm_ups = [requests[index % len(requests)] for index in range(options.num_warmups)]
         if warm_ups:
             await send(client, warm_ups, [0.0] * len(warm_ups), options.max_concurrency, "warming up")

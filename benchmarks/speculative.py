@@ -18,7 +18,7 @@ The options of SGLang's bench_speculative work too. --output writes its lines: s
 
 Examples:
     jaxspec bench speculative --batch-size 1 4 16
-    jaxspec bench speculative --model-path DIR --draft DIR --prompts mt_bench.jsonl --chat --steps 3 5 --topk 1 4 8
+    jaxspec bench speculative --model-path DIR --draft DIR --prompts mt-bench --steps 3 5 --topk 1 4 8
     jaxspec bench speculative --trees 3/1/4 5/4/8 --exhaustive
     jaxspec bench speculative --model-path DIR --simulate-accept-length 2 2.5 3
 """
@@ -26,19 +26,20 @@ Examples:
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from jaxspec.commands.common import table
 from jaxspec.commands.compat import Ignored, add_ignored
 from jaxspec.commands.options import tree, whole
+from jaxspec.commands.serve_options import ALGORITHMS, algorithm_of
 from jaxspec.commands.workbench import CompilationCounter, Workbench
 from jaxspec.config import PLAIN, TreeShape
 
 from . import record
 from .options import BenchmarkParser, add_common_options, add_sampling_options, exit_on_error, prompts_of, sampling_params, show
-from .record import Spread, measured_on
+from .speculative_tables import config_file, notes, sglang_lines
+from .speculative_tables import tables as tables
 from .sweep import Sweep, random_head
 from .tuning import (
     acceptances,
@@ -64,12 +65,22 @@ MODEL_FLAGS = {
     "--quantization": "quantization",
     "--speculative-draft-model-quantization": "speculative_draft_model_quantization",
     "--revision": "revision",
+    "--speculative-draft-model-revision": "speculative_draft_model_revision",
     "--download-dir": "download_dir",
+    "--tp-size": "tp_size",
 }
 """Options that the server needs besides the file."""
 
-MEMORY = Ignored("--mem-fraction-static= --mem-fraction=", "the cache has room for what is measured")
-DEVICES = Ignored("--tp-size= --tensor-parallel-size= --tp= -tp=", "trees are measured on one device", ("1",))
+OF_THE_SERVER = (
+    Ignored("--mem-fraction-static= --mem-fraction=", "the cache has room for what is measured"),
+    Ignored("--max-running-requests= --max-num-seqs=", "--batch-size says how many run together"),
+    Ignored("--host= --port= --log-level=", "nothing is served"),
+    Ignored(
+        "--speculative-num-steps= --speculative-eagle-topk= --speculative-num-draft-tokens=",
+        "--steps, --topk and --num-draft-tokens name the trees",
+    ),
+)
+"""Flags that SGLang's script passes on to its servers."""
 GRID = {"steps": [1, 3, 5, 7], "topk": [1, 2, 4, 8], "num_draft_tokens": [2, 4, 8, 16, 32]}
 """Options and their defaults, used unless --trees is given."""
 
@@ -147,153 +158,10 @@ def part(batches: Sequence[int], trees: Sequence[TreeShape], start: int, end: in
     return chosen
 
 
-def sglang_lines(results: dict, max_tokens: int) -> Iterator[dict]:
-    """The records of SGLang's bench_speculative, one per batch size and tree; 0 steps are plain decoding. Times are seconds, speeds
-    tokens per second of one request."""
-    for at in results["batches"]:
-        first = at["trees"][0]
-        plain = {"tree": "0/0/0", "cycle_ms": first["cycle_ms"] / first["cost"]["median"]}
-        for each in [plain, *at["trees"]]:
-            steps, topk, nodes = map(int, each["tree"].split("/"))
-            length = results["acceptance"][each["tree"]]["accept_length"] if steps else 1.0
-            seconds = each["cycle_ms"] / 1000
-            yield {
-                "batch_size": at["batch"],
-                "steps": steps,
-                "topk": topk,
-                "num_draft_tokens": nodes,
-                "acc_length": round(length, 3),
-                "step_time": round(seconds, 5),
-                "speed": round(length / seconds, 3),
-                "completion_tokens": float(max_tokens),
-            }
-
-
-def tables(results: dict) -> dict[str, str]:
-    """`best`: the choice per batch size; `brute force`: the choice against all trees; `batch N`: all trees at that batch size."""
-    made = {} if "simulated_accept_lengths" in results else {"best": best_table(results)}
-    made |= {"brute force": brute_force_table(results)} if results.get("exhaustive") else {}
-    return made | {f"batch {each['batch']}": batch_table(results, each) for each in results["batches"]}
-
-
-def best_table(results: dict) -> str:
-    """The tuner's choices."""
-    header = ["batch", "best tree", "accept length", "cost of a cycle, plain steps", "predicted", "speed-up (min..max)", "tokens/s"]
-    rows = [
-        [str(at["batch"]), *(plain_cells(at) if at["choice"] == "plain" else chosen_cells(at["confirmed"], results))]
-        for at in results["batches"]
-    ]
-    return table(header, rows)
-
-
-def brute_force_table(results: dict) -> str:
-    """The tuner's choice against the best tree, both measured in rounds that the tuner did not use."""
-    rows = []
-    for at in results["batches"]:
-        chosen, best = next((each for each in at["trees"] if each["tree"] == at["choice"]), None), best_of(at)
-        shown = [f"{name_of(each)} {speed_up_of(each):.2f}" for each in (best, chosen)]
-        rows.append([str(at["batch"]), *shown, f"{speed_up_of(chosen) / speed_up_of(best):.3f}"])
-    return table(["batch", "best tree by brute force", "the tuner's choice", "choice / best"], rows)
-
-
-def chosen_cells(chosen: dict, results: dict) -> list[str]:
-    accepted = results["acceptance"][chosen["tree"]]
-    return [
-        chosen["tree"],
-        f"{accepted['accept_length']:.2f}",
-        f"{chosen['cost']['median']:.2f}",
-        f"{chosen['predicted_speed_up']:.2f}",
-        str(Spread(chosen["speed_up"]["values"])),
-        f"{chosen['tokens_per_second']['median']:.0f}",
-    ]
-
-
-def plain_cells(at: dict) -> list[str]:
-    return ["plain", "1.00", "1.00", "1.00", "1.00", f"{at['confirmed']['plain_tokens_per_second']['median']:.0f}"]
-
-
-def best_of(at: dict) -> dict | None:
-    """The fastest measured tree; None if plain decoding is faster."""
-    best = max((each for each in at["trees"] if "speed_up" in each), key=lambda each: each["speed_up"]["median"])
-    return best if best["speed_up"]["median"] > 1 else None
-
-
-def name_of(tree: dict | None) -> str:
-    return "plain" if tree is None else tree["tree"]
-
-
-def speed_up_of(tree: dict | None) -> float:
-    return 1.0 if tree is None else tree["speed_up"]["median"]
-
-
-def batch_table(results: dict, at: dict) -> str:
-    """All trees timed at one batch size, best prediction first."""
-    lengths = results.get("simulated_accept_lengths")
-    header = [f"tree, batch {at['batch']}", "cycle, ms", "in plain steps = break-even (min..max)"]
-    if lengths:
-        header += [f"SIMULATED speed-up at accept length {length:g}" for length in lengths]
-        rows = [[*timed_cells(each), *simulated_cells(each)] for each in at["trees"]]
-        return table(header, rows)
-    header += ["accept length", "predicted speed-up", "measured (min..max)", "tokens/s"]
-    rows = []
-    for each in sorted(at["trees"], key=lambda each: each["predicted_speed_up"], reverse=True):
-        measured = (
-            [str(Spread(each["speed_up"]["values"])), f"{each['tokens_per_second']['median']:.0f}"]
-            if "speed_up" in each
-            else ["", ""]
-        )
-        length = results["acceptance"][each["tree"]]["accept_length"]
-        rows.append([*timed_cells(each), f"{length:.2f}", f"{each['predicted_speed_up']:.2f}", *measured])
-    return table(header, rows)
-
-
-def timed_cells(each: dict) -> list[str]:
-    return [each["tree"], f"{each['cycle_ms']:.2f}", str(Spread(each["cost"]["values"]))]
-
-
-def simulated_cells(each: dict) -> list[str]:
-    return ["too short" if value is None else f"{value:.2f}" for value in each["simulated_speed_up"].values()]
-
-
-def notes(results: dict) -> str:
-    """Skipped trees, differing texts, and the assumption behind simulated figures."""
-    lines = []
-    if "simulated_accept_lengths" in results:
-        lines.append(
-            f"simulated: accept lengths are assumed, cycle times are measured (head: {results['head']}), prefill is not counted"
-        )
-    if (dropped := results.get("dominated")) and not results["exhaustive"]:
-        pairs = ", ".join(f"{tree} ({other})" for tree, other in dropped.items())
-        lines.append(f"not timed because a smaller tree (in parentheses) accepts as much: {pairs}")
-    different = [tree for tree, each in results.get("acceptance", {}).items() if each["equal"] < each["prompts"]]
-    if different:
-        lines.append(f"texts differ from plain decoding with {', '.join(different)}: near ties, or run jaxspec check-lossless")
-    return "\n".join(lines)
-
-
-def config_file(record: dict) -> str:
-    """The choice as YAML for `jaxspec serve --config`: the tree of the smallest batch size that has one. If other batch sizes want
-    another tree or none, the server compiles all of them and chooses while it runs (--speculative-adaptive)."""
-    batches = record["results"]["batches"]
-    choices = [at["choice"] for at in batches]
-    lines = [f"# {record['command']}", f"# {measured_on(record)}. Give the model, the head and the dtype on the command line.", "#"]
-    lines += [f"# {line}" for line in best_table(record["results"]).splitlines()]
-    tree = next((each for each in choices if each != "plain"), None)
-    if tree is None:
-        lines += ["# Plain decoding was the fastest at every batch size.", "speculative-num-steps: 0"]
-    else:
-        steps, topk, nodes = tree.split("/")
-        lines += [f"speculative-num-steps: {steps}", f"speculative-eagle-topk: {topk}", f"speculative-num-draft-tokens: {nodes}"]
-        if set(choices) != {tree}:
-            lines += ["speculative-adaptive: true"]
-            trees = [each for each in dict.fromkeys(choices) if each != "plain"]
-            lines += [f"speculative-adaptive-trees: {' '.join(trees)}"]
-    return "\n".join([*lines, f"max-running-requests: {batches[-1]['batch']}", ""])
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("speculative", __doc__)
     add_common_options(parser, num_prompts=10, max_tokens=100, rounds=3)
+    parser.add_options("as for a server", "speculative_algorithm", "tp_size")
     add_sampling_options(parser)
     sizes = parser.add_argument_group("trees and batch sizes: every combination, as in SGLang's bench_speculative")
     sizes.add_argument("--batch-size", type=whole(1), nargs="+", default=[1, 2, 4, 8, 16], help="(default: 1 2 4 8 16)")
@@ -323,7 +191,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     files.add_argument("--output", type=Path, metavar="FILE", help="append the lines of SGLang's bench_speculative to this file")
     files.add_argument("--picture-out", type=Path, metavar="FILE", help="svg, png or pdf (default: --out's name, .svg)")
-    add_ignored(parser, MEMORY, DEVICES)
+    add_ignored(parser, *OF_THE_SERVER)
     options = parser.parse(arguments, mode)
     for note in options.ignored:
         print(note, file=sys.stderr)
@@ -357,12 +225,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ValueError("plain decoding is always measured: give at least one tree that drafts in --trees")
     if not trees:
         raise ValueError(f"no tree has these sizes: {'; '.join(f'{name}: {why}' for name, why in chosen.skipped.items())}")
-    bench = Workbench.of(options)
+    algorithm = algorithm_of(options.speculative_algorithm)
+    bench = Workbench.of(options, **({} if options.tp_size is None else {"tp_size": options.tp_size}))
+    if algorithm is not None and bench.models.head is not None and bench.models.head.config.algorithm not in ALGORITHMS[algorithm]:
+        raise ValueError(f"--speculative-algorithm {algorithm} was given, but the drafts are {bench.models.algorithm}")
     has_head = bench.models.head is not None
+    if not has_head and options.simulate_accept_length and bench.models.config.tp_size > 1:
+        raise ValueError("random weights are on one device: leave out --tp-size, or give --draft")
     if not has_head and options.simulate_accept_length:
         bench.models.head = random_head(bench.models.target)
     if bench.models.head is None:
         raise ValueError("the model has no draft head: give --draft, or --simulate-accept-length")
+    prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     combinations = part(options.batch_size, trees, options.start, options.end)
     if not (trees := all_trees(combinations)):

@@ -50,7 +50,9 @@ class Sweep:
         """Of each prompt. They may be replaced by others of the same length."""
         self._max_tokens = max(each.max_tokens for each in params)
         models, context = bench.models, bench.context_for(prompts, self._max_tokens)
-        sizes: dict[str, Any] = dict(max_running_requests=self.batches[-1], context_length=context, prefix_cache=False)
+        sizes: dict[str, Any] = dict(
+            max_running_requests=self.batches[-1], context_length=context, prefix_cache=False, tp_size=models.config.tp_size
+        )
         self._plain = Engine(models.target, None, models.tokenizer, PLAIN, EngineConfig(**sizes))
         first, *others = self.trees
         self._drafting = Engine(

@@ -7,7 +7,7 @@ and an untimed round come first; a compilation during the timed part is an error
 
 Examples:
     jaxspec bench throughput --tree 3/1/4
-    jaxspec bench throughput --prompts mt_bench.jsonl --chat --batch-size 1 8 32 --max-tokens 256
+    jaxspec bench throughput --model-path DIR --draft DIR --prompts mt-bench --batch-size 1 8 32 --max-tokens 512
     jaxspec bench throughput --model-path DIR --draft DIR --temperature 0.8
 """
 
@@ -51,11 +51,20 @@ PEAKS = ("process_peak_bytes", "device_peak_bytes")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def measure(bench: Workbench, prompts: Sequence[Sequence[int]], tree: TreeShape, batch: int, options: argparse.Namespace) -> dict:
+def measure(
+    bench: Workbench,
+    prompts: Sequence[Sequence[int]],
+    tree: TreeShape,
+    batch: int,
+    options: argparse.Namespace,
+    *,
+    ignore_eos: bool,
+) -> dict:
     """Measures one batch size: runs side by side, then the parts of a cycle. Returns results for JSON."""
     parts = parts_of(len(prompts), batch)
     repeated = [prompts[index % len(prompts)] for index in range(parts[-1].stop)]
-    params = sampling_params(options, len(repeated))
+    params = sampling_params(options, len(repeated), ignore_eos=ignore_eos)
+    without_end = sampling_params(options, batch)
     engines = {
         mode: bench.engine(shape, batch, bench.context_for(prompts, options.max_tokens), prefix_cache=False)
         for mode, shape in ((PLAIN_MODE, PLAIN), (TREE_MODE, tree))
@@ -83,7 +92,7 @@ def measure(bench: Workbench, prompts: Sequence[Sequence[int]], tree: TreeShape,
         "equal_to_plain": drafted[0].count_equal(plain[0]),
         "acceptance": describe_acceptance(drafted[0]),
         "modes": {PLAIN_MODE: describe_passes(plain), TREE_MODE: describe_passes(drafted)},
-        "parts_ms": {mode: time_cycle_parts(engines[mode], bench, repeated[:batch], params[:batch]) for mode in engines},
+        "parts_ms": {mode: time_cycle_parts(engines[mode], bench, repeated[:batch], without_end) for mode in engines},
         "memory": {mode: memory_of(engine) for mode, engine in engines.items()} | peaks,
     }
 
@@ -268,8 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tree = chosen_tree(options) or bench.models.tree
     if not tree.num_steps:
         raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")
+    prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
-    batches = [measure(bench, encoded, tree, batch, options) for batch in options.batch_size]
+    batches = [measure(bench, encoded, tree, batch, options, ignore_eos=not prompts.ends) for batch in options.batch_size]
     results = {"tree": str(tree), "batches": batches}
     record.write("throughput", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)

@@ -1,4 +1,5 @@
-"""Tiny models, heads and a tokenizer for tests, of this project and of others. All random, all deterministic."""
+"""Tiny models, heads and a tokenizer for tests, of this project and of others; all random, all deterministic. Also what notebooks
+need to run a server."""
 
 import dataclasses
 import functools
@@ -29,6 +30,10 @@ from jaxspec.models.linear import Builder
 from jaxspec.models.llama import Llama
 from jaxspec.models.mtp import MTP, MTPConfig
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, split_model
+from jaxspec.server_process import launch_server_cmd as launch_server_cmd
+from jaxspec.server_process import print_highlight as print_highlight
+from jaxspec.server_process import terminate_process as terminate_process
+from jaxspec.server_process import wait_for_server as wait_for_server
 from jaxspec.typing import Array, Float, KeysValues
 
 

@@ -113,6 +113,7 @@ def check(options: argparse.Namespace) -> Report:
     if bench.models.head is None:
         raise ValueError(f"{bench.models.name} comes without a draft head: give --speculative-draft-model-path")
     tree = bench.models.tree
+    prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     context = bench.context_for(encoded, options.max_tokens)
     params = [

@@ -201,6 +201,7 @@ def check(options: argparse.Namespace) -> list[Comparison]:
     bench = Workbench.of(options)
     if bench.models.head is None:
         raise ValueError(f"{bench.models.name} comes without a draft head: give --speculative-draft-model-path")
+    prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     ways = ways_of_sampling(len(encoded), options.max_tokens, options.temperature, options.seed)
     trees = options.trees or [bench.models.tree]

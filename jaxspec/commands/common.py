@@ -17,8 +17,18 @@ if TYPE_CHECKING:
     from jaxspec.text.prompts import Prompt
 
 BUILT_IN = "built-in held-out code"
-OF_THE_PACKAGE = {name: Path(__file__).parent / f"prompts_{name}.jsonl" for name in ("chat", "kinds")}
-"""Prompts by a short name: 48 conversations of six kinds; 10 texts of five (repeating code, edit, prose, chat, random)."""
+OF_THE_PACKAGE = {
+    "chat": "48 conversations",
+    "kinds": "10 texts of five kinds",
+    "mt-bench": "its 80 conversations of two turns",
+}
+"""Prompts by a short name: 48 conversations of six kinds; 10 texts of five (repeating code, edit, prose, chat, random); MT-bench's
+questions, from FastChat (NOTICE)."""
+FORMATS = (
+    ", ".join(f"{name} ({what})" for name, what in OF_THE_PACKAGE.items())
+    + ", or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
+)
+"""What --prompts takes."""
 
 
 def run_guarded(prog: str, run: Callable[[], int]) -> int:
@@ -63,9 +73,7 @@ def listing(lines: Mapping[str, str]) -> str:
 def add_prompt_options(parser: Parser, *, num_prompts: int, max_tokens: int) -> None:
     """Which prompts are run, and how far."""
     add = parser.add_argument_group("prompts").add_argument
-    of_the_package = "chat (48 conversations), kinds (10 texts of five kinds)"
-    formats = f"{of_the_package}, or a file: a prompt per line; in .jsonl: strings, prompt, token_ids, turns or messages"
-    add("--prompts", type=Path, metavar="FILE", help=f"{formats} (default: held-out Python code)")
+    add("--prompts", type=Path, metavar="FILE", help=f"{FORMATS} (default: held-out Python code)")
     which = f"the first N prompts (default: all of the file, or {num_prompts} built-in ones)"
     add("--num-prompts", type=whole(1), metavar="N", help=which)
     add("--max-tokens", type=whole(2), default=max_tokens, metavar="N", help="tokens per prompt (default: %(default)s)")
@@ -78,15 +86,27 @@ class Chat(NamedTuple):
 
     messages: list[dict[str, str]]
 
+    def then(self, answer: str, question: str) -> "Chat":
+        """It goes on with an answer and the next question."""
+        return Chat([*self.messages, {"role": "assistant", "content": answer}, {"role": "user", "content": question}])
+
+
+class Turns(NamedTuple):
+    """A conversation that is still to be held: each question is asked after the answer to the one before."""
+
+    questions: list[str]
+
 
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts and where they come from."""
 
     source: str
-    prompts: "list[Prompt | Chat]"
+    prompts: "list[Prompt | Chat | Turns]"
     kinds: list[str] | None = None
     """What kind of prompt each is, if all say so."""
+    ends: bool = False
+    """Answers end where the model ends them: a conversation beyond that would be none."""
 
     @property
     def sha256(self) -> str:
@@ -102,7 +122,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     """The first `count` prompts of a file; without one, of the built-in set. None: all of the file, `default_count` built-in ones.
 
     A file has one prompt per line; "\\n" and other escapes in it stay as they are. A .jsonl file has one JSON string per line, or
-    an object with "prompt" (text), "token_ids" (for models without a tokenizer), "turns" (MT-bench: the first turn counts) or
+    an object with "prompt" (text), "token_ids" (for models without a tokenizer), "turns" (questions, one after another) or
     "messages" (OpenAI's), and its "kind" if you like. OF_THE_PACKAGE has names of files that come with jaxspec.
 
     Raises:
@@ -110,7 +130,8 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     """
     if path is None:
         return PromptSet(BUILT_IN, list(heldout_prompts(default_count if count is None else count)))
-    path = OF_THE_PACKAGE.get(str(path), path)
+    if (name := str(path)) in OF_THE_PACKAGE:
+        path = Path(__file__).parent / f"prompts_{name.replace('-', '_')}.jsonl"
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -126,7 +147,7 @@ def load_prompts(path: Path | None, count: int | None, default_count: int = 20) 
     return PromptSet(str(path), [prompt for prompt, _ in found], kinds if len(kinds) == len(found) else None)
 
 
-def _from_json(line: str, where: str) -> "tuple[Prompt | Chat, str | None]":
+def _from_json(line: str, where: str) -> "tuple[Prompt | Chat | Turns, str | None]":
     """The prompt and its kind."""
     try:
         entry = json.loads(line)
@@ -138,7 +159,9 @@ def _from_json(line: str, where: str) -> "tuple[Prompt | Chat, str | None]":
         turns, messages = entry.get("turns"), entry.get("messages")
         if isinstance(messages, list) and messages and all(isinstance(each, dict) for each in messages):
             return Chat(messages), kind
-        entry = entry.get("prompt", entry.get("token_ids", turns[0] if isinstance(turns, list) and turns else None))
+        if isinstance(turns, list) and turns and all(isinstance(each, str) for each in turns):
+            return Turns(turns), kind
+        entry = entry.get("prompt", entry.get("token_ids"))
     if isinstance(entry, str) or (isinstance(entry, list) and entry and all(type(token) is int for token in entry)):
         return entry, kind
     raise ValueError(f'{where}: expected a string, or an object with "prompt", "token_ids", "turns" or "messages"; got {line[:80]}')

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxspec.checks import Text, Whole
+from jaxspec.commands.compat_defaults import DEFAULTS
 from jaxspec.commands.options import Parser
 from jaxspec.config import TreeShape
 from jaxspec.defaults import FROM_TEXT, NGRAM
@@ -17,11 +18,10 @@ class Ignored(NamedTuple):
     """Flags without effect that share one sentence. They are accepted and reported in the log."""
 
     names: str
-    """Separated by spaces. Those with = take a value, those with =... several."""
+    """Separated by spaces. Those with = take a value, those with =... several, and those with =this|that one of these: any other
+    would change something, and is refused. '' is the empty value."""
     instead: str
     """The reason; it ends the sentence "--name has no effect: "."""
-    only: tuple[str, ...] = ()
-    """The values that are accepted: any other one would change something, and is refused. Empty: all."""
 
 
 NO_GRAPHS = "programs for batches of up to --max-running-requests requests are compiled ahead"
@@ -29,13 +29,11 @@ XLA = "XLA compiles every program"
 ATTENTION = "jaxspec has its own attention kernels (--attention-kernel)"
 ONE_DEVICE = "--tp-size devices run the model, in one process on each of --nnodes hosts"
 ACCESS_LOG = "the log has one line per request"
-LOADING = "the format is read from the files"
 SCHEDULING = "requests are served by priority and arrival, and preempted when the cache is full"
 CHUNKS = "prompts are always computed in chunks, alongside decoding"
 ONE_AHEAD = "the host runs one cycle ahead unless --disable-overlap-schedule is given"
 GRAMMARS = "llguidance follows all grammars"
 TEXT = "every cycle searches all of the request's own text, without a trie"
-TOKENIZER = "the model directory's tokenizer is used, and no code from that directory"
 
 IGNORED = (
     Ignored("--cuda-graph-max-bs= --cuda-graph-bs=... --disable-cuda-graph --disable-cuda-graph-padding", NO_GRAPHS),
@@ -43,27 +41,18 @@ IGNORED = (
     Ignored("--enforce-eager --enable-torch-compile --torch-compile-max-bs= --compilation-config= -O=", XLA),
     Ignored("--attention-backend= --prefill-attention-backend= --decode-attention-backend=", ATTENTION),
     Ignored("--speculative-attention-mode= --speculative-draft-attention-backend= --triton-attention-num-kv-splits=", ATTENTION),
-    Ignored("--triton-attention-reduce-in-fp32 --disable-cascade-attn", ATTENTION),
+    Ignored("--triton-attention-reduce-in-fp32 --disable-cascade-attn --enable-flashinfer-mla --enable-flashmla", ATTENTION),
     Ignored("--speculative-ngram-min-bfs-breadth= --speculative-ngram-max-bfs-breadth= --speculative-ngram-match-type=", TEXT),
     Ignored("--speculative-ngram-max-trie-depth= --speculative-ngram-branch-length= --speculative-ngram-capacity=", TEXT),
     Ignored("--sampling-backend=", "sampling is part of the compiled cycle"),
     Ignored("--grammar-backend= --guided-decoding-backend= --disable-outlines-disk-cache", GRAMMARS),
     Ignored("--enable-auto-tool-choice", "models may call tools wherever the format of calls is known (--tool-call-parser)"),
     Ignored("--trust-remote-code", "code from a model directory is never run, and the supported models need none"),
-    Ignored("--pp-size= --pipeline-parallel-size= --pp= -pp= --ep-size= --expert-parallel-size=", ONE_DEVICE, ("1",)),
-    Ignored("--api-server-count= --tokenizer-worker-num=", ONE_DEVICE, ("1",)),
-    Ignored("--base-gpu-id=", ONE_DEVICE, ("0",)),
     Ignored("--dist-timeout= --nccl-port= --distributed-executor-backend=", ONE_DEVICE),
     Ignored("--disable-custom-all-reduce --enable-p2p-check --disable-frontend-multiprocessing", ONE_DEVICE),
     Ignored("--device=", "JAX uses the device that it finds (JAX_PLATFORMS=cpu selects the CPU)"),
-    Ignored("--load-format=", LOADING, ("auto", "safetensors", "pt")),
-    Ignored("--speculative-draft-load-format=", LOADING, ("auto", "safetensors", "pt")),
     Ignored("--disable-fast-image-processor", "models take text only"),
-    Ignored("--tokenizer-mode=", TOKENIZER, ("auto",)),
-    Ignored("--tokenizer-backend=", TOKENIZER, ("auto", "huggingface")),
     Ignored("--schedule-policy= --schedule-conservativeness= --scheduling-policy= --swap-space=", SCHEDULING),
-    Ignored("--preemption-mode=", SCHEDULING, ("recompute",)),
-    Ignored("--cpu-offload-gb=", "weights stay on the device", ("0", "0.0")),
     Ignored("--enable-chunked-prefill --enable-mixed-chunk --max-prefill-tokens= --prefill-max-requests=", CHUNKS),
     Ignored("--enable-prefix-caching", "prompts with a common beginning share pages unless --disable-radix-cache is given"),
     Ignored("--async-scheduling --num-continuous-decode-steps= --num-scheduler-steps=", ONE_AHEAD),
@@ -79,25 +68,36 @@ IGNORED = (
         "--show-time-cost --decode-log-interval= --disable-log-stats", "a line of statistics is logged every five seconds of work"
     ),
     Ignored("--watchdog-timeout=", "there is no watchdog; /health reports whether the engine works"),
+    Ignored("--sleep-on-idle --use-uvloop", "an idle engine waits without using the CPU"),
+    Ignored("--enable-request-id-headers", "every response has its x-request-id"),
+    *(Ignored(names, why) for why, names in DEFAULTS.items()),
 )
 
 
 class _Ignore(argparse.Action):
     """Adds a sentence to the namespace's `ignored`; refuses a value that would change something."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, group: Ignored, **settings: Any):
+    def __init__(self, option_strings: Sequence[str], dest: str, *, instead: str, only: Sequence[str], **settings: Any):
         super().__init__(option_strings, dest, **settings)
-        self._group = group
+        self._instead, self._only = instead, only
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, name: str | None = None
     ) -> None:
-        only = self._group.only
-        if only and values not in only:
-            parser.error(f"{name} {values!s:.80} is not supported: only {' or '.join(only)} is ({self._group.instead})")
-        sentence = f"{name} has no effect: {self._group.instead}"
+        if self._only and not any(same_value(values, each) for each in self._only):
+            only = " or ".join(each or "the empty text" for each in self._only)
+            parser.error(f"{name} {values!s:.80} is not supported: only {only} is ({self._instead})")
+        sentence = f"{name} has no effect: {self._instead}"
         if sentence not in namespace.ignored:
             namespace.ignored = (*namespace.ignored, sentence)
+
+
+def same_value(given: str, accepted: str) -> bool:
+    """Whether two texts mean the same: 2 is 2.0."""
+    try:
+        return float(given) == float(accepted)
+    except ValueError:
+        return given == accepted
 
 
 def add_ignored(parser: Parser, *more: Ignored) -> None:
@@ -105,25 +105,34 @@ def add_ignored(parser: Parser, *more: Ignored) -> None:
     parser.set_defaults(ignored=())
     for group in (*IGNORED, *more):
         for spelling in group.names.split():
-            name, takes, several = spelling.partition("=")
+            name, takes, values = spelling.partition("=")
             settings: dict[str, Any] = {
                 "action": _Ignore,
-                "group": group,
-                "nargs": "+" if several else None if takes else 0,
+                "instead": group.instead,
+                "only": accepted_values(values),
+                "nargs": "+" if values == "..." else None if takes else 0,
                 "dest": "ignored",
                 "default": argparse.SUPPRESS,
             }
             parser.add_argument(name, help=argparse.SUPPRESS, **settings)
 
 
+def accepted_values(notation: str) -> list[str]:
+    """The values behind the = of a flag in `Ignored.names`; [] if it takes any.
+
+    In:  "auto|''"
+    Out: ["auto", ""]
+    """
+    return [] if notation in ("", "...") else [value.strip("'") for value in notation.split("|")]
+
+
 def list_ignored(word: str = "") -> str:
     """Help text of the flags without effect, or of those that contain the word. Empty if none does."""
     lines = []
     for group in IGNORED:
-        names = group.names.replace("=...", "").replace("=", "")
-        values = f" (only {' or '.join(group.only)})" if group.only else ""
-        if word.lower() in f"{names} {group.instead}".lower():
-            lines.append(f"  {', '.join(names.split())}{values}\n      {group.instead}")
+        names = [name.removesuffix("...").removesuffix("=") for name in group.names.split()]
+        if word.lower() in f"{' '.join(names)} {group.instead}".lower():
+            lines.append(f"  {', '.join(names)}\n      {group.instead}")
     return "\n".join(lines)
 
 
@@ -141,7 +150,7 @@ METHODS = {
 LOOKUPS = {"prompt_lookup_min": "ngram_min_match", "prompt_lookup_max": "ngram_max_match"}
 """vLLM's names of fields of EngineConfig."""
 DRAFT_DEVICES = "draft_tensor_parallel_size"
-KEYS = ("method", "model", "num_speculative_tokens", DRAFT_DEVICES, *LOOKUPS)
+KEYS = ("method", "model", "revision", "num_speculative_tokens", DRAFT_DEVICES, *LOOKUPS)
 FLAG = "--speculative-config"
 JSON_FLAGS = (FLAG, KV_EVENTS_FLAG)
 """In a config file their value is a mapping."""
@@ -153,6 +162,8 @@ class SpeculativeConfig(NamedTuple):
     algorithm: str | None
     draft: str | None
     tree: TreeShape | None
+    revision: str | None = None
+    """Of the draft on the Hub."""
     engine: Mapping[str, int | bool] = MappingProxyType({})
     """Fields of EngineConfig."""
 
@@ -174,7 +185,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ValueError(f"{FLAG} has {unknown[0][:80]!r}, which is not supported; supported: {', '.join(KEYS)}")
     if given.get(DRAFT_DEVICES) is not None:  # devices share the head as they share the target
         Whole(1).clean(f"{FLAG}: {DRAFT_DEVICES}", given[DRAFT_DEVICES])
-    method, draft = (None if given.get(key) is None else Text().clean(f"{FLAG}: {key}", given[key]) for key in ("method", "model"))
+    texts = {key: Text().clean(f"{FLAG}: {key}", given[key]) for key in KEYS[:3] if given.get(key) is not None}
+    method, draft, revision = (texts.get(key) for key in KEYS[:3])
     if method is not None and method not in METHODS:
         raise ValueError(f"{FLAG}: method must be one of {', '.join(METHODS)}, got {method[:80]!r}")
     steps = Whole(1).clean(f"{FLAG}: num_speculative_tokens", given.get("num_speculative_tokens"))
@@ -183,8 +195,9 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if algorithm != NGRAM:
         if lookups:
             raise ValueError(f"{FLAG}: {lookups[0]} is for the method ngram: leave it out")
-        return SpeculativeConfig(algorithm, draft, tree)
-    if draft not in (None, method):
-        raise ValueError(f"{FLAG}: {method} drafts from the text: leave out model")
+        return SpeculativeConfig(algorithm, draft, tree, revision)
+    for key, value in (("model", draft if draft != method else None), ("revision", revision)):
+        if value is not None:
+            raise ValueError(f"{FLAG}: {method} drafts from the text: leave out {key}")
     matches = {LOOKUPS[name]: Whole(1).clean(f"{FLAG}: {name}", given[name]) for name in lookups}
-    return SpeculativeConfig(NGRAM, FROM_TEXT, tree, {"ngram": True, **matches})
+    return SpeculativeConfig(NGRAM, FROM_TEXT, tree, None, {"ngram": True, **matches})

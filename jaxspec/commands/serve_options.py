@@ -209,7 +209,7 @@ def parse_arguments(
         engine=engine,
         host=options.host,
         port=options.port,
-        hub=HubOptions(options.revision, options.download_dir, options.speculative_draft_model_revision),
+        hub=HubOptions(options.revision, options.download_dir, speculation.revision or options.speculative_draft_model_revision),
         served_model_names=tuple(options.served_model_name or ()),
         chat_template=options.chat_template,
         tool_call_parser=options.tool_call_parser,
@@ -262,13 +262,16 @@ def _speculation(options: argparse.Namespace, given: Collection[str], needing: C
         for name in ("speculative_algorithm", "speculative_draft_model_path", "tree", *TREE):
             if name in given:
                 raise ValueError(f"{VLLM_FLAG} and {OPTIONS[name].flag} say the same: leave one of them out")
-        return parse_speculative_config(options.speculative_config)
-    algorithm = _algorithm(options.speculative_algorithm)
+        config = parse_speculative_config(options.speculative_config)
+        if config.revision and options.speculative_draft_model_revision:
+            raise ValueError(f"{VLLM_FLAG} and --speculative-draft-model-revision both name a revision: leave one of them out")
+        return config
+    algorithm = algorithm_of(options.speculative_algorithm)
     if algorithm == NGRAM:
         for name in HEAD:
             if name in given:
                 raise ValueError(f"{OPTIONS[name].flag} is about a head, and {NGRAM} has none; --speculative-ngram merges both")
-        return SpeculativeConfig(NGRAM, FROM_TEXT, _tree_of_nodes(options, NGRAM_TREE.topk), {"ngram": True})
+        return SpeculativeConfig(NGRAM, FROM_TEXT, _tree_of_nodes(options, NGRAM_TREE.topk), engine={"ngram": True})
     if algorithm in ("DFLASH", "DSPARK"):
         return SpeculativeConfig(algorithm, options.speculative_draft_model_path, _tree_of_nodes(options, 1))
     if algorithm != "NONE":
@@ -287,8 +290,8 @@ def _tree_of_nodes(options: argparse.Namespace, topk: int) -> TreeShape | None:
     return TreeShape(nodes - 1, options.speculative_eagle_topk or topk, nodes)
 
 
-def _algorithm(name: str | None) -> str | None:
-    """One of ALGORITHMS, or None if not given."""
+def algorithm_of(name: str | None) -> str | None:
+    """One of ALGORITHMS, or None if not given. Raises ValueError for other names."""
     if name is None or name.upper() in ALGORITHMS:
         return name and name.upper()
     if name.upper() in NOT_YET:

@@ -5,14 +5,14 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 
 from jaxspec.checkpoints.hub import HubOptions
-from jaxspec.commands.common import Chat
-from jaxspec.config import EngineConfig, TreeShape
+from jaxspec.commands.common import Chat, PromptSet, Turns
+from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
 from jaxspec.load import load_models
@@ -20,6 +20,8 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.chat_template import ChatTemplate
 from jaxspec.text.prompts import Prompt, encode
 
+ASKED_TOGETHER = 8
+"""Conversations that are held at a time."""
 ROUNDED_TO = 256
 """Context lengths are powers of two from here on, so that different prompts share compiled programs."""
 
@@ -56,13 +58,35 @@ class Workbench:
         source = self.models.head if tree.num_steps and head else None
         return Engine(self.models.target, source, self.models.tokenizer, tree, config)
 
-    def encode(self, prompts: Sequence[Prompt | Chat], *, chat: bool = False) -> list[list[int]]:
-        """Token ids of the prompts; conversations, and with `chat` texts as users' messages, in the model's chat template."""
+    def ask(self, prompts: PromptSet, max_tokens: int) -> PromptSet:
+        """The prompts, with a conversation up to each question in place of turns. Between the questions stand the model's own
+        greedy answers of up to `max_tokens`, which plain decoding writes before anything is measured."""
+        turns = {at: each.questions for at, each in enumerate(prompts.prompts) if isinstance(each, Turns)}
+        if not turns:
+            return prompts
+        held = {at: [Chat([{"role": "user", "content": questions[0]}])] for at, questions in turns.items()}
+        while asking := [at for at, questions in turns.items() if len(held[at]) < len(questions)]:
+            answers = self._answers([held[at][-1] for at in asking], max_tokens)
+            for at, answer in zip(asking, answers, strict=True):
+                held[at].append(held[at][-1].then(answer, turns[at][len(held[at])]))
+        each_turn = [held.get(at, [each]) for at, each in enumerate(prompts.prompts)]
+        kinds = prompts.kinds and [kind for kind, each in zip(prompts.kinds, each_turn, strict=True) for _ in each]
+        return replace(prompts, prompts=list(itertools.chain(*each_turn)), kinds=kinds, ends=True)
+
+    def _answers(self, chats: Sequence[Chat], max_tokens: int) -> list[str]:
+        encoded, params = self.encode(chats), SamplingParams(max_tokens=max_tokens, temperature=0)
+        engine = self.engine(PLAIN, min(len(chats), ASKED_TOGETHER), self.context_for(encoded, max_tokens))
+        return [output.text for output in run(engine, encoded, [params] * len(chats)).outputs]
+
+    def encode(self, prompts: Sequence[Prompt | Chat | Turns], *, chat: bool = False) -> list[list[int]]:
+        """Token ids of the prompts; conversations, and with `chat` texts as users' messages, in the model's chat template. Turns
+        must have been asked."""
         template = ChatTemplate.of_model(self.models.tokenizer)
         with template or nullcontext():
             return [self._encode(prompt, template, chat=chat) for prompt in prompts]
 
-    def _encode(self, prompt: Prompt | Chat, template: ChatTemplate | None, *, chat: bool) -> list[int]:
+    def _encode(self, prompt: Prompt | Chat | Turns, template: ChatTemplate | None, *, chat: bool) -> list[int]:
+        assert not isinstance(prompt, Turns)
         if not chat and not isinstance(prompt, Chat):
             return encode(self.models.tokenizer, prompt)
         if template is None or self.models.tokenizer is None:

@@ -318,6 +318,23 @@ def test_counters_of_the_server_give_the_accept_length_of_the_run(measure):
     assert "accept length, whole run" in printed and "2.25" in printed
 
 
+def test_the_second_question_follows_the_first_answer(measure):
+    async def script(stub, body):
+        for text in ("an", "swer"):
+            yield event({"choices": [{"index": 0, "delta": {"content": text}}], "usage": None})
+        yield last(2) + DONE
+
+    stub = Stub(script)
+    with stub.running() as url:
+        status, record, _ = measure(url, "--prompts", "mt-bench", "--num-prompts", "3", "--max-concurrency", "1")
+        summary = record["results"]["summary"]
+        assert (status, summary["completed"], summary["output_tokens"], record["prompts"]["count"]) == (0, 6, 12, 3)
+        assert measure(url, "--prompts", "mt-bench", "--backend", "sglang")[0] == 2
+    _, first, second, *others = (body["messages"] for body in stub.bodies)
+    assert [message["role"] for message in second] == ["user", "assistant", "user"] and len(others) == 4
+    assert second[:1] == first and second[1]["content"] == "answer"
+
+
 def test_sglang_s_protocol_and_average(measure):
     async def script(stub, body):
         for text, tokens in (("a", 1), ("abc", 3), ("abc", 3)):

@@ -9,7 +9,8 @@ from benchmarks import speculative, tuning
 from benchmarks.load import Load
 from benchmarks.options import RESULTS
 from benchmarks.plots import draw_trees
-from benchmarks.speculative import all_trees, config_file, notes, part, sglang_lines, tables
+from benchmarks.speculative import all_trees, part
+from benchmarks.speculative_tables import config_file, notes, sglang_lines, tables
 from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, simulated_speed_ups, why_not
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import TreeShape
@@ -252,6 +253,30 @@ def test_the_lines_of_sglangs_script():
     assert {each["completion_tokens"] for each in lines} == {100.0}
 
 
+def test_both_usage_lines_of_sglangs_script_and_what_it_passes_to_servers(capsys):
+    one = "--model-path meta-llama/Llama-2-7b-chat-hf --speculative-draft-model-path lmsys/sglang-EAGLE-llama2-chat-7B"
+    several = (
+        "--model-path deepseek-ai/DeepSeek-V3 --speculative-draft-model-path lmsys/DeepSeek-V3-NextN --tp-size 8 "
+        "--trust-remote-code --batch-size 1 4 8 16 32 --steps 0 1 2 --topk 0 1 2 4 --num_draft_tokens 0 2 4 8"
+    )
+    ignored = (
+        "--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8 "
+        "--cuda-graph-max-bs 4 --mem-fraction-static 0.7 --max-running-requests 4 --trust-remote-code "
+        "--enable-flashinfer-mla --enable-flashmla --port 20000"
+    )
+    options = speculative.parse(one.split())
+    assert str(options.model_path) == "meta-llama/Llama-2-7b-chat-hf" and not options.ignored and options.tp_size is None
+    options = speculative.parse(several.split())
+    assert (options.tp_size, options.batch_size, options.num_draft_tokens) == (8, [1, 4, 8, 16, 32], [0, 2, 4, 8])
+    assert [note.split()[0] for note in options.ignored] == ["--trust-remote-code"]
+    options = speculative.parse(f"{one} {ignored} --speculative-algorithm EAGLE --quantization int8 --tp-size 1".split())
+    assert [note.split()[0] for note in options.ignored] == [word for word in ignored.split() if word.startswith("--")]
+    assert (options.speculative_algorithm, options.quantization, options.tp_size) == ("EAGLE", "int8", 1)
+    assert capsys.readouterr().err.count("has no effect") == 11
+    with pytest.raises(ValueError, match="--speculative-algorithm must be one of EAGLE"):
+        speculative.main([*one.split(), "--speculative-algorithm", "FAST"])
+
+
 @pytest.mark.exhaustive
 def test_the_command_line_of_sglangs_script(tiny, tmp_path, capsys):
     """Its two documented commands, with smaller numbers."""
@@ -262,8 +287,9 @@ def test_the_command_line_of_sglangs_script(tiny, tmp_path, capsys):
     assert [each["steps"] for each in lines] == [0, 1] and all(each["speed"] > 0 for each in lines)
     said = capsys.readouterr().err
     assert "--mem-fraction-static has no effect" in said and "--trust-remote-code has no effect" in said
-    with pytest.raises(SystemExit):
-        speculative.parse([*tiny, "--tp-size", "8"])
-    assert "--tp-size" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="tp_size=8 needs 8 devices"):
+        speculative.main([*tiny, "--tp-size", "8", "--out", str(tmp_path / "out.jsonl")])
+    with pytest.raises(ValueError, match="--speculative-algorithm EAGLE3 was given, but the drafts are EAGLE"):
+        speculative.main([*tiny, "--speculative-algorithm", "EAGLE3", "--out", str(tmp_path / "out.jsonl")])
     with pytest.raises(ValueError, match="--start and --end leave no combination"):
         speculative.main([*tiny, "--trees", "3/1/4", "--start", "5", "--out", str(tmp_path / "out.jsonl")])

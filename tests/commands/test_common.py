@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.commands.common import BUILT_IN, Chat, load_prompts, run_guarded
+from jaxspec.commands.common import BUILT_IN, Chat, Turns, load_prompts, run_guarded
 
 
 def test_prompts_come_from_lines_or_json_lines(tmp_path):
     (tmp_path / "a.txt").write_text('one\n\n"two"\n')
     assert load_prompts(tmp_path / "a.txt", 2).prompts == ["one", '"two"']
     (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n"four\\n"\n[5, 6]\n{"token_ids": [7]}\n')
-    assert load_prompts(tmp_path / "a.jsonl", None).prompts == ["one", "two", "four\n", [5, 6], [7]]
+    assert load_prompts(tmp_path / "a.jsonl", None).prompts == ["one", Turns(["two", "three"]), "four\n", [5, 6], [7]]
     assert load_prompts(tmp_path / "a.jsonl", 1).prompts == ["one"]
 
 
@@ -24,7 +24,14 @@ def test_conversations_have_kinds():
     assert load_prompts(Path("chat"), 3).kinds == ["questions"] * 3
 
 
-@pytest.mark.parametrize("line", ['{"wrong": 1}', "3", "[]", "[true]", '{"token_ids": ["a"]}', "{", "null"])
+def test_mt_bench_comes_with_the_package():
+    """Its 80 questions in two turns, ten of each kind."""
+    found = load_prompts(Path("mt-bench"), None)
+    assert len(found.prompts) == 80 and set(Counter(found.kinds).values()) == {10}
+    assert all(isinstance(each, Turns) and len(each.questions) == 2 and all(each.questions) for each in found.prompts)
+
+
+@pytest.mark.parametrize("line", ['{"turns": ["a", 1]}', '{"wrong": 1}', "3", "[]", "[true]", '{"token_ids": ["a"]}', "{", "null"])
 def test_a_line_without_a_prompt_is_named(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(f'"one"\n{line}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl, prompt 2: "):

@@ -4,36 +4,55 @@ import json
 
 import pytest
 
-from jaxspec.commands.compat import IGNORED, Ignored
-from jaxspec.commands.serve_options import parse_arguments
-from jaxspec.config import TreeShape
+from jaxspec.commands.compat import IGNORED, accepted_values
+from jaxspec.commands.serve_options import make_parser, parse_arguments
+from jaxspec.config import EngineConfig, TreeShape
 
-EACH = [(group, *spelling.partition("=")) for group in IGNORED for spelling in group.names.split()]
-
-LIMITED = [each for each in EACH if each[0].only]
-
-
-def command(group: Ignored, name: str, takes: str, several: str) -> list[str]:
-    value = group.only[0] if group.only else "7"
-    return [name, *([value] if takes else []), *(["8"] if several else [])]
+EACH = [(group.instead, *spelling.partition("=")) for group in IGNORED for spelling in group.names.split()]
+"""The reason, and the flag's name, = if it takes a value, and which."""
+LIMITED = [each for each in EACH if accepted_values(each[-1])]
 
 
-@pytest.mark.parametrize(("group", "name", "takes", "several"), EACH, ids=[name for _, name, *_ in EACH])
-def test_each_is_accepted_with_one_sentence(group: Ignored, name: str, takes: str, several: str):
-    arguments = parse_arguments([*command(group, name, takes, several), "--port", "5"])
-    assert arguments.notes == (f"{name} has no effect: {group.instead}",)
+def test_each_is_accepted_with_one_sentence():
+    """Those that take only certain values, with each of these."""
+    words = []
+    for _, name, takes, values in EACH:
+        for value in accepted_values(values) or ["7"]:
+            words += [name, *([value] if takes else []), *(["8"] if values == "..." else [])]
+    arguments = parse_arguments([*words, "--port", "5"])
+    assert arguments.notes == tuple(f"{name} has no effect: {instead}" for instead, name, *_ in EACH)
     assert arguments.given == {"port": 5} and arguments.model is None
 
 
-@pytest.mark.parametrize(("group", "name", "takes", "several"), LIMITED, ids=[name for _, name, *_ in LIMITED])
-def test_a_value_that_would_change_something_is_refused(
-    group: Ignored, name: str, takes: str, several: str, capsys: pytest.CaptureFixture
-):
-    assert takes and not several
-    with pytest.raises(SystemExit) as end:
-        parse_arguments([name, "2.5"])
-    [line] = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and f"{name} 2.5 is not supported: only {group.only[0]}" in line
+def test_a_value_that_would_change_something_is_refused(capsys: pytest.CaptureFixture):
+    assert len(LIMITED) > 100
+    parser = make_parser()
+    for instead, name, _, values in LIMITED:
+        with pytest.raises(SystemExit) as end:
+            parser.parse_args([name, "2.5"])
+        [line] = capsys.readouterr().err.splitlines()
+        only = accepted_values(values)[0] or "the empty text"
+        assert end.value.code == 2 and f"{name} 2.5 is not supported: only {only}" in line and instead in line
+
+
+SGLANG = """--disaggregation-mode null --model-impl auto --load-balance-method round_robin --gpu-id-step 1 --ep 1 --hicache-ratio 2
+    --json-model-override-args {} --model-loader-extra-config {} --max-loras-per-batch 8 --moe-a2a-backend none --dtype auto
+    --kv-cache-dtype auto --schedule-policy fcfs --schedule-conservativeness 1.0 --page-size 1 --sampling-defaults model
+    --watchdog-timeout 300 --log-level info --decode-log-interval 40 --host 127.0.0.1 --port 30000 --dp-size 1 --tp-size 1
+    --nnodes 1 --node-rank 0 --speculative-accept-threshold-single 1.0 --speculative-accept-threshold-acc 1.0 --stream-interval 1
+    --speculative-attention-mode prefill --speculative-ngram-match-type BFS --torch-compile-max-bs 32 --max-prefill-tokens 16384"""
+VLLM = """--max-logprobs 20 --tokenizer-mode auto --load-format auto --seed 0 --gpu-memory-utilization 0.92 --kv-cache-dtype auto
+    --generation-config auto --tensor-parallel-size 1 -tp 1 --pipeline-parallel-size 1 --data-parallel-size 1 --port 8000
+    --max-num-batched-tokens 2048 --max-num-seqs 128 --block-size 16 --enable-chunked-prefill --enable-prefix-caching
+    --mm-processor-cache-gb 4.0 --allowed-origins ["*"] --allowed-methods ["*"] --uvicorn-log-level info --scheduling-policy fcfs
+    --no-enable-lora --no-trust-remote-code --no-enforce-eager --no-enable-expert-parallel --stream-interval 1"""
+
+
+@pytest.mark.parametrize("flags", [SGLANG, VLLM], ids=["SGLang", "vLLM"])
+def test_their_own_defaults_are_no_reason_to_refuse(flags: str):
+    """What their start logs show, all at once."""
+    arguments = parse_arguments(flags.split())
+    assert EngineConfig(**arguments.engine) and not arguments.warnings
 
 
 def test_one_line_per_option_however_often_it_is_given():
@@ -78,6 +97,15 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
     assert {name: arguments.engine.get(name) for name in lookups} == lookups
 
 
+def test_its_revision_is_that_of_the_draft(capsys: pytest.CaptureFixture):
+    config = ["--speculative-config", '{"method": "eagle3", "model": "head", "revision": "v2", "num_speculative_tokens": 3}']
+    same = ["--speculative-draft-model-revision", "v2"]
+    assert parse_arguments(config).hub == parse_arguments(same).hub
+    with pytest.raises(SystemExit):
+        parse_arguments([*config, *same])
+    assert "--speculative-draft-model-revision both name a revision" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -93,6 +121,8 @@ def test_vllms_speculative_config_is_a_chain(config: dict, algorithm: str | None
             '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 0}',
             "prompt_lookup_max must be a whole number >= 1",
         ),
+        ('{"method": "ngram", "revision": "v2", "num_speculative_tokens": 3}', "ngram drafts from the text: leave out revision"),
+        ('{"model": "head", "revision": 2, "num_speculative_tokens": 3}', "revision must be a string"),
         ('{"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_max_spec_factor": 1}', "is not supported; supported"),
         ('{"method": "deepseek_mtp", "num_speculative_tokens": 3}', "got 'deepseek_mtp'"),
         ('{"method": 3, "num_speculative_tokens": 3}', "method must be a string of at most 1000 characters, got 3"),

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.commands import workbench
-from jaxspec.commands.common import Chat
+from jaxspec.commands.common import Chat, PromptSet, Turns
 from jaxspec.commands.options import Parser, add_model_options
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, depth_acceptance, mean, run
 from jaxspec.config import PLAIN
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import tiny_config, tiny_engine
+from jaxspec.testing import engine_target, tiny_config, tiny_engine
 from tests.server.fakes import byte_tokenizer
 
 
@@ -53,6 +53,30 @@ def test_conversations_are_put_into_the_chat_template():
     bench.models.tokenizer = byte_tokenizer(chat_template=None)
     with pytest.raises(ValueError, match="the model has no chat template: leave out --chat, or give prompts of text"):
         bench.encode([chat])
+
+
+def test_questions_are_asked_one_after_another():
+    bench: Any = Workbench.__new__(Workbench)
+    bench._answers = lambda chats, max_tokens: [f"{len(chats)}: {chat.messages[-1]['content']}"[:max_tokens] for chat in chats]
+    given = PromptSet("a file", ["alone", Turns(["a", "b"]), Turns(["c"]), Turns(["d", "e", "f"])], ["x", "y", "z", "z"])
+    asked = bench.ask(given, 4)
+    assert asked.kinds == ["x", "y", "y", "z", "z", "z", "z"] and asked.ends and bench.ask(asked, 4) is asked
+    a, c, d = (Chat([{"role": "user", "content": each}]) for each in "acd")
+    e = d.then("2: d", "e")
+    assert asked.prompts == ["alone", a, a.then("2: a", "b"), c, d, e, e.then("1: e", "f")]
+
+
+@pytest.mark.exhaustive
+def test_the_model_answers_itself():
+    """With the text of plain decoding."""
+    bench: Any = Workbench.__new__(Workbench)
+    tokenizer = byte_tokenizer(chat_template="{% for message in messages %}<{{ message.content }}>{% endfor %}")
+    target = engine_target(max_position_embeddings=64)
+    bench.models = SimpleNamespace(target=target, head=None, tokenizer=tokenizer)
+    first, second = bench.ask(PromptSet("a file", [Turns(["a", "b"])]), 4).prompts
+    params = [SamplingParams(max_tokens=4, temperature=0)]
+    [answer] = run(bench.engine(PLAIN, 1, 64), bench.encode([first]), params).outputs
+    assert second == first.then(answer.text, "b") and answer.text
 
 
 def test_a_pass_finds_nothing_that_the_last_one_left():
