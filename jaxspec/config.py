@@ -323,6 +323,8 @@ class EngineConfig:
     """Tokens of such a match, at least."""
     ngram_max_match: int = 12
     """Tokens that are compared for it, at most."""
+    ngram_share: int = 0
+    """Megabytes of host memory for texts that requests have generated, which n-gram drafts of others may continue. 0: none."""
     draft_window_size: int | None = None
     """The draft head sees this many of the newest tokens only. None: all."""
     draft_sink_size: int = 0
@@ -352,7 +354,7 @@ class EngineConfig:
                 object.__setattr__(self, name, tuple(map(TreeShape.of, trees)))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-        require_least(self, dict.fromkeys(_POSITIVE, 1) | {"context_length": 2, "draft_sink_size": 0})
+        require_least(self, dict.fromkeys(_POSITIVE, 1) | {"context_length": 2, "draft_sink_size": 0, "ngram_share": 0})
         for name in ("mem_fraction", "accept_threshold_single", "accept_threshold_acc"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
@@ -362,7 +364,7 @@ class EngineConfig:
                 f"{self.ngram_max_match}"
             )
         if not self.ngram:
-            for name in ("ngram_min_match", "ngram_max_match"):
+            for name in ("ngram_min_match", "ngram_max_match", "ngram_share"):
                 if getattr(self, name) != getattr(EngineConfig, name):
                     raise ValueError(f"{name} has no effect without n-gram drafts: set ngram too")
         if self.adaptive_trees and not self.adaptive:

@@ -199,6 +199,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         ),
         Option("--speculative-ngram-min-match-window-size", sets="engine.ngram_min_match"),
         Option("--speculative-ngram-max-match-window-size", sets="engine.ngram_max_match"),
+        Option("--speculative-ngram-share MB", sets="engine.ngram_share"),
         Option("--speculative-draft-window-size", sets="engine.draft_window_size", needs="head"),
         Option("--speculative-draft-sink-size", sets="engine.draft_sink_size", needs="head"),
         Option("--speculative-accept-threshold-single", sets="engine.accept_threshold_single", needs="drafts"),

@@ -112,6 +112,10 @@ class Drafter(ABC):
         """Its state after the target chose these tokens behind the roots. `memo`: its draft's, or None in plain cycles."""
         return state.draft
 
+    def lend(self, own: Any, rows: Int[Array, " b"], stretches: Int[Array, "b l"]) -> Any:
+        """Its state `own` with stretches of other requests' texts for these rows."""
+        return own
+
 
 class Models(NamedTuple):
     """The target, and where its drafts come from."""
@@ -213,6 +217,10 @@ class Merged(Drafter):
             chosen=remembered(after.chosen, counts, promised.token == chosen[:, None]),
             promised=remembered(after.promised, counts, promised.chance),
         )
+
+    def lend(self, own: MergedState, rows: Int[Array, " b"], stretches: Int[Array, "b l"]) -> MergedState:
+        lent = [each.lend(part, rows, stretches) for each, part in zip(self.sources, own.sources, strict=True)]
+        return own._replace(sources=tuple(lent))
 
     def _with_states(self, state: State) -> list[tuple[Drafter, State]]:
         """Each source, and the state with this source's part in place of all of them."""

@@ -1,8 +1,9 @@
 """Drafts from the text itself: what followed its last tokens where they stood before (n-gram or prompt-lookup decoding).
 
 No weights, no pages: the text is on the device already (State.history), so the search is part of the cycle, and a draft knows the
-newest token. A host structure would know it a cycle later. The search compares every position with the last 12 tokens: 0.15 ms for
-a text of 8,192 tokens (one AMD EPYC core, jax 0.12.0.1, beside other work, 26 November 2026; no GPU has run it).
+newest token. A host structure would know it a cycle later; so it does no more than lend stretches of other requests' texts
+(engine/text_store.py), which are searched along. The search compares every position with the last 12 tokens: 0.15 ms for a text of
+8,192 tokens (one AMD EPYC core, jax 0.12.0.1, beside other work, 26 November 2026; no GPU has run it).
 
 Several places continue the text, the longest matches first, and the newest among equals. Their continuations share prefixes, which
 makes them a tree. A candidate's score estimates how likely the target is to choose it, and all before it:
@@ -30,6 +31,8 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 PLACES = AT_ONCE
 """Places whose continuations are compared."""
+NOTHING = -1
+"""In place of a token: equal to none."""
 LONGER = 4.0
 """How much more a place counts whose match is longer by one token."""
 
@@ -39,6 +42,14 @@ class Rates(NamedTuple):
 
     chosen: Float[Array, " lengths"]
     seen: Float[Array, " lengths"]
+
+
+class NgramState(NamedTuple):
+    """What it keeps between programs."""
+
+    rates: Rates
+    lent: Int[Array, "r l"] | None = None
+    """A stretch of another request's text for each row, searched as if it stood before the row's own; -1: nothing."""
 
 
 class FirstGuess(NamedTuple):
@@ -66,36 +77,45 @@ class NgramDrafter(Drafter):
     """Tokens of a match, at least."""
     longest: int = 12
     """Tokens that are compared, at most: longer matches count as these."""
+    lent: int = 0
+    """Tokens of another request's text that each row may be lent (engine/text_store.py); 0: none."""
     max_topk = PLACES
     source = "ngram"
 
-    def empty(self, sizes: Sizes) -> Rates:
+    def empty(self, sizes: Sizes) -> NgramState:
         """No observations: a longer match is followed more often, in any text."""
         first_guess = 1 - 0.7 ** np.arange(self.longest + 1, dtype=np.float32)
-        return Rates(jnp.asarray(PRIOR * first_guess), jnp.full(self.longest + 1, PRIOR, jnp.float32))
+        rates = Rates(jnp.asarray(PRIOR * first_guess), jnp.full(self.longest + 1, PRIOR, jnp.float32))
+        return NgramState(rates, jnp.full((sizes.rows, self.lent), NOTHING, jnp.int32) if self.lent else None)
+
+    def lend(self, own: NgramState, rows: Int[Array, " b"], stretches: Int[Array, "b l"]) -> NgramState:
+        return own if own.lent is None else own._replace(lent=own.lent.at[rows].set(stretches))
 
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
         """With topk = 1 the continuation of the longest match, else a tree of PLACES continuations."""
-        text, root = state.history[batch.rows], batch.sequences.length
+        text, root, own = state.history[batch.rows], batch.sequences.length, state.draft
+        if own.lent is not None:
+            text, root = jnp.concatenate([own.lent[batch.rows], text], 1), root + own.lent.shape[1]
         places = find(text, root, self.longest, 1 if tree.topk == 1 else PLACES)
         places = places._replace(match=jnp.where(places.match >= self.shortest, places.match, 0))
-        continuations = continued(text, root, places.last, tree.num_steps)
+        continuations = jnp.maximum(continued(text, root, places.last, tree.num_steps), 0)  # without a place it may be NOTHING
         memo = FirstGuess(continuations[:, 0, 0], places.match[:, 0])
         if tree.topk == 1 and not scored:
             return Draft(Chain(continuations[:, 0]), memo)
-        return Draft(candidates(continuations, places.match, state.draft), memo)
+        return Draft(candidates(continuations, places.match, own.rates), memo)
 
-    def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> Rates:
+    def learn(self, state: State, batch: Batch, memo: Any, chosen: Int[Array, " b"]) -> NgramState:
         """Counts the first proposal of each sequence."""
-        rates = state.draft
+        rates = state.draft.rates
         if memo is None:
-            return rates
+            return state.draft
         counts = (memo.match > 0) & ~batch.sequences.done
         of_length = (memo.match[:, None] == jnp.arange(self.longest + 1)) & counts[:, None]
         is_chosen = (memo.token == chosen)[:, None]
-        return Rates(remembered(rates.chosen, of_length, is_chosen), remembered(rates.seen, of_length, 1.0))
+        after = Rates(remembered(rates.chosen, of_length, is_chosen), remembered(rates.seen, of_length, 1.0))
+        return state.draft._replace(rates=after)
 
 
 @jax.named_scope("find")

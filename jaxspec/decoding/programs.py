@@ -251,6 +251,33 @@ class AdmitProgram:
         return "admit"
 
 
+@dataclass(frozen=True)
+class LendProgram:
+    """Gives one row a stretch of another request's text (decoding/ngram.py)."""
+
+    tokens: int
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def kind(self) -> Hashable:
+        return (type(self),)
+
+    def run(self, models: Models, state: State, rows: Any, stretch: Any, *, thresholds: Thresholds | None = None) -> State:
+        return state._replace(draft=models.drafter.lend(state.draft, rows, stretch))
+
+    def inputs(self, state: State, output_of: Callable[[Program], Any]) -> Inputs:
+        return int32(1), int32(1, self.tokens)
+
+    def idle(self, row: int, inputs: Inputs) -> Inputs:
+        return np.full(1, row, np.int32), np.zeros((1, self.tokens), np.int32)
+
+    def __str__(self) -> str:
+        return f"lend {self.tokens} tokens"
+
+
 def int32(*shape: int) -> Any:
     """An abstract array."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)

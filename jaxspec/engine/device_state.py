@@ -22,6 +22,7 @@ from jaxspec.decoding.settings import SamplingKind, Settings, settings_row
 from jaxspec.decoding.state import Admission, Sizes, State, empty_state, stored_dtype
 from jaxspec.engine.request import Request
 from jaxspec.engine.scheduler import PrefillChunk
+from jaxspec.engine.text_store import LENT
 from jaxspec.models.block import BlockConfig
 from jaxspec.models.linear import Kernels
 from jaxspec.models.registry import LoadedHead, LoadedModel
@@ -52,7 +53,7 @@ def drafter_of(source: LoadedHead | Drafter | None, config: EngineConfig) -> Dra
     """The drafter behind what an engine is given (one, a head, or nothing to draft with) and what its options add."""
     sources = [] if source is None else [head_drafter(source, config) if isinstance(source, LoadedModel) else source]
     if config.ngram:
-        sources.append(NgramDrafter(config.ngram_min_match, config.ngram_max_match))
+        sources.append(NgramDrafter(config.ngram_min_match, config.ngram_max_match, LENT if config.ngram_share else 0))
     return sources[0] if len(sources) == 1 else Merged(tuple(sources)) if sources else NoDrafter()
 
 

@@ -17,10 +17,11 @@ from jaxspec.engine.masking import Masking
 from jaxspec.engine.output import Output
 from jaxspec.engine.pages import PageAllocator, PrefixCache
 from jaxspec.engine.recovery import ProgramFailed, Recovery
-from jaxspec.engine.request import GenerationRequest, Limits, Request, Update
+from jaxspec.engine.request import GenerationRequest, Limits, Request, Status, Update
 from jaxspec.engine.runner import DEFAULT_START, Half, Runner, Start
 from jaxspec.engine.scheduler import Scheduler, StepPlan
 from jaxspec.engine.stats import EngineStats
+from jaxspec.engine.text_store import Lending, TextStore
 from jaxspec.engine.trees import TreeChoice
 from jaxspec.grammar.cache import Grammars
 from jaxspec.models.registry import LoadedHead, LoadedTarget
@@ -87,6 +88,7 @@ class Engine:
             tokenizer is not None,
             self.trees.all,
         )
+        self.lending = Lending(TextStore(config.ngram_share << 20)) if config.ngram_share else None
         self._seeds = random.Random(config.random_seed)
         self._arrivals = itertools.count()
         self._names = (f"request-{number}" for number in itertools.count())
@@ -135,8 +137,11 @@ class Engine:
         return self.output.end(request, "abort") if request else None
 
     def flush_cache(self) -> None:
-        """Empties the prefix cache. Running requests keep their pages but don't share them with new requests."""
+        """Empties the prefix cache, and forgets texts kept for others. Running requests keep what they have but don't share
+        it with new requests."""
         self.prefix_cache.flush()
+        if self.lending is not None:
+            self.lending.store.clear()
 
     @property
     def has_work(self) -> bool:
@@ -270,6 +275,8 @@ class Engine:
                 if request in plan.newly_admitted:
                     try:
                         self.runner.launch_admission(request)
+                        if self.lending is not None:
+                            self.runner.launch_lend(request, self.lending.begin(request))
                     except Exception as error:
                         raise self.recovery.failed_launch([request], [*self._launched, *launched]) from error
             try:
@@ -316,6 +323,19 @@ class Engine:
                     request.in_flight -= 1
                     request.in_flight_tokens -= program.most_emitted
                     self.output.add(request, new, program.tree)
+                    if self.lending is not None:
+                        self._lend(self.lending, request)
+
+    def _lend(self, lending: Lending, request: Request) -> None:
+        """Gives a request whose text has grown another stretch if it needs one, and keeps that of one that has ended for others."""
+        if request.status is Status.FINISHED:
+            lending.end(request)
+        elif request.status is Status.RUNNING and (stretch := lending.follow(request)) is not None:
+            try:
+                self.runner.launch_lend(request, stretch)
+            except Exception as error:
+                raise ProgramFailed([request]) from error
+            self.counts.lent_texts += 1
 
 
 def mark_in_flight(launched: list[Launched]) -> None:

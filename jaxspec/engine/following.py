@@ -20,6 +20,7 @@ from jaxspec.decoding.programs import (
     BatchProgram,
     CatchUpProgram,
     CycleProgram,
+    LendProgram,
     PrefillProgram,
     Program,
     ProposeProgram,
@@ -32,7 +33,8 @@ from jaxspec.engine.runner import Runner
 from jaxspec.version import own_version
 
 PROGRAMS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram, ProposeProgram, SettleProgram)
+    kind.__name__: kind
+    for kind in (AdmitProgram, CatchUpProgram, CycleProgram, LendProgram, PrefillProgram, ProposeProgram, SettleProgram)
 }
 """All kinds of programs."""
 

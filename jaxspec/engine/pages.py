@@ -66,6 +66,8 @@ class Node:
     parent: "Node | None" = field(repr=False)
     references: int = 0
     """Requests that hold it."""
+    salt: str | None = None
+    """That of the requests that share it."""
     children: dict[tuple[int, ...], "Node"] = field(default_factory=dict, repr=False)
 
 
@@ -78,6 +80,8 @@ class HeldPages:
     """The first len(nodes) pages belong to the tree and may be shared; the rest are the request's own."""
     generation: int = 0
     """The cache's flush count when it took its first page. After a later flush its pages are not shared with others."""
+    salt: str | None = None
+    """It finds, and is found by, those of the same salt."""
     lag: int = 0
     """Newest slots that are missing in the head's cache, because plain cycles do not extend the head. Kept by TreeChoice."""
 
@@ -103,7 +107,8 @@ class PrefixCache:
         self.pages, self.enabled = pages, enabled
         self.observer = PageObserver()
         """May be replaced while the tree is empty."""
-        self._root, self._generation = Node(-1, (), None), 0
+        self._roots, self._generation = dict[str | None, Node](), 0
+        """By salt. None of them is without children."""
         self._unreferenced: OrderedDict[Node, None] = OrderedDict()
 
     @property
@@ -134,13 +139,13 @@ class PrefixCache:
         """Slots in the pages that belong to the tree."""
         return len(held.nodes) * self.pages.page_size
 
-    def match(self, tokens: Sequence[int]) -> HeldPages:
-        """Holds the longest known prefix of the tokens, in full pages.
+    def match(self, tokens: Sequence[int], salt: str | None = None) -> HeldPages:
+        """Holds the longest prefix of the tokens that is known under this salt, in full pages.
 
         In:  tokens 1 2 3 4 5, page size 2, the tree knows 1 2, 1 2 3 4 and 3 4
         Out: two pages
         """
-        held = HeldPages(generation=self._generation)
+        held = HeldPages(generation=self._generation, salt=salt)
         self.extend_match(held, tokens)
         return held
 
@@ -150,7 +155,8 @@ class PrefixCache:
         if not self.enabled or held.generation != self._generation:
             return
         for index in range(len(held.nodes), len(tokens) // self.pages.page_size):
-            node = self._last(held).children.get(self._key(tokens, index))
+            last = self._last(held)
+            node = None if last is None else last.children.get(self._key(tokens, index))
             if node is None:
                 return
             self._share(held, node)
@@ -177,10 +183,10 @@ class PrefixCache:
         if not self.enabled or held.generation != self._generation:
             return
         for index in range(len(held.nodes), committed // self.pages.page_size):
-            parent, key = self._last(held), self._key(tokens, index)
+            parent, key = self._last(held) or self._roots.setdefault(held.salt, Node(-1, (), None)), self._key(tokens, index)
             node = parent.children.get(key)
             if node is None:
-                node = parent.children[key] = Node(held.pages[index], key, parent, references=1)
+                node = parent.children[key] = Node(held.pages[index], key, parent, 1, held.salt)
                 held.nodes.append(node)
                 self.observer.stored(node)
             else:
@@ -203,7 +209,7 @@ class PrefixCache:
         """Forgets every prefix. Pages that requests hold are never found again and are freed with their last holder."""
         self.pages.release([node.page for node in self._unreferenced])
         self._unreferenced.clear()
-        self._root = Node(-1, (), None)
+        self._roots = {}
         self._generation += 1
         self.observer.cleared()
 
@@ -228,8 +234,9 @@ class PrefixCache:
                 f"two places, references that differ from holders: {wrong or 'none'}; this is a bug"
             )
 
-    def _last(self, held: HeldPages) -> Node:
-        return held.nodes[-1] if held.nodes else self._root
+    def _last(self, held: HeldPages) -> Node | None:
+        """The node of the last shared page, or the root; None: nothing is known under its salt."""
+        return held.nodes[-1] if held.nodes else self._roots.get(held.salt)
 
     def _key(self, tokens: Sequence[int], index: int) -> tuple[int, ...]:
         size = self.pages.page_size
@@ -250,5 +257,7 @@ class PrefixCache:
             node, _ = self._unreferenced.popitem(last=False)
             assert node.parent is not None and not node.children
             del node.parent.children[node.key]
+            if node.parent.parent is None and not node.parent.children:
+                del self._roots[node.salt]
             self.pages.release([node.page])
             self.observer.removed(node)

@@ -28,7 +28,7 @@ from jaxspec.decoding.coupling import Calibration
 from jaxspec.decoding.cycle import Proposal
 from jaxspec.decoding.drafter import MergedState, Promises
 from jaxspec.decoding.head_drafter import HeadState
-from jaxspec.decoding.ngram import FirstGuess, Rates
+from jaxspec.decoding.ngram import FirstGuess, NgramState, Rates
 from jaxspec.decoding.prefill import Chunk
 from jaxspec.decoding.programs import Proposed, Settlement
 from jaxspec.decoding.sampling import Logprobs
@@ -41,7 +41,7 @@ from pallas_kernels.cpu import what_is_missing
 
 for node in (
     Admission, BlockState, Calibration, Candidates, Chain, Chunk, Drafted, Features, FirstGuess, HeadState, KeysValues, Logprobs,
-    MergedState, ProgramOutput, Promises, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State, Tree,
+    MergedState, NgramState, ProgramOutput, Promises, Proposal, Proposed, Rates, Sequences, Settings, Settlement, State, Tree,
 ):  # fmt: skip
     export.register_namedtuple_serialization(node, serialized_name=f"jaxspec.{node.__name__}")
 

@@ -9,11 +9,13 @@ from jaxspec.decoding.programs import (
     AdmitProgram,
     CatchUpProgram,
     CycleProgram,
+    LendProgram,
     PrefillProgram,
     Program,
     ProposeProgram,
     SettleProgram,
 )
+from jaxspec.engine.text_store import LENT
 
 MOST_PROMPTS = 8
 """Prompts whose chunks one program computes, at most."""
@@ -53,6 +55,8 @@ class ProgramTable:
     """The trees in `own`, and those used only by requests that ask for them."""
     catches_up: bool
     """Plain cycles alternate with trees, so the drafter has to catch up before a tree."""
+    lent: int = 0
+    """Tokens of another request's text that a row may be lent; 0: none."""
     own_first: bool = True
     """Trees that only single requests ask for compile after the start. Until then such a request gets the engine's choice of tree,
     which changes no text. (False in lossy engines, where the tree changes the text.)"""
@@ -71,7 +75,10 @@ class ProgramTable:
         chunks = sorted({max(1, config.prefill_chunk // share) for share in (1, 2, 4, 16)})
         prompts = [min(config.prefill_chunk // chunk, most, MOST_PROMPTS) for chunk in chunks]  # not more tokens than the largest
         own_first = not config.is_lossy
-        return cls(tuple(sorted(batches)), tuple(chunks), tuple(prompts), pages, tuple(own), tuple(trees), catches_up, own_first)
+        lent = LENT if config.ngram_share else 0
+        return cls(
+            tuple(sorted(batches)), tuple(chunks), tuple(prompts), pages, tuple(own), tuple(trees), catches_up, lent, own_first
+        )  # fmt: skip
 
     @property
     def few_batches(self) -> tuple[int, ...]:
@@ -91,7 +98,7 @@ class ProgramTable:
         cycles = [program for tree in self.trees for program in self.cycles(1, tree)]
         catch_ups = self.catch_ups(1) if self.catches_up else ()
         prefills = dict.fromkeys([*self.prefills(1), *map(self.prefill_together, self.chunks)])
-        programs: list[Program] = [AdmitProgram(), *prefills, *cycles, *catch_ups]
+        programs: list[Program] = [*self._for_rows(), *prefills, *cycles, *catch_ups]
         return sorted(programs, key=self._place)
 
     def first(self) -> list[Program]:
@@ -111,7 +118,11 @@ class ProgramTable:
 
     def _serving(self, trees: Sequence[TreeShape]) -> list[Program]:
         cycles = [program for tree in sorted(trees, key=lambda tree: -tree.num_steps) for program in self.largest(tree)]
-        return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages), AdmitProgram()]
+        return [*dict.fromkeys(cycles), PrefillProgram(self.chunks[-1], self.pages), *self._for_rows()]
+
+    def _for_rows(self) -> list[Program]:
+        """Those that set a row up."""
+        return [AdmitProgram(), *([LendProgram(self.lent)] if self.lent else [])]
 
     def largest(self, tree: TreeShape) -> list[Program]:
         """The programs without which a tree can't be used, each in its largest size."""

@@ -33,6 +33,8 @@ class GenerationRequest:
     """Seconds after which it ends with finish_reason "timeout", waiting or running. None: never."""
     tree: TreeLike | None = None
     """The tree of its cycles, one of those of the engine; None: the engine chooses."""
+    cache_salt: str | None = None
+    """It shares cached prefixes and generated texts only with requests of the same salt. None: with those that have none."""
     wants_trees: bool = False
     """Its updates show the drafted trees (Verification.tree), and where the text of each token begins."""
 

@@ -18,6 +18,7 @@ from jaxspec.decoding.programs import (
     BatchProgram,
     CatchUpProgram,
     CycleProgram,
+    LendProgram,
     Program,
     ProposeProgram,
     Settlement,
@@ -217,6 +218,10 @@ class Runner:
     def launch_admission(self, request: Request) -> None:
         """Sets up the request's row."""
         self.run(AdmitProgram(), admission(request, self._vocab_size, self._max_length, self.no_bias))
+
+    def launch_lend(self, request: Request, stretch: np.ndarray) -> None:
+        """Lends the request's row a stretch of another text."""
+        self.run(LendProgram(len(stretch)), np.array([request.row], np.int32), stretch[None])
 
     def program_to_wait_for(self, request: Request) -> Program | None:
         """A program without which the request can't run and which is being compiled, or can't be: no start compiles what prompt log

@@ -199,7 +199,8 @@ class Scheduler:
         request = self.waiting[0]
         if not self._free_rows or request.in_flight > 0:
             return False
-        held = HeldPages() if request.asked.params.prompt_logprobs is not None else self.cache.match(request.tokens)
+        salt, scores = request.asked.cache_salt, request.asked.params.prompt_logprobs is not None
+        held = HeldPages(salt=salt) if scores else self.cache.match(request.tokens, salt)
         slots = min(len(request.tokens) + tokens_per_cycle, request.most_tokens)
         reserve = len(self.admitted) * self.cache.pages_for(2 * tokens_per_cycle)
         needed = self.cache.pages_for(slots) - len(held.pages) + reserve

@@ -111,6 +111,9 @@ class EngineStats:
         label="source", labels=(),
     )  # fmt: skip
 
+    lent_texts: int = metric(
+        "ngram_lent_texts_total", "Stretches of other requests' texts that n-gram drafts of a running request were lent."
+    )
     constrained_requests: int = metric("constrained_requests_total", "Requests under a grammar (JSON schema, regex and so on).")
     mask_seconds: float = metric(
         "grammar_mask_seconds_total",

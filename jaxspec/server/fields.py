@@ -106,6 +106,7 @@ type LogitBias = Annotated[dict[int, float] | None, PlainValidator(_logit_bias, 
 type AllowedTokenIds = Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)]
 type LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 type Priority = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+type CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 type RequestName = Annotated[str, Field(max_length=MAX_NAME, pattern="^[ -~]+$")]
 """Printable ASCII, as in the header x-request-id."""
 type RequestNames = Annotated[list[RequestName], Field(min_length=1), FailFast()]

@@ -212,10 +212,12 @@ class Publisher(PageObserver):
     # The engine's thread
 
     def stored(self, node: Node) -> None:
-        self._note(Event("BlockStored", node))
+        if node.salt is None:  # others must not learn of it
+            self._note(Event("BlockStored", node))
 
     def removed(self, node: Node) -> None:
-        self._note(Event("BlockRemoved", node))
+        if node.salt is None:
+            self._note(Event("BlockRemoved", node))
 
     def cleared(self) -> None:
         self._note(Event("AllBlocksCleared", None))

@@ -21,7 +21,7 @@ def each(names: str, *values: Any) -> Neutral:
 OPENAI = (
     each("""
         lora_path session_id session_params images_config mm_processor_kwargs
-        custom_logit_processor custom_params watermark watermarking rid extra_key cache_salt data_parallel_rank
+        custom_logit_processor custom_params watermark watermarking rid extra_key data_parallel_rank
         thinking_token_budget truncate_prompt_tokens truncation_side logprob_token_ids prompt_logprobs
         return_tokens_as_token_ids return_mm_kwargs kv_transfer_params ec_transfer_params vllm_xargs repetition_detection
         stream_interval
@@ -81,7 +81,7 @@ GENERATE = (
         data_parallel_rank disagg_prefill_dp_rank routing_key conversation_id http_worker_ipc max_thinking_tokens extra_key
         custom_labels external_trace_header received_time need_wait_for_mm_inputs num_items_assigned encoder_urls
         max_dynamic_patch min_dynamic_patch image_max_dynamic_patch video_max_dynamic_patch images_config mm_processor_kwargs
-        multi_item_delimiter_indices token_indices_to_pool cache_salt kv_hints
+        multi_item_delimiter_indices token_indices_to_pool kv_hints
     """)
     | each("""
         return_hidden_states use_audio_in_video return_flat_raw_top_logprobs return_flat_raw_output_top_logprobs

@@ -11,6 +11,7 @@ from jaxspec.sampling_params import CONSTRAINTS, SamplingParams
 from jaxspec.server.conversations import Messages
 from jaxspec.server.errors import ApiError
 from jaxspec.server.fields import (
+    CacheSalt,
     Copies,
     LogprobCount,
     Priority,
@@ -66,6 +67,8 @@ class OpenAIRequest(StructuredFields, OpenAISamplingFields):
     """SGLang's name of include_stop_str_in_output."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: CacheSalt | None = None
+    """vLLM's: cached prefixes, and texts that drafts are taken from, are shared with requests of the same salt only."""
     priority: Priority | None = None
     """Larger is more urgent, as in SGLang. (In vLLM smaller is.)"""
     speculative: SpeculativeOptions | None = None
@@ -218,7 +221,10 @@ def _batch(
         raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
     trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (body.n or 1))
     tree = chosen_tree(body.speculative, model)
-    requests = [GenerationRequest(ids, params, body.priority or 0, tree=tree, wants_trees=trace) for ids, params in prompts]
+    requests = [
+        GenerationRequest(ids, params, body.priority or 0, tree=tree, cache_salt=body.cache_salt, wants_trees=trace)
+        for ids, params in prompts
+    ]  # fmt: skip
     return RequestBatch(requests, rid=body.request_id, **more)
 
 

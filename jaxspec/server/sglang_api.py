@@ -18,6 +18,7 @@ from jaxspec.server.fields import (
     MAX_INT,
     NAME_OR_NAMES,
     ONE,
+    CacheSalt,
     ListsOfTokenIds,
     LogprobCount,
     Priority,
@@ -87,6 +88,8 @@ class GenerateRequest(RequestModel):
     """With return_logprob: the first token of the prompt to report; -1: only the output is reported. In a stream, the last event
     has the prompt's."""
     return_text_in_logprobs: bool | None = None
+    cache_salt: CacheSalt | None = None
+    """vLLM's: cached prefixes, and texts that drafts are taken from, are shared with requests of the same salt only."""
     priority: Priority | None = None
     """Larger is more urgent."""
     speculative: SpeculativeOptions | None = None
@@ -194,7 +197,10 @@ def generate_batch(body: GenerateRequest, model: ServedModel) -> RequestBatch:
         prompts.append((tuple(ids), sampling_params(names, **values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)))
     trace = wants_trace(body.speculative, stream=body.stream, completions=len(prompts) * (first.n or 1))
     tree = chosen_tree(body.speculative, model)
-    requests = [GenerationRequest(ids, params, body.priority or 0, tree=tree, wants_trees=trace) for ids, params in prompts]
+    requests = [
+        GenerationRequest(ids, params, body.priority or 0, tree=tree, cache_salt=body.cache_salt, wants_trees=trace)
+        for ids, params in prompts
+    ]  # fmt: skip
     return RequestBatch(requests, rid=body.rid, prompt_only=prompt_only)
 
 

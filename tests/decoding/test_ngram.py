@@ -14,10 +14,10 @@ from jaxspec.decoding.ngram import LONGER, FirstGuess, NgramDrafter, Rates, cand
 from jaxspec.decoding.state import Batch, Sequences, Sizes
 from jaxspec.decoding.tree import rank
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.request import GenerationRequest
+from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.engine.speculation import DraftedTree
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, tiny_engine
+from jaxspec.testing import engine_target, largest_sizes_only, tiny_engine
 from tests.sets import exhaustive
 
 TARGET = engine_target()
@@ -113,11 +113,11 @@ def test_rates_follow_what_the_target_chose():
     memo = FirstGuess(jnp.array([5, 6, 7, 8]), jnp.array([3, 3, 3, 0]))
     before = state.draft
     after = drafter.learn(state, batch, memo, jnp.array([5, 9, 7, 8]))
-    expected_seen, expected_chosen = np.full(5, PRIOR), np.asarray(before.chosen).copy()
+    expected_seen, expected_chosen = np.full(5, PRIOR), np.asarray(before.rates.chosen).copy()
     expected_seen[3] = PRIOR * MEMORY**2 + 2
     expected_chosen[3] = expected_chosen[3] * MEMORY**2 + 1
-    assert after.seen.tolist() == pytest.approx(expected_seen.tolist(), rel=1e-6)
-    assert after.chosen.tolist() == pytest.approx(expected_chosen.tolist(), rel=1e-6)
+    assert after.rates.seen.tolist() == pytest.approx(expected_seen.tolist(), rel=1e-6)
+    assert after.rates.chosen.tolist() == pytest.approx(expected_chosen.tolist(), rel=1e-6)
     assert drafter.learn(state, batch, None, jnp.array([5, 9, 7, 8])) is before, "plain cycles propose nothing"
 
 
@@ -197,6 +197,34 @@ def test_the_source_of_every_draft_is_told(options):
     of_few_tokens = sum(by_source[1 :: len(KINDS)], Counter())
     if not engine.config.adaptive:  # one that is may decode plainly
         assert drafted["head"] > drafted["ngram"] and of_few_tokens["ngram"] > of_few_tokens["head"]
+
+
+def ask(engine: Engine, prompt: tuple[int, ...], **asked) -> Request:
+    params = SamplingParams(max_tokens=40, temperature=0.9, seed=5)
+    request = engine.add(GenerationRequest(prompt, params, **asked))
+    while engine.has_work:
+        engine.step()
+    return request
+
+
+@pytest.mark.parametrize("options", [{}, exhaustive({"overlap": False}), exhaustive({"prefix_cache": False, "prefill_chunk": 4})])
+def test_a_text_may_continue_as_that_of_another_request(options):
+    """Its own text never changes; it is drafted from another's only of the same salt, after a flush of none, and where it shows its
+    trees of none."""
+    prompt, config = PROMPTS[0], {"max_running_requests": 2, "prefill_chunk": 16, "page_size": 4, "num_pages": 64, **options}
+    plain = ask(tiny_engine(PLAIN, target=TARGET), prompt).output
+    engine = Engine(TARGET, None, None, TreeShape(5, 4, 8), EngineConfig(ngram=True, ngram_share=1, **config))
+    largest_sizes_only(engine)
+    first = ask(engine, prompt)
+    again, salted, shown = ask(engine, prompt), ask(engine, prompt, cache_salt="a"), ask(engine, prompt, wants_trees=True)
+    of_the_same_salt = ask(engine, prompt, cache_salt="a")
+    engine.flush_cache()
+    after_flush = ask(engine, prompt)
+    requests = [first, again, salted, shown, of_the_same_salt, after_flush]
+    assert [request.output for request in requests] == [plain] * len(requests)
+    lengths = [request.speculation.accept_length for request in requests]
+    assert min(lengths[1], lengths[4]) > 2 > max(lengths[0], lengths[2], lengths[3], lengths[5]), lengths
+    assert engine.stats().lent_texts >= 1
 
 
 def test_the_engines_options_choose_the_drafter():

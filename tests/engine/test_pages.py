@@ -66,6 +66,31 @@ def test_requests_share_pages_and_the_last_one_lets_go():
     assert cache.cached_pages == 3 and cache.pages.free == 7 and cache.available == 10
 
 
+def test_prefixes_are_found_under_their_own_salt_only():
+    cache = cache_of(4)
+
+    def pages_under(salt: str | None, *, leaves: bool = False) -> list[int]:
+        held = cache.match(ids("abcd"), salt)
+        pages = list(held.pages)
+        if leaves:
+            assert cache.grow(held, 4)
+            cache.publish(held, ids("abcd"), 4)
+        cache.release(held)
+        cache.check([])
+        return pages
+
+    pages_under("x", leaves=True)
+    assert pages_under(None) == pages_under("y") == pages_under("") == [] and len(pages_under("x")) == 2
+    pages_under(None, leaves=True)
+    assert len(pages_under(None)) == len(pages_under("x")) == 2 and not set(pages_under(None)) & set(pages_under("x"))
+    for number in range(20):  # salts that are used once are forgotten with their pages
+        pages_under(str(number), leaves=True)
+    assert pages_under("x") == [] and len(pages_under("19")) == 2
+    assert len(cache._roots) == 2
+    cache.flush()
+    assert pages_under("19") == []
+
+
 def test_publishes_what_is_committed_and_no_page_more():
     cache, held = cache_of(10), HeldPages()
     assert cache.grow(held, 8)

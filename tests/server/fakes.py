@@ -73,6 +73,7 @@ class FakeEngine:
         """Of every request that was added."""
         self.prompts: list[tuple[int, ...]] = []
         self.priorities: list[int] = []
+        self.salts: list[str | None] = []
         self.timeouts: list[float | None] = []
         self.room: float = math.inf
         """So many requests may be unfinished; one more is refused."""
@@ -129,6 +130,7 @@ class FakeEngine:
         self.params.append(params)
         self.prompts.append(tuple(prompt))
         self.priorities.append(asked.priority)
+        self.salts.append(asked.cache_salt)
         self.timeouts.append(asked.timeout)
         detokenizer = replace(asked, prompt=()).detokenizer(self.tokenizer)
         request = Request(request_id, asked, 0, params.stop_token_ids, detokenizer, tree=asked.tree)

@@ -133,7 +133,8 @@ def prefixes_of(node: Node, before: tuple[int, ...] = ()) -> set[tuple[int, ...]
 
 
 class Life:
-    """Random requests that share prefixes, in a cache too small for all; and, rarely, a flush."""
+    """Random requests that share prefixes, some under a salt, which nobody else may learn of, in a cache too small for all; and,
+    rarely, a flush."""
 
     def __init__(self, cache: PrefixCache, seed: int):
         self.cache, self.random, self.held = cache, random.Random(seed), []
@@ -154,7 +155,7 @@ class Life:
             self.cache.release(self.held.pop(self.random.randrange(len(self.held))))
         else:
             tokens = [self.random.choice((1, 1, 1, 2, 70_000)) for _ in range(self.random.randrange(1, 24))]
-            held: HeldPages = self.cache.match(tokens)
+            held: HeldPages = self.cache.match(tokens, self.random.choice((None, None, None, "salt")))
             if self.cache.grow(held, len(tokens)):
                 self.cache.publish(held, tokens, len(tokens))
             self.held.append(held)
@@ -178,7 +179,8 @@ def test_a_reader_rebuilds_the_tree_from_ten_thousand_events_and_a_replay(seed):
             life.step()
         end(publisher)
         reader.follow(publisher._number)
-        expected = prefixes_of(cache._root)
+        expected = prefixes_of(cache._roots[None])
+        assert prefixes_of(cache._roots["salt"])
         assert reader.prefixes() == expected and len(expected) > 5
         assert reader.stored - reader.removed - reader.gone == len(expected) == len(reader.blocks)
         assert reader.removed > 1000 and reader.gone > 0

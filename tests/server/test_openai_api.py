@@ -141,6 +141,16 @@ def test_priority_reaches_the_engine(client: Client, path: str):
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_the_salt_reaches_the_engine(client: Client, path: str):
+    for salt in ("tenant 1", None):
+        assert client.post(path, **PATHS[path], cache_salt=salt).status_code == 200
+    assert client.engine.salts == ["tenant 1", None]
+    for salt in ("", 5, "x" * 100_000):
+        answer = client.post(path, **PATHS[path], cache_salt=salt)
+        assert answer.status_code == 400 and "cache_salt" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_n_completions(client: Client, path: str):
     answer = client.post(path, **PATHS[path], n=3, seed=7, max_tokens=4).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]

@@ -81,6 +81,11 @@ def test_priority_reaches_the_engine(client: Client):
     assert client.engine.priorities == [7]
 
 
+def test_the_salt_reaches_the_engine(client: Client):
+    assert client.post("/generate", text="hello", cache_salt="tenant 1").status_code == 200
+    assert client.engine.salts == ["tenant 1"]
+
+
 def test_n_gets_a_list(client: Client):
     params = {"n": 2, "sampling_seed": 3, "max_new_tokens": 4}
     answers = client.post("/generate", text="hello", sampling_params=params).json()
