@@ -19,6 +19,7 @@ OF_A_REQUEST = {
     "priority": ("int", "int | None", "Priority | None"),
     "timeout": ("float | None",),
     "tree": ("TreeLike | None", "TreeShape | None"),
+    "cache_salt": ("str | None", "CacheSalt | None"),
     "wants_trees": ("bool",),
 }
 """How each field is annotated where it is a request's, and nothing else's."""

@@ -32,7 +32,7 @@ NOTHING, END = -1, -1
 MULTIPLIER, MIXER, WORD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1
 
 
-class Found(NamedTuple):
+class Continuation(NamedTuple):
     """A place where another text had a text's newest tokens."""
 
     match: int
@@ -86,7 +86,7 @@ class TextStore:
                 sums = windows @ np.array(self._multipliers[order], np.uint64) + np.uint64(owner & WORD)
                 table[(sums * np.uint64(MIXER)) >> np.uint64(64 - self._bits)] = first + order - 1 + np.arange(len(windows))
 
-    def find(self, tail: Sequence[int], salt: str | None = None, most: int = LENT) -> Found | None:
+    def find(self, tail: Sequence[int], salt: str | None = None, most: int = LENT) -> Continuation | None:
         """What followed the newest tokens in another text of this salt, after the longest context that is found, where it stood
         last. None: no text has the last 4 tokens.
 
@@ -106,7 +106,7 @@ class TextStore:
             ends = np.flatnonzero(behind == END)
             behind = behind[: ends[0]] if len(ends) else behind
             if len(behind) and (self._owners[at + 1 : at + 1 + len(behind)] == owner).all():
-                return Found(order, behind.copy())
+                return Continuation(order, behind.copy())
         return None
 
 

@@ -144,7 +144,7 @@ CASES = {
     "int4": Case(lambda: quantised("int4", Storing.DENSE)),
     "int4 in blocks": Case(lambda: quantised("int4", Storing.ROWS)),
     "fp8 in blocks": Case(in_fp8_blocks),
-    "n-grams": Case(lambda: Models(engine_target(num_layers=2), None), TreeShape(3, 2, 5), {"ngram": True}),
+    "n-grams": Case(lambda: Models(engine_target(num_layers=2), None), TreeShape(3, 2, 5), {"ngram": True, "ngram_share": 1}),
     "n-grams and a head": Case(eagle3, SHORT, {"ngram": True}),
     "the built-in model": Case(built_in, TreeShape(5, 4, 8)),
     "SmolLM2": Case(lambda: smollm2(Storing.DENSE)),

@@ -132,6 +132,7 @@ def client(shared: Client) -> Iterator[Client]:
     """Whatever a test does to the server, afterwards it is idle and answers."""
     shared.engine.params.clear()
     shared.engine.priorities.clear()
+    shared.engine.salts.clear()
     shared.engine.aborted.clear()
     yield shared
     shared.engine.allow(math.inf)
