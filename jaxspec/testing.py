@@ -13,7 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.draft_models import as_draft
-from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
+from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint, hf_config
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
@@ -217,7 +217,7 @@ def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.fl
 
 
 def write_head(directory: Path, model: LoadedHead, dtype: DTypeLike = jnp.float32) -> Path:
-    """Writes a tiny EAGLE or EAGLE-3 head in SafeAILab's layout; returns the directory."""
-    exported = head_checkpoint(model.config, "safeailab")
+    """Writes a tiny head in its authors' layout (no MTP layer: that is written with its target); returns the directory."""
+    exported = head_checkpoint(model.config, OWN_DIALECTS[model.config.algorithm])
     write_checkpoint(directory, exported.config, tensors_of(exported.layout, model.params), dtype=dtype)
     return directory

@@ -98,9 +98,8 @@ class BlockDrafter(TrainedDrafter):
 def block_logits(head: BlockHead, target: Llama, state: State, batch: Batch, steps: int) -> Float[Array, "b steps v"]:
     """The logits of the `steps` tokens behind each root, without those biases that depend on a token."""
     config, cache = head.config, state.draft.cache
-    first = 0 if config.predicts_next else 1
     # Where no position sees a later one, those that nothing is read of are left out.
-    width = first + steps if all(config.causal) else config.block_size
+    width = config.first + steps if all(config.causal) else config.block_size
     length, root = batch.sequences.length, batch.sequences.root
     tokens = jnp.full((len(root), width), config.mask_token_id, jnp.int32).at[:, 0].set(root)
     kinds = tuple(zip(config.causal, config.windows, strict=True))
@@ -108,7 +107,7 @@ def block_logits(head: BlockHead, target: Llama, state: State, batch: Batch, ste
     views = {kind: view(length, batch.page_table, page_size, width, *kind) for kind in dict.fromkeys(kinds)}
     edges = [at_slots(layer, batch.page_table, views[kind].edge) for layer, kind in zip(cache, kinds, strict=True)]
     hidden = head(head.embed(tokens, target), [views[kind].metadata for kind in kinds], cache, edges)
-    return head.logits(hidden[:, first : first + steps], target)
+    return head.logits(hidden[:, config.first : config.first + steps], target)
 
 
 def view(

@@ -49,9 +49,14 @@ class BlockConfig(HeadConfig):
                 raise ValueError(f"sliding_window {window} must be above block_size {self.block_size}")
 
     @property
+    def first(self) -> int:
+        """The first position that predicts a token."""
+        return 0 if self.predicts_next else 1
+
+    @property
     def max_steps(self) -> int:
         """Tokens that one block drafts, one behind another."""
-        return self.block_size if self.predicts_next else self.block_size - 1
+        return self.block_size - self.first
 
     def forwards(self, steps: int) -> int:
         """One, of the block; the emitted tokens need none."""
