@@ -90,12 +90,11 @@ def logits_on_text(
     Tokens that the head does not know have -inf.
     """
     assert models.head is not None
-    is_block = isinstance(models.head.config, BlockConfig)
-    target = models.target.merge(params[0])
-    head = models.head.merge(params[1], TRAINING_BLOCKS if is_block else DEFAULT_KERNELS)
+    kernels = TRAINING_BLOCKS if isinstance(models.head.config, BlockConfig) else DEFAULT_KERNELS
+    target, head = models.target.merge(params[0]), models.head.merge(params[1], kernels)
     out = target(tokens, causal_metadata(1, tokens.shape[1]), capture=models.head.config.captured_layers)
     width, logits = tokens.shape[1] - STEPS, target.logits(out.hidden)
-    if is_block:
+    if isinstance(head, BlockHead):
         known = of_blocks(head, target, tokens, out.features)
         return jnp.stack([logits[0, step + 1 : step + 1 + width] for step in range(len(known))]), known
     embeddings = head.embed(tokens, target)
