@@ -35,7 +35,7 @@ def test_a_trained_head_passes_and_its_report_adds_up(tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_a_block_head_is_checked_as_others_are(tmp_path, capsys):
-    """With a tree that is as deep as a block. Its drafts are accepted though head and target are random: both have the same noise."""
+    """With a tree that is as deep as a block. Its drafts are accepted, though random: target and head have the same noise."""
     (tmp_path / "prompts.jsonl").write_text("[1, 5, 2, 8]\n[9, 9, 3]\n")
     flags = ["--model-path", str(FIXTURES / "targets/qwen3"), "--draft", str(FIXTURES / "block_heads/dflash"), "--max-tokens", "12"]
     assert main([*flags, "--prompts", str(tmp_path / "prompts.jsonl"), "--temperature", "1", "--json"]) == 0
