@@ -102,6 +102,7 @@ def random_block(target: ModelConfig, seed: int = 1, *, markov_rank: int | None 
         "layer": layer,
         "target_hidden_size": target.hidden_size,
         "captured_layers": tuple(range(target.num_layers))[-2:],
+        "target_layers": target.num_layers,
         "block_size": 6,
         "mask_token_id": target.vocab_size - 1,
         "causal": (False,) * layer.num_layers,

@@ -99,6 +99,7 @@ def _fields(config: dict, names: Collection[str], target: ModelConfig) -> dict[s
         "layer": layer,
         "target_hidden_size": settings.get("target_hidden_size") or layer.hidden_size,
         "captured_layers": _captured_layers(settings, layer.num_layers, target.num_layers),
+        "target_layers": target.num_layers,
         "block_size": settings.get("block_size") or BLOCK_SIZE,
         "mask_token_id": settings["mask_token_id"],
         "causal": tuple(window is not None for window in windows) if said is None else (bool(said),) * layer.num_layers,

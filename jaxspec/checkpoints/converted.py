@@ -64,7 +64,7 @@ LAYER = Fields(
 HEAD = Fields(
     {name: check for name, check in MODEL.items() if name in Eagle3Config.__dataclass_fields__}
     | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()}
-    | {"block_size": SIZE, "mask_token_id": TOKEN_ID, "predicts_next": Flag(), "markov_rank": SIZE}
+    | {"target_layers": SIZE, "block_size": SIZE, "mask_token_id": TOKEN_ID, "predicts_next": Flag(), "markov_rank": SIZE}
     | {"causal": ListOf(Flag(), MAX_LAYERS), "windows": ListOf(OrNull(SIZE), MAX_LAYERS)},
     nulls=("draft_vocab_size",),
 )

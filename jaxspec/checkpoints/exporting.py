@@ -82,8 +82,8 @@ def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
 
 def _block(config: BlockConfig) -> Exported:
     """z-lab's config, also of JetSpec, or DeepSpec's. Unless it says `causal`, layers with a window are."""
-    has_window, sizes = tuple(size is not None for size in config.windows), {size for size in config.windows if size is not None}
-    if len(sizes) > 1 or (config.causal != has_window and len(set(config.causal)) > 1):
+    has_window, widths = tuple(size is not None for size in config.windows), {size for size in config.windows if size is not None}
+    if len(widths) > 1 or (config.causal != has_window and len(set(config.causal)) > 1):
         raise ValueError("config.json has one place for causal and one for sliding_window, and the head's layers differ")
     settings: dict[str, Any] = {
         "target_layer_ids": [layer - 1 for layer in config.captured_layers],
@@ -97,10 +97,11 @@ def _block(config: BlockConfig) -> Exported:
         own = {"architectures": ["DFlashDraftModel"], "dflash_config": settings}
     windows = {
         "layer_types": ["full_attention" if size is None else "sliding_attention" for size in config.windows],
-        "sliding_window": next(iter(sizes), None),
-        "use_sliding_window": bool(sizes),
+        "sliding_window": next(iter(widths), None),
+        "use_sliding_window": bool(widths),
     }
-    return Exported(hf_config(config.layer) | {"block_size": config.block_size, **windows, **own}, block_layout(config))
+    sizes = {"num_target_layers": config.target_layers, "block_size": config.block_size}
+    return Exported(hf_config(config.layer) | sizes | windows | own, block_layout(config))
 
 
 def _speculators(config: Eagle3Config) -> Exported:

@@ -23,6 +23,8 @@ class BlockConfig(HeadConfig):
 
     algorithm = "DFLASH"
 
+    target_layers: int
+    """Layers of the target."""
     block_size: int
     """Positions of the block, the newest token's included."""
     mask_token_id: int

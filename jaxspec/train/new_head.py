@@ -100,6 +100,7 @@ def new_block_head(settings: TrainSettings, target: LoadedTarget, layer: ModelCo
         layer=replace(layer, num_layers=layers, qk_norm=True),
         target_hidden_size=size,
         captured_layers=tuple(sorted({1 + each for each in default_layer_ids(max(3, layers), target.config.num_layers)})),
+        target_layers=target.config.num_layers,
         block_size=1 + settings.levels,
         mask_token_id=int(len(counts) - 1 - np.argmin(counts[::-1])),
         causal=(settings.algorithm == "jetspec",) * layers,

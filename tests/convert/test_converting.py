@@ -38,7 +38,8 @@ from jaxspec.testing import (
 )
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same
-from tests.reference import CHECKPOINTS, MIMO, TARGET
+from tests.decoding.test_block_drafter import published
+from tests.reference import CHECKPOINTS, FIXTURES, MIMO, TARGET
 
 
 def contents(path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
@@ -130,6 +131,17 @@ def test_a_block_head_goes_back_bit_for_bit(target, tmp_path, changes):
     for path in (directory, tmp_path / "converted", tmp_path / "back"):
         loaded = load_head(path, model)
         assert replace(loaded.config, layer=head.config.layer) == head.config and same(loaded.params, head.params)
+
+
+@pytest.mark.parametrize("name", ["dflash", "jetspec", "windows", "dspark"])
+def test_a_block_heads_config_is_what_its_authors_write(tmp_path, name):
+    directory = published(name, tmp_path)
+    given = json.loads((directory / "config.json").read_text())
+    head = load_head(directory, load_target(FIXTURES / "targets/qwen3", jnp.float32)).config
+    config = head_checkpoint(head, OWN_DIALECTS[head.algorithm]).config
+    if name == "jetspec":
+        assert config["dflash_config"].pop("causal") is True  # what others than JetSpec's authors read
+    assert config == {key: given[key] for key in config}
 
 
 def test_block_heads_that_no_config_can_tell_are_refused(target, tmp_path):
