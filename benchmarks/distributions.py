@@ -20,7 +20,11 @@ import numpy as np
 
 from jaxspec.decoding.coupling import boundary, calibrated
 from jaxspec.load import LoadedModels
+from jaxspec.models.block import BlockConfig, BlockHead
 from jaxspec.models.layers import causal_metadata
+from jaxspec.models.linear import DEFAULT_KERNELS
+from jaxspec.models.llama import Llama
+from jaxspec.train.blocks import TRAINING_BLOCKS, drafted
 from jaxspec.train.ttt import metadata, whole_rows
 from jaxspec.typing import Array, Float, Int
 
@@ -86,10 +90,14 @@ def logits_on_text(
     Tokens that the head does not know have -inf.
     """
     assert models.head is not None
-    target, head = models.target.merge(params[0]), models.head.merge(params[1])
+    kernels = TRAINING_BLOCKS if isinstance(models.head.config, BlockConfig) else DEFAULT_KERNELS
+    target, head = models.target.merge(params[0]), models.head.merge(params[1], kernels)
     out = target(tokens, causal_metadata(1, tokens.shape[1]), capture=models.head.config.captured_layers)
-    logits, embeddings = target.logits(out.hidden), head.embed(tokens, target)
-    width = tokens.shape[1] - STEPS
+    width, logits = tokens.shape[1] - STEPS, target.logits(out.hidden)
+    if isinstance(head, BlockHead):
+        known = of_blocks(head, target, tokens, out.features)
+        return jnp.stack([logits[0, step + 1 : step + 1 + width] for step in range(len(known))]), known
+    embeddings = head.embed(tokens, target)
     hidden, window = head.project(out.features[:, :width]), None
     of_target, of_head = [], []
     rows = whole_rows(1, width)
@@ -103,6 +111,20 @@ def logits_on_text(
         of_target.append(logits[0, ahead])
         of_head.append(known)
     return jnp.stack(of_target), jnp.stack(of_head)
+
+
+def of_blocks(
+    head: BlockHead, target: Llama, tokens: Int[Array, "1 n"], features: Float[Array, "1 n f"]
+) -> Float[Array, "steps t v"]:
+    """The logits of a block behind each token but the first, which alone the block reads of the text from there on. A DSpark head
+    also reads the true token before."""
+    steps = min(STEPS, head.config.max_steps)
+    roots = 1 + jnp.arange(tokens.shape[1] - STEPS)
+    hidden = drafted(head, target, features, whole_rows(1, tokens.shape[1])._replace(tokens=tokens), roots[None])
+    logits = head.logits(hidden[0, :, :steps], target)
+    if head.is_conditional:
+        logits += head.bias(tokens[0, roots[:, None] + jnp.arange(steps)])
+    return logits.swapaxes(0, 1)
 
 
 def rules(

@@ -29,7 +29,6 @@ from jaxspec.checkpoints.storing import Storing, planned, stored
 from jaxspec.checkpoints.tensor_files import cast, errors_named
 from jaxspec.checkpoints.writing import fresh_directory
 from jaxspec.config import ModelConfig
-from jaxspec.models.block import BlockConfig
 from jaxspec.models.head import HeadConfig
 
 GROUP_BYTES = 512 << 20
@@ -106,8 +105,6 @@ def _write_head(source: Path, directory: Path, target: ModelConfig, options: Opt
     with Checkpoint(source) as checkpoint, errors_named(source):
         plan = head_plan(checkpoint, read_config(source), target)
         plan.check(checkpoint)
-        if isinstance(plan.config, BlockConfig):
-            raise ValueError(f"converting a {plan.config.algorithm} head is not supported: it is loaded from its own files")
         ids = usable_token_map(plan.config, token_map)
         made_for = {name: vars(target)[name] for name in ("hidden_size", "num_layers", "vocab_size")}
         _write_model(checkpoint, plan, directory, options, made_for=made_for, token_map=None if ids is None else ids.tolist())

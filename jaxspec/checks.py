@@ -178,6 +178,15 @@ class ListOf(NamedTuple):
         return [self.item.clean(f"{name}.{index}", each) for index, each in enumerate(value)]
 
 
+class OrNull(NamedTuple):
+    """A value that passes a check, or null."""
+
+    value: Check
+
+    def clean(self, name: str, value: Any) -> Any:
+        return None if value is None else self.value.clean(name, value)
+
+
 class OneOrList(NamedTuple):
     """A value that passes a check, or a list of such values."""
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.draft_models import as_draft
-from jaxspec.checkpoints.exporting import head_checkpoint, hf_config
+from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint, hf_config
 from jaxspec.checkpoints.layouts import mtp_layout, target_layout
 from jaxspec.checkpoints.writing import tensors_of, write_checkpoint
 from jaxspec.config import EngineConfig, ModelConfig, TreeShape
@@ -107,6 +107,7 @@ def random_block(target: ModelConfig, seed: int = 1, *, markov_rank: int | None 
         "layer": layer,
         "target_hidden_size": target.hidden_size,
         "captured_layers": tuple(range(target.num_layers))[-2:],
+        "target_layers": target.num_layers,
         "block_size": 6,
         "mask_token_id": target.vocab_size - 1,
         "causal": (False,) * layer.num_layers,
@@ -222,7 +223,7 @@ def write_target(directory: Path, model: LoadedTarget, dtype: DTypeLike = jnp.fl
 
 
 def write_head(directory: Path, model: LoadedHead, dtype: DTypeLike = jnp.float32) -> Path:
-    """Writes a tiny EAGLE or EAGLE-3 head in SafeAILab's layout; returns the directory."""
-    exported = head_checkpoint(model.config, "safeailab")
+    """Writes a tiny head in its authors' layout (no MTP layer: that is written with its target); returns the directory."""
+    exported = head_checkpoint(model.config, OWN_DIALECTS[model.config.algorithm])
     write_checkpoint(directory, exported.config, tensors_of(exported.layout, model.params), dtype=dtype)
     return directory

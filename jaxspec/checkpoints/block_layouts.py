@@ -99,6 +99,7 @@ def _fields(config: dict, names: Collection[str], target: ModelConfig) -> dict[s
         "layer": layer,
         "target_hidden_size": settings.get("target_hidden_size") or layer.hidden_size,
         "captured_layers": _captured_layers(settings, layer.num_layers, target.num_layers),
+        "target_layers": target.num_layers,
         "block_size": settings.get("block_size") or BLOCK_SIZE,
         "mask_token_id": settings["mask_token_id"],
         "causal": tuple(window is not None for window in windows) if said is None else (bool(said),) * layer.num_layers,
@@ -131,22 +132,29 @@ def _windows(settings: dict, num_layers: int) -> tuple[int | None, ...]:
 def _captured_layers(settings: dict, num_layers: int, target_layers: int) -> tuple[int, ...]:
     """The target's layers whose *input* the head reads; configs name those whose output it is, -1 the embedding.
 
-    In:  no target_layer_ids, five layers of the head, 36 of the target
-    Out: (2, 10, 18, 26, 34)
+    In:  "target_layer_ids": [-1, 9]
+    Out: (0, 10)
     """
     ids = settings.get("target_layer_ids")
     if ids is None:
-        last = target_layers - 3
-        if last < 1:
-            raise ValueError(f"config.json has no target_layer_ids, and a target of {target_layers} layers has no default ones")
-        steps = num_layers - 1
-        ids = [round(1 + index * (last - 1) / steps) for index in range(num_layers)] if steps else [target_layers // 2]
+        ids = default_layer_ids(num_layers, target_layers)
     if not all(-1 <= layer < target_layers - 1 for layer in ids):
         raise ValueError(
             f"config.json: target_layer_ids must be from -1 to {target_layers - 2} for a target of {target_layers} layers (some "
             f"engines norm the output of the last, others don't), got {short(ids)}"
         )
     return tuple(1 + layer for layer in ids)
+
+
+def default_layer_ids(count: int, target_layers: int) -> list[int]:
+    """The target's layers whose output a head of `count` layers reads. Raises ValueError below 4 layers.
+
+    In: 5, 36  Out: [1, 9, 17, 25, 33]
+    """
+    last = target_layers - 3
+    if last < 1:
+        raise ValueError(f"config.json has no target_layer_ids, and a target of {target_layers} layers has no default ones")
+    return [round(1 + index * (last - 1) / (count - 1)) for index in range(count)] if count > 1 else [target_layers // 2]
 
 
 def block_layout(config: BlockConfig) -> Layout:

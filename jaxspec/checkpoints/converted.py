@@ -22,8 +22,24 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoints.json_files import check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
 from jaxspec.checkpoints.parameter_store import load_parameters, mapped_parameters
-from jaxspec.checks import MAX_LAYERS, MAX_REASON, MODEL, ROPE, SIZE, TOKEN_ID, Fields, Flag, ListOf, ObjectOf, Text, Whole, short
+from jaxspec.checks import (
+    MAX_LAYERS,
+    MAX_REASON,
+    MODEL,
+    ROPE,
+    SIZE,
+    TOKEN_ID,
+    Fields,
+    Flag,
+    ListOf,
+    ObjectOf,
+    OrNull,
+    Text,
+    Whole,
+    short,
+)  # fmt: skip
 from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
@@ -47,7 +63,9 @@ LAYER = Fields(
 )
 HEAD = Fields(
     {name: check for name, check in MODEL.items() if name in Eagle3Config.__dataclass_fields__}
-    | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()},
+    | {"layer": LAYER, "captured_layers": ListOf(Whole(0, MAX_LAYERS)), "own_embedding": Flag(), "fc_bias": Flag()}
+    | {"target_layers": SIZE, "block_size": SIZE, "mask_token_id": TOKEN_ID, "predicts_next": Flag(), "markov_rank": SIZE}
+    | {"causal": ListOf(Flag(), MAX_LAYERS), "windows": ListOf(OrNull(SIZE), MAX_LAYERS)},
     nulls=("draft_vocab_size",),
 )
 STORAGE = Fields({"kind": Text(), "group": Whole(1, 2**20), "has_zeros": Flag(), "for_cpu": Flag()}, nulls=("group",))
@@ -68,7 +86,10 @@ CONTENTS = Fields(
 DRAFT = "draft"
 PARAMETERS = "parameters"
 VERSION = 1
-KINDS: dict[str, type] = {"target": ModelConfig, "EAGLE": EagleConfig, "EAGLE3": Eagle3Config, "MTP": MTPConfig}
+KINDS: dict[str, type] = {
+    "target": ModelConfig,
+    **{kind.algorithm: kind for kind in (EagleConfig, Eagle3Config, MTPConfig, BlockConfig, DSparkConfig)},
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,7 @@ class Manifest:
 
     @property
     def kind(self) -> str:
-        """target, EAGLE, EAGLE3 or MTP."""
+        """target, or a head's algorithm."""
         return next(name for name, config in KINDS.items() if type(self.config) is config)
 
     @property

@@ -3,15 +3,19 @@
 import warnings
 from typing import Any, NamedTuple
 
+from jaxspec.checkpoints.block_layouts import block_layout
 from jaxspec.checkpoints.layout import Layout
 from jaxspec.checkpoints.layouts import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout, eagle_layout, mtp_layout
 from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
 
-DIALECTS = ("safeailab", "sglang", "speculators", "mimo")
+DIALECTS = ("safeailab", "sglang", "speculators", "mimo", "z-lab", "deepspec")
+OWN_DIALECTS = {"EAGLE": "safeailab", "EAGLE3": "safeailab", "MTP": "mimo", "DFLASH": "z-lab", "DSPARK": "deepspec"}
+"""The dialect of each kind's authors."""
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ROPE_SETTINGS = {
     "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -40,7 +44,9 @@ def head_checkpoint(config: HeadConfig, dialect: str) -> Exported:
         return Exported(hf_config(config.layer) | settings, mtp_layout(config))
     if isinstance(config, EagleConfig) and dialect in ("safeailab", "sglang"):
         return _eagle(config, dialect)
-    if isinstance(config, Eagle3Config) and dialect != "mimo":
+    if isinstance(config, BlockConfig) and dialect == OWN_DIALECTS[config.algorithm]:
+        return _block(config)
+    if isinstance(config, Eagle3Config) and dialect in ("safeailab", "sglang", "speculators"):
         return _speculators(config) if dialect == "speculators" else _eagle3(config, dialect)
     raise ValueError(f"{config.algorithm} heads can't be written in the {dialect} dialect")
 
@@ -72,6 +78,30 @@ def _eagle3(config: Eagle3Config, dialect: str) -> Exported:
         },
     }
     return Exported(hf_config(config.layer) | settings, eagle3_layout(config, SAFEAILAB, **_has_map(config)))
+
+
+def _block(config: BlockConfig) -> Exported:
+    """z-lab's config, also of JetSpec, or DeepSpec's. Unless it says `causal`, layers with a window are."""
+    has_window, widths = tuple(size is not None for size in config.windows), {size for size in config.windows if size is not None}
+    if len(widths) > 1 or (config.causal != has_window and len(set(config.causal)) > 1):
+        raise ValueError("config.json has one place for causal and one for sliding_window, and the head's layers differ")
+    settings: dict[str, Any] = {
+        "target_layer_ids": [layer - 1 for layer in config.captured_layers],
+        "mask_token_id": config.mask_token_id,
+    }
+    if config.causal != has_window:
+        settings |= dict.fromkeys(("causal_head", "causal"), config.causal[0])
+    if isinstance(config, DSparkConfig):
+        own = {"architectures": ["Qwen3DSparkModel"], "markov_rank": config.markov_rank, "markov_head_type": "vanilla"} | settings
+    else:
+        own = {"architectures": ["DFlashDraftModel"], "dflash_config": settings}
+    windows = {
+        "layer_types": ["full_attention" if size is None else "sliding_attention" for size in config.windows],
+        "sliding_window": next(iter(widths), None),
+        "use_sliding_window": bool(widths),
+    }
+    sizes = {"num_target_layers": config.target_layers, "block_size": config.block_size}
+    return Exported(hf_config(config.layer) | sizes | windows | own, block_layout(config))
 
 
 def _speculators(config: Eagle3Config) -> Exported:

@@ -36,7 +36,7 @@ class Report:
 
     model: str
     head: str
-    """EAGLE, EAGLE3, MTP or STANDALONE."""
+    """Its kind: HeadConfig.algorithm."""
     tree: str
     temperature: float
     prompts: dict[str, Any]

@@ -30,7 +30,7 @@ from jaxspec.models.registry import LoadedHead
 from jaxspec.typing import Array, Float, Int, KeysValues
 
 type Children = Callable[[int, Int[Array, "b n"]], tuple[Int[Array, "b n k"], Float[Array, "b n k"]]]
-"""Of a level and the tokens before it, root included: the k likeliest tokens behind each, and their log probabilities."""
+"""Of a level and the tokens before it, root included: the k likeliest tokens behind each, best first, and their log chances."""
 
 
 class BlockState(NamedTuple):
@@ -98,9 +98,8 @@ class BlockDrafter(TrainedDrafter):
 def block_logits(head: BlockHead, target: Llama, state: State, batch: Batch, steps: int) -> Float[Array, "b steps v"]:
     """The logits of the `steps` tokens behind each root, without those biases that depend on a token."""
     config, cache = head.config, state.draft.cache
-    first = 0 if config.predicts_next else 1
     # Where no position sees a later one, those that nothing is read of are left out.
-    width = first + steps if all(config.causal) else config.block_size
+    width = config.first + steps if all(config.causal) else config.block_size
     length, root = batch.sequences.length, batch.sequences.root
     tokens = jnp.full((len(root), width), config.mask_token_id, jnp.int32).at[:, 0].set(root)
     kinds = tuple(zip(config.causal, config.windows, strict=True))
@@ -108,7 +107,7 @@ def block_logits(head: BlockHead, target: Llama, state: State, batch: Batch, ste
     views = {kind: view(length, batch.page_table, page_size, width, *kind) for kind in dict.fromkeys(kinds)}
     edges = [at_slots(layer, batch.page_table, views[kind].edge) for layer, kind in zip(cache, kinds, strict=True)]
     hidden = head(head.embed(tokens, target), [views[kind].metadata for kind in kinds], cache, edges)
-    return head.logits(hidden[:, first : first + steps], target)
+    return head.logits(hidden[:, config.first : config.first + steps], target)
 
 
 def view(
@@ -163,7 +162,7 @@ def children_of(head: BlockHead, logits: Float[Array, "b steps v"], k: int, pred
     """The k likeliest children: the head's or, for sampled requests, those that the target is likely to choose under its noise."""
     if head.is_conditional:
         return lambda level, before: best_children(head, behind(head, logits, level, before), k, level, prediction)
-    tokens, log_probs = best_children(head, logits, k, jnp.arange(logits.shape[1]), prediction)
+    tokens, log_probs = best_children(head, logits, k, jnp.asarray(np.arange(logits.shape[1])), prediction)  # a constant: no launch
 
     def children(level: int, before: Int[Array, "b n"]) -> tuple[Int[Array, "b n k"], Float[Array, "b n k"]]:
         shape = (*before.shape, k)
@@ -181,17 +180,16 @@ def best_texts(children: Children, root: Int[Array, " b"], steps: int, count: in
     In:  children 5 and 6 with log probabilities -0.1 and -2.4 everywhere, steps 2, count 3
     Out: tokens [5, 6, 5, 6], scores [-0.1, -2.4, -0.2, -2.5], parents [-1, -1, 0, 0]
     """
-    tokens, scores = root[:, None], jnp.zeros((len(root), 1), jnp.float32)
-    levels, first = list[Candidates](), 0
-    for level in range(min(steps, count)):
-        tokens, scores = tokens[:, :width], scores[:, :width]
-        found, log_probs = children(level, tokens)
-        k, before = found.shape[2], tokens.shape[1]
-        flat = (len(root), before * k)
-        kept = min(before * k, count - level)
+    found, log_probs = children(0, root[:, None])
+    kept = min(found.shape[2], count)
+    levels, first = [Candidates(found[:, 0, :kept], log_probs[:, 0, :kept], jnp.full((len(root), kept), -1, jnp.int32))], 0
+    for level in range(1, min(steps, count)):
+        before, scores = levels[-1].tokens[:, :width], levels[-1].scores[:, :width]
+        found, log_probs = children(level, before)
+        k, flat = found.shape[2], (len(root), -1)
+        kept = min(before.shape[1] * k, count - level)
         scores, chosen = top_of_few((scores[:, :, None] + log_probs).reshape(flat), kept)
         tokens = jnp.take_along_axis(found.reshape(flat), chosen, 1)
-        parents = (chosen // k + first).astype(jnp.int32) if level else jnp.full((len(root), kept), -1, jnp.int32)
-        levels.append(Candidates(tokens, scores, parents))
-        first += levels[-2].tokens.shape[1] if level else 0
+        levels.append(Candidates(tokens, scores, (chosen // k + first).astype(jnp.int32)))
+        first += levels[-2].tokens.shape[1]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *levels)

@@ -23,6 +23,8 @@ class BlockConfig(HeadConfig):
 
     algorithm = "DFLASH"
 
+    target_layers: int
+    """Layers of the target."""
     block_size: int
     """Positions of the block, the newest token's included."""
     mask_token_id: int
@@ -49,9 +51,14 @@ class BlockConfig(HeadConfig):
                 raise ValueError(f"sliding_window {window} must be above block_size {self.block_size}")
 
     @property
+    def first(self) -> int:
+        """The first position that predicts a token."""
+        return 0 if self.predicts_next else 1
+
+    @property
     def max_steps(self) -> int:
         """Tokens that one block drafts, one behind another."""
-        return self.block_size if self.predicts_next else self.block_size - 1
+        return self.block_size - self.first
 
     def forwards(self, steps: int) -> int:
         """One, of the block; the emitted tokens need none."""

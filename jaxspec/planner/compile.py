@@ -81,7 +81,8 @@ class CycleShape:
     draft_kv_cache_dtype: str | None = None
     attention_kernel: str | None = None
     matmul: str = "auto"
-    """All four as in EngineConfig."""
+    ngram: bool = False
+    """All five as in EngineConfig."""
     prefill_chunk: int = 0
     """Not a cycle, but a prefill of chunks of this many tokens."""
 

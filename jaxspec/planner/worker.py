@@ -106,6 +106,7 @@ def compile_cycle(
         draft_kv_cache_dtype=shape.draft_kv_cache_dtype,
         attention_kernel=shape.attention_kernel,
         matmul=shape.matmul,
+        ngram=shape.ngram,
         tp_size=len(placement.devices),
     )
     drafter = drafter_of(models[1], config)

@@ -185,7 +185,7 @@ def train(options: argparse.Namespace, settings: TrainSettings, models: "LoadedM
     facts = {
         "head": describe(best.config, trainer.params),
         "data": trainer.describe_data(),
-        "training": f"{settings.steps} steps of {settings.rows} rows x {settings.length} tokens, unroll depth {settings.depth}",
+        "training": f"{settings.steps} steps of {settings.rows} rows x {settings.length} tokens, {settings.levels} drafts deep",
         "evaluated on": f"{len(trial.prompts)} held-out prompts x {trial.max_tokens} tokens",
         "equal to plain decoding": f"{same} of {len(trial.prompts)} greedy texts",
     }

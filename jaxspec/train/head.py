@@ -21,12 +21,14 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from jaxspec.checkpoints.exporting import head_checkpoint
+from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint
 from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters
 from jaxspec.checkpoints.writing import fresh_directory, tensors_of, write_checkpoint
 from jaxspec.host_memory import available_memory
+from jaxspec.models.block import BlockConfig, BlockHead
 from jaxspec.models.head import DraftHead, HeadConfig
 from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.train.blocks import TRAINING_BLOCKS, drawn_roots, unroll_blocks
 from jaxspec.train.conversations import SETTINGS, digest, fingerprint, read_shards, shard_files, write_file
 from jaxspec.train.new_head import first_head
 from jaxspec.train.optimizer import muon, scale_of
@@ -53,7 +55,7 @@ class TrainPrograms(NamedTuple):
     teach: Callable
     """(frozen, rows) -> Lesson."""
     learn: Callable
-    """(params, state, frozen, rows, lesson, scale) -> params, state, Unrolled; it uses up params and state."""
+    """(params, state, frozen, rows, lesson, step, scale) -> params, state, Unrolled; it uses up params and state."""
     evaluate: Callable
     """(params, frozen, rows, lesson) -> Unrolled."""
 
@@ -65,18 +67,25 @@ class TrainPrograms(NamedTuple):
         def taught(frozen: dict, rows: Rows) -> Lesson:
             return teach(target.merge(frozen["target"]), head.config.captured_layers, rows)
 
-        def losses(params: dict, frozen: dict, rows: Rows, lesson: Lesson) -> tuple[jax.Array, Unrolled]:
+        kernels = TRAINING_BLOCKS if isinstance(head.config, BlockConfig) else TRAINING
+
+        def losses(params: dict, frozen: dict, rows: Rows, lesson: Lesson, step: jax.Array | int = 0) -> tuple[jax.Array, Unrolled]:
             origin = target.merge(frozen["target"])
-            learner = head.merge({**jax.tree.map(lambda array: array.astype(target.dtype), params), **frozen["head"]}, TRAINING)
-            assert isinstance(learner, DraftHead)
-            out = unroll(learner, origin, lesson, rows, settings.depth, settings.loss)
+            learnt = {**jax.tree.map(lambda array: array.astype(target.dtype), params), **frozen["head"]}
+            learner = head.merge(learnt, kernels)
+            if isinstance(learner, BlockHead):
+                roots = drawn_roots(rows, learner.config.block_size, step, settings.seed)
+                out = unroll_blocks(learner, origin, lesson, rows, roots, settings.loss)
+            else:
+                assert isinstance(learner, DraftHead)
+                out = unroll(learner, origin, lesson, rows, settings.levels, settings.loss)
             return out.loss, out
 
         @jax.jit(donate_argnums=(0, 1))
         def learn(
-            params: dict, state: Any, frozen: dict, rows: Rows, lesson: Lesson, scale: jax.Array
+            params: dict, state: Any, frozen: dict, rows: Rows, lesson: Lesson, step: jax.Array, scale: jax.Array
         ) -> tuple[dict, Any, Unrolled]:
-            (_, out), gradient = jax.value_and_grad(losses, has_aux=True)(params, frozen, rows, lesson)
+            (_, out), gradient = jax.value_and_grad(losses, has_aux=True)(params, frozen, rows, lesson, step)
             updates, state = optimizer.update(gradient, state, params)
             updates = jax.tree.map(lambda update: scale * update, updates)
             return optax.apply_updates(params, updates), state, out
@@ -162,8 +171,8 @@ class Trainer:
         numbers = batch(len(self.rows.tokens), self.settings.rows, self.step, self.settings.seed)
         rows = self._by_devices(jax.tree.map(lambda part: part[numbers], self.rows))
         lesson = self._by_devices(self._lessons.of(numbers, rows))
-        scale = np.float32(scale_of(self.step, self.settings.steps))
-        self.params, self.state, out = self._programs.learn(self.params, self.state, self._frozen, rows, lesson, scale)
+        step, scale = np.int32(self.step), np.float32(scale_of(self.step, self.settings.steps))
+        self.params, self.state, out = self._programs.learn(self.params, self.state, self._frozen, rows, lesson, step, scale)
         self.step += 1
         return out
 
@@ -248,8 +257,8 @@ class Trainer:
         )
 
     def export(self, directory: Path) -> None:
-        """Writes the head as a checkpoint in 16 bits: SafeAILab's, or MiMo's if it is an MTP layer."""
-        exported = head_checkpoint(self.head.config, "mimo" if self.settings.algorithm == "mtp" else "safeailab")
+        """Writes the head as a checkpoint in 16 bits, in the dialect of its kind."""
+        exported = head_checkpoint(self.head.config, OWN_DIALECTS[self.head.config.algorithm])
         write_checkpoint(directory, exported.config, tensors_of(exported.layout, self.trained().params), dtype=jnp.bfloat16)
 
     def run(self, save_seconds: float = 300.0) -> Iterator[dict[str, Any]]:

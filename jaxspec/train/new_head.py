@@ -1,21 +1,25 @@
-"""The head that training starts from: an existing one, or a new one (EAGLE-3's is as near to the target as its shapes allow)."""
+"""The head that training starts from: an existing one, or a new one, as near to the target as its shapes allow."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from jaxspec.checkpoints.block_layouts import default_layer_ids
 from jaxspec.checkpoints.loading import load_head
-from jaxspec.models.block import BlockConfig
+from jaxspec.config import ModelConfig
+from jaxspec.models.block import BlockConfig, BlockHead, DSparkConfig
 from jaxspec.models.eagle import Eagle, EagleConfig
 from jaxspec.models.eagle3 import Eagle3, Eagle3Config, default_captured_layers
 from jaxspec.models.feed_forward import MLP
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.layers import DecoderLayer
 from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
-from jaxspec.train.rows import Split, draft_vocabulary
-from jaxspec.train.settings import TrainSettings
+from jaxspec.train.rows import Split, counts_of, draft_vocabulary
+from jaxspec.train.settings import BLOCKS, TrainSettings
+from jaxspec.typing import Array, Float
 from pallas_kernels.weight import Dense
 
 
@@ -24,17 +28,23 @@ def first_head(settings: TrainSettings, target: LoadedTarget, directory: Path, p
     if settings.begin is None:
         return new_head(settings, target, directory, parts)
     head = load_head(Path(settings.begin), target)
-    if isinstance(head.config, BlockConfig):
+    if isinstance(head.config, DSparkConfig):
         raise ValueError(f"{settings.begin} is a {head.config.algorithm} head, which can't be trained here")
     if settings.algorithm not in (names := names_of(head.config)):
         raise ValueError(f"{settings.begin} is of the algorithm {names[0]}, not {settings.algorithm}: give --algorithm {names[0]}")
     if head.config.draft_vocab_size is not None and head.config.algorithm != "EAGLE3":
         raise ValueError(f"{settings.begin} has a token map, which its format has no place for: give the head without it")
+    if isinstance(head.config, BlockConfig) and settings.depth not in (None, head.config.max_steps):
+        raise ValueError(
+            f"a block of {settings.begin} drafts {head.config.max_steps} tokens, not {settings.depth}: leave depth out"
+        )
     return head
 
 
 def names_of(config: HeadConfig) -> tuple[str, ...]:
     """What `--algorithm` calls a head; an EAGLE-3 head with the norms of EAGLE-3.1 has two names."""
+    if isinstance(config, BlockConfig) and all(config.causal):
+        return ("jetspec",)
     has_norms = isinstance(config, Eagle3Config) and config.fc_norm and config.norm_output
     return (*(["eagle3.1"] if has_norms else []), config.algorithm.lower())
 
@@ -61,6 +71,8 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
     size, rngs = target.config.hidden_size, nnx.Rngs(settings.seed)
     if settings.algorithm == "eagle":
         return split_model(Eagle(EagleConfig(layer=layer, target_hidden_size=size), rngs=rngs))
+    if settings.algorithm in BLOCKS:
+        return new_block_head(settings, target, layer, parts)
     ids = draft_vocabulary(parts.learnt, settings.draft_vocab_size, target.config.vocab_size)
     config = Eagle3Config(
         layer=layer,
@@ -72,12 +84,36 @@ def new_head(settings: TrainSettings, target: LoadedTarget, directory: Path, par
     )
     model, origin = Eagle3(config, rngs=rngs), target.merge(target.params)
     begin_as(model, origin.layers[-1])
-    passed_on = jnp.concatenate([jnp.zeros((2 * size, size)), jnp.eye(size)])
-    model.fc.assign(Dense(passed_on + 0.1 * model.fc.weight.dense(jnp.float32)))
+    model.fc.assign(Dense(passing_on(size, 3) + 0.1 * model.fc.weight.dense(jnp.float32)))
     model.norm.weight[...] = origin.norm.weight[...].astype(jnp.float32)
     model.draft_to_target[...] = jnp.asarray(ids, jnp.int32)
     model.lm_head.assign(Dense(origin.output_columns(model.draft_to_target[...]).dense(jnp.float32)))
     return split_model(model)
+
+
+def new_block_head(settings: TrainSettings, target: LoadedTarget, layer: ModelConfig, parts: Split) -> LoadedHead:
+    """A block head. Its mask token is the one that the text uses least, the highest of several. `fc` mostly passes on the last
+    captured layer's feature. (Copies of the target's layers learn no faster: docs/experiments.md.)"""
+    layers = settings.num_layers or -(-target.config.num_layers // 8)
+    counts, size = counts_of(parts.learnt, target.config.vocab_size), target.config.hidden_size
+    config = BlockConfig(
+        layer=replace(layer, num_layers=layers, qk_norm=True),
+        target_hidden_size=size,
+        captured_layers=tuple(sorted({1 + each for each in default_layer_ids(max(3, layers), target.config.num_layers)})),
+        target_layers=target.config.num_layers,
+        block_size=1 + settings.levels,
+        mask_token_id=int(len(counts) - 1 - np.argmin(counts[::-1])),
+        causal=(settings.algorithm == "jetspec",) * layers,
+        windows=(None,) * layers,
+    )
+    model = BlockHead(config, rngs=nnx.Rngs(settings.seed))
+    model.fc.assign(Dense(passing_on(size, len(config.captured_layers)) + 0.1 * model.fc.weight.dense(jnp.float32)))
+    return split_model(model)
+
+
+def passing_on(size: int, count: int) -> Float[Array, "count*size size"]:
+    """Passes on the last of `count` features."""
+    return jnp.concatenate([jnp.zeros(((count - 1) * size, size)), jnp.eye(size)])
 
 
 def begin_as(model: Eagle3, layer: DecoderLayer) -> None:

@@ -80,15 +80,21 @@ ENOUGH, MOST_IDS = 0.98, 8192
 """The draft vocabulary covers this share of the text, with so many tokens at most."""
 
 
+def counts_of(conversations: Iterable[Conversation], vocab_size: int) -> NDArray[np.int64]:
+    """How often what is learnt has each token [v]."""
+    counts = np.zeros(vocab_size, np.int64)
+    for each in conversations:
+        for start, end in each.learnt():
+            np.add.at(counts, np.asarray(each.tokens[start:end]), 1)
+    return counts
+
+
 def draft_vocabulary(conversations: Iterable[Conversation], size: int | None, vocab_size: int) -> NDArray[np.int64]:
     """The tokens that are most frequent in what is learnt, ties to the smaller id, as ascending target ids [size].
 
     size: None: as many as cover ENOUGH of the text, and MOST_IDS at most.
     """
-    counts = np.zeros(vocab_size, np.int64)
-    for each in conversations:
-        for start, end in each.learnt():
-            np.add.at(counts, np.asarray(each.tokens[start:end]), 1)
+    counts = counts_of(conversations, vocab_size)
     order = np.lexsort((np.arange(vocab_size), -counts))
     if size is None:
         size = min(MOST_IDS, 1 + int(np.searchsorted(np.cumsum(counts[order]), ENOUGH * counts.sum())))

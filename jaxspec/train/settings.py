@@ -4,10 +4,18 @@ from dataclasses import dataclass
 
 from jaxspec.checks import require_least, require_one_of
 
-ALGORITHMS = ("eagle3", "eagle3.1", "eagle", "mtp")
+BLOCKS = ("dflash", "jetspec")
+"""Heads that draft a block at once."""
+ALGORITHMS = ("eagle3", "eagle3.1", "eagle", "mtp", *BLOCKS)
 LOSSES = ("cross-entropy", "lk")
-SIZES = {"draft_vocab_size": ("eagle3", "eagle3.1"), "intermediate_size": ("eagle3", "eagle3.1", "eagle")}
+SIZES = {
+    "draft_vocab_size": ("eagle3", "eagle3.1"),
+    "intermediate_size": ("eagle3", "eagle3.1", "eagle", *BLOCKS),
+    "num_layers": BLOCKS,
+}
 """Sizes that can be chosen, and for which algorithms."""
+LEAST_BLOCK = 5
+"""Tokens that a block head must draft at least: heads are compared by trees that are so deep."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,8 @@ class TrainSettings:
     """What decides the result, besides the data."""
 
     algorithm: str = "eagle3"
-    """eagle3; eagle3.1, with its norms; eagle (EAGLE-1 and 2); or mtp, which finetunes the model's own layer."""
+    """eagle3; eagle3.1, with its norms; eagle (EAGLE-1 and 2); mtp, which finetunes the model's own layer; or a block head: dflash,
+    or jetspec, whose block is causal."""
     loss: str = "cross-entropy"
     """cross-entropy, or lk: the chance of acceptance at temperature 1 (arXiv 2602.23881)."""
     begin: str | None = None
@@ -47,12 +56,15 @@ class TrainSettings:
     """Rows of a batch. Few, for many steps, learn most from few tokens."""
     length: int = 512
     """Tokens of a row, and of the longest conversation."""
-    depth: int = 3
-    """Unroll steps. More cost time and help trees with more levels; for MTP the levels that its one layer will be used for."""
+    depth: int | None = None
+    """Unroll steps. More cost time and help trees with more levels; for MTP the levels that its one layer will be used for; for a
+    block head the tokens that a block drafts. None: 3, or 7 for a block head."""
     draft_vocab_size: int | None = None
     """Tokens that an EAGLE-3 head can draft: those that the text uses most. None: as many as cover 98% of it, at most 8192."""
     intermediate_size: int | None = None
     """Of the head's MLP. None: the target's."""
+    num_layers: int | None = None
+    """Of a block head. None: an eighth of the target's."""
     matrix_rate: float = 0.02
     """Peak learning rate of Muon, which trains the matrices inside layers."""
     other_rate: float = 1e-3
@@ -71,3 +83,10 @@ class TrainSettings:
         for name, algorithms in SIZES.items():
             if vars(self)[name] is not None and (self.begin is not None or self.algorithm not in algorithms):
                 raise ValueError(f"{name} is for new heads of the algorithms {', '.join(algorithms)}: leave it out")
+        if self.algorithm in BLOCKS and self.levels < LEAST_BLOCK:
+            raise ValueError(f"depth must be at least {LEAST_BLOCK} for {self.algorithm}, got {self.depth}")
+
+    @property
+    def levels(self) -> int:
+        """Tokens that are drafted in training, one behind another."""
+        return self.depth or (7 if self.algorithm in BLOCKS else 3)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.models.head import DraftHead
+from jaxspec.models.head import DraftHead, Head
 from jaxspec.models.layers import AttentionMetadata
 from jaxspec.models.linear import Kernels
 from jaxspec.models.llama import Llama
@@ -24,7 +24,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 DECAY = 0.8
 """Weight of each unroll step's loss, relative to the step before."""
 CHUNK = 256
-"""Positions whose logits exist at the same time, for all unroll steps: as many of each row."""
+"""Positions whose logits exist at the same time, for all unroll steps: as many of each row. (Of a block head: blocks.)"""
 REGRESSION, CROSS_ENTROPY = 1.0, 0.1
 """EAGLE-1's weights of the two losses (EAGLE paper, section 3.2)."""
 
@@ -75,7 +75,8 @@ class Lesson(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """Losses and right drafts. Pair t of step i predicts the token at position t + 2 + i."""
+    """Losses and right drafts. Pair t of step i predicts the token at position t + 2 + i. (Of a block head, n is the blocks of a
+    row, and step i the i-th token that each drafts.)"""
 
     loss: Float[Array, ""]
     """What is minimised: the sum of DECAY^step times each step's loss."""
@@ -136,7 +137,9 @@ def unroll(head: DraftHead, target: Llama, taught: Lesson, rows: Rows, steps: in
     has_id = jnp.ones_like(learnt) if ids is None else jnp.zeros(target.config.vocab_size, bool).at[ids].set(True)[taught.choice]
     weights = [(shifted(counts, -number - 1) & has_id) / tokens.size for number, counts in enumerate(counted)]
     aligned = [shifted(output, -number - 1) for number, output in enumerate(outputs)]  # to where the target predicts the same token
-    total, losses, drafted = distances(head, target, taught.hidden, jnp.stack(aligned, 2), jnp.stack(weights, 2), loss)
+    total, losses, drafted = distances(
+        head, target, taught.hidden[:, :, None], jnp.stack(aligned, 2), jnp.stack(weights, 2), loss, DECAY
+    )
     if head.config.algorithm == "EAGLE":
         regression = jnp.stack(
             [
@@ -174,26 +177,27 @@ TRAINING = Kernels(attend=chain_attention)
 
 
 def distances(
-    head: DraftHead,
+    head: Head,
     target: Llama,
-    goal: Float[Array, "b n h"],
+    goal: Float[Array, "b n goals h"],
     hidden: Float[Array, "b n steps d"],
     weights: Float[Array, "b n steps"],
     loss: str,
+    decay: float,
 ) -> tuple[Float[Array, ""], Float[Array, " steps"], Int[Array, "b n steps"]]:
     """How far the head's distributions are from the target's, over the draft vocabulary.
 
     Args:
-        goal: the target's hidden that the distribution to be learnt is made from.
-        hidden: the head's outputs of all steps that draft the token that `goal` predicts.
+        goal: the target's hidden that the distribution to be learnt is made from: one for each step, or one for all.
+        hidden: the head's outputs of all steps, each of which drafts the token that its goal predicts.
 
     Returns:
-        The sum over the steps of DECAY^step times their losses, which alone has a gradient; the losses, weighted sums over the
+        The sum over the steps of decay^step times their losses, which alone has a gradient; the losses, weighted sums over the
         positions; and the head's likeliest tokens.
     """
     graph, params, *others = nnx.split(head, nnx.Param, ...)
     target_graph, target_state = nnx.split(target)
-    return _distances((graph, target_graph, loss), params, (others, target_state), (goal, hidden, weights))
+    return _distances((graph, target_graph, loss, decay), params, (others, target_state), (goal, hidden, weights))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -205,13 +209,13 @@ def _distances(how, params, frozen, inputs):
 
 
 def _of_chunk(how, params, frozen, goal, hidden, weights):
-    """The results of `_distances` for one chunk: goal [b, n, h], hidden [b, n, steps, d], weights [b, n, steps]."""
-    graph, target_graph, loss = how
+    """The results of `_distances` for one chunk: goal [b, n, goals, h], hidden [b, n, steps, d], weights [b, n, steps]."""
+    graph, target_graph, loss, decay = how
     head, target = nnx.merge(graph, params, *frozen[0]), nnx.merge(target_graph, frozen[1])
     teacher = restricted_logits(target, goal, head.target_vocab())
     logits = head.logits(hidden, target)
-    losses = jnp.sum(weights * LOSSES[loss](teacher[:, :, None], logits), (0, 1))
-    return jnp.sum(losses * DECAY ** jnp.arange(len(losses))), losses, head.target_ids(jnp.argmax(logits, -1))
+    losses = jnp.sum(weights * LOSSES[loss](teacher, logits), (0, 1))
+    return jnp.sum(losses * decay ** jnp.arange(len(losses))), losses, head.target_ids(jnp.argmax(logits, -1))
 
 
 def _forward(how, params, frozen, inputs):

@@ -1,5 +1,7 @@
 """Rules of acceptance on given distributions, against what is known of them."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 
 from benchmarks.distributions import accept_length, calibration_error, logits_on_text, rejection, rules
 from jaxspec.models.layers import causal_metadata
-from jaxspec.testing import engine_target, random_head
+from jaxspec.testing import engine_target, random_block, random_head
+from tests.sets import exhaustive
 
 LEVELS, POSITIONS, VOCAB = 2, 400, 12
 
@@ -60,3 +63,19 @@ def test_the_first_level_has_the_logits_of_a_whole_forward():
     np.testing.assert_allclose(of_target[0], expected[1 : 1 + of_target.shape[1]], atol=1e-4)
     np.testing.assert_allclose(of_target[2], expected[3 : 3 + of_target.shape[1]], atol=1e-4)
     assert (jnp.isfinite(of_head).sum(-1) == 40).all()
+
+
+@pytest.mark.parametrize("rank", [exhaustive(None), 4])
+def test_a_block_reads_the_text_up_to_its_root(rank):
+    """And a DSpark head the true token before each draft, too."""
+    target = engine_target()
+    loaded = SimpleNamespace(target=target, head=random_block(target.config, markov_rank=rank, block_size=3))
+    first = jnp.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
+    logits = jax.jit(lambda tokens: logits_on_text(loaded, (target.params, loaded.head.params), tokens))
+    (of_target, before), (_, after) = logits(first), logits(first.at[0, 5].set(7))
+    steps = 2 if rank is None else 3
+    assert of_target.shape == before.shape == (steps, 7, target.config.vocab_size)
+    changed = np.abs(before - after).max(-1) > 1e-5
+    assert changed[:, 4:].all()  # the root of the fifth is token 5
+    reads = [[place + 1 + step == 5 for place in range(4)] for step in range(steps)]
+    assert changed[:, :4].tolist() == (reads if rank else [[False] * 4] * steps)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jaxspec.commands.check_draft import Report, judge, main, show
-from tests.reference import HEAD, TARGET, trace
+from tests.reference import FIXTURES, HEAD, TARGET, trace
 
 GOOD = Report(
     model="m", head="EAGLE3", tree="3/1/4", temperature=0.0, prompts={"source": "file"}, tokens=30, verifications=10,
@@ -31,6 +31,18 @@ def test_a_trained_head_passes_and_its_report_adds_up(tmp_path, capsys):
     assert report["accept_length"] == pytest.approx(emitted / report["verifications"]) and report["accept_length"] > 1.1
     assert report["accepted_at_depth"][1] == pytest.approx(histogram[3] / report["verifications"], abs=1e-4)
     assert report["tokens_per_second"] > 0 and report["head"] == "EAGLE3"
+
+
+@pytest.mark.exhaustive
+def test_a_block_head_is_checked_as_others_are(tmp_path, capsys):
+    """With a tree that is as deep as a block. Its drafts are accepted, though random: target and head have the same noise."""
+    (tmp_path / "prompts.jsonl").write_text("[1, 5, 2, 8]\n[9, 9, 3]\n")
+    flags = ["--model-path", str(FIXTURES / "targets/qwen3"), "--draft", str(FIXTURES / "block_heads/dflash"), "--max-tokens", "12"]
+    assert main([*flags, "--prompts", str(tmp_path / "prompts.jsonl"), "--temperature", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["head"] == "DFLASH" and report["tree"] == "5/4/16" and len(report["accepted_at_depth"]) == 5
+    assert report["prompts_equal_to_plain"] == 2 and report["sharpness"] > 0
+    assert report["verdict"]["passed"] and sum(report["histogram"].values()) == report["verifications"]
 
 
 def test_the_exit_status_is_the_verdict(monkeypatch, capsys):

@@ -9,9 +9,9 @@ import pytest
 
 from convert.__main__ import main
 from jaxspec.checkpoints.exporting import DIALECTS
-from jaxspec.testing import random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
+from jaxspec.testing import random_block, random_eagle, random_head, random_mtp, tiny_target, write_head, write_target
 from tests.checkpoints.real_heads import dflash, eagle3_llama31, eagle_llama2, speculators
-from tests.reference import CHECKPOINTS, FIXTURES, HEAD, MIMO, TARGET
+from tests.reference import CHECKPOINTS, HEAD, MIMO, TARGET
 
 
 def test_inspect_tells_targets_and_heads_apart(capsys):
@@ -137,12 +137,13 @@ def test_every_kind_of_head_is_exported_or_refused_in_every_dialect(tmp_path, ca
     """Heads that were not converted."""
     model = tiny_target(qkv_bias=True)
     mimo = write_target(tmp_path / "MTP", model, head=random_mtp(model.config))
-    made = {"EAGLE": random_eagle(model.config), "EAGLE3": random_head(model.config)}
-    heads = {
-        "MTP": mimo,
-        **{kind: write_head(tmp_path / kind, head) for kind, head in made.items()},
-        "DFLASH": FIXTURES / "block_heads/dflash",
+    made = {
+        "EAGLE": random_eagle(model.config),
+        "EAGLE3": random_head(model.config),
+        "DFLASH": random_block(model.config),
+        "DSPARK": random_block(model.config, markov_rank=4),
     }
+    heads = {"MTP": mimo, **{kind: write_head(tmp_path / kind, head) for kind, head in made.items()}}
     written = set()
     for (kind, head), dialect in itertools.product(heads.items(), DIALECTS):
         status = main([str(head), str(tmp_path / f"{kind} {dialect}"), "--export", dialect, "--target", str(mimo), "--quiet"])
@@ -150,9 +151,10 @@ def test_every_kind_of_head_is_exported_or_refused_in_every_dialect(tmp_path, ca
         if status == 0:
             written.add((kind, dialect))
         else:
-            assert said.count("\n") == 1 and (kind == "DFLASH" or f"can't be written in the {dialect} dialect" in said)
-    eagle3 = {("EAGLE3", dialect) for dialect in DIALECTS if dialect != "mimo"}
-    assert written == {("MTP", "mimo"), ("EAGLE", "safeailab"), ("EAGLE", "sglang"), *eagle3}
+            assert said.count("\n") == 1 and f"can't be written in the {dialect} dialect" in said
+    eagle3 = {("EAGLE3", dialect) for dialect in ("safeailab", "sglang", "speculators")}
+    blocks = {("DFLASH", "z-lab"), ("DSPARK", "deepspec")}
+    assert written == {("MTP", "mimo"), ("EAGLE", "safeailab"), ("EAGLE", "sglang"), *eagle3, *blocks}
 
 
 def test_check_knows_the_token_map_and_warnings_are_lines(tmp_path, capsys):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -22,12 +23,23 @@ from convert.export import export_head, export_target
 from jaxspec import LLM, SamplingParams, TreeShape
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.converted import digest, read_manifest, stored_arrays
+from jaxspec.checkpoints.exporting import OWN_DIALECTS, head_checkpoint
 from jaxspec.checkpoints.loading import check_head, head_kind, load_head, load_target
 from jaxspec.checkpoints.writing import fresh_directory
-from jaxspec.testing import engine_target, random_eagle, random_mtp, tiny_config, tiny_target, write_head, write_target
+from jaxspec.testing import (
+    engine_target,
+    random_block,
+    random_eagle,
+    random_mtp,
+    tiny_config,
+    tiny_target,
+    write_head,
+    write_target,
+)
 from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_llama2, eagle_llama3, eagle_qwen2, speculators
 from tests.checkpoints.test_targets import same
-from tests.reference import CHECKPOINTS, MIMO, TARGET
+from tests.decoding.test_block_drafter import published
+from tests.reference import CHECKPOINTS, FIXTURES, MIMO, TARGET
 
 
 def contents(path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
@@ -104,6 +116,39 @@ def test_a_head_goes_back_bit_for_bit(target, tmp_path, name):
     loaded = [load_head(path, model) for path in (directory, tmp_path / "converted", tmp_path / "back")]
     assert loaded[0].config == loaded[1].config == loaded[2].config
     assert same(loaded[0].params, loaded[1].params) and same(loaded[0].params, loaded[2].params)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"causal": (True, True)}, {"causal": (True, False), "windows": (9, None)}, {"markov_rank": 4}], ids=str
+)
+def test_a_block_head_goes_back_bit_for_bit(target, tmp_path, changes):
+    model = load_target(target, jnp.float32)
+    head = random_block(model.config, **changes)
+    directory = write_head(tmp_path / "original", head)
+    convert_head(directory, tmp_path / "converted", target, Options())
+    export_head(tmp_path / "converted", tmp_path / "back", OWN_DIALECTS[head.config.algorithm])
+    assert contents(tmp_path / "back") == contents(directory)
+    for path in (directory, tmp_path / "converted", tmp_path / "back"):
+        loaded = load_head(path, model)
+        assert replace(loaded.config, layer=head.config.layer) == head.config and same(loaded.params, head.params)
+
+
+@pytest.mark.parametrize("name", ["dflash", "jetspec", "windows", "dspark"])
+def test_a_block_heads_config_is_what_its_authors_write(tmp_path, name):
+    directory = published(name, tmp_path)
+    given = json.loads((directory / "config.json").read_text())
+    head = load_head(directory, load_target(FIXTURES / "targets/qwen3", jnp.float32)).config
+    config = head_checkpoint(head, OWN_DIALECTS[head.algorithm]).config
+    if name == "jetspec":
+        assert config["dflash_config"].pop("causal") is True  # what others than JetSpec's authors read
+    assert config == {key: given[key] for key in config}
+
+
+def test_block_heads_that_no_config_can_tell_are_refused(target, tmp_path):
+    config = load_target(target, jnp.float32).config
+    for changes in ({"causal": (True, False)}, {"windows": (9, 7), "causal": (True, True)}):
+        with pytest.raises(ValueError, match="one place for causal and one for sliding_window, and the head's layers differ"):
+            head_checkpoint(random_block(config, **changes).config, "z-lab")
 
 
 def test_a_bin_head_becomes_the_same_converted_head(tmp_path):

@@ -17,7 +17,16 @@ from jaxspec.decoding.top import FEW
 from jaxspec.planner.compile import CompiledCycle, CycleShape, Quantizations, compile_cycles
 from jaxspec.planner.estimate import pair
 from jaxspec.planner.models import read_head, read_target
-from tests.planner.configs import EAGLE3_LLAMA_8B, EAGLE3_QWEN3_8B, EAGLE_LLAMA_2_7B, LLAMA_2_7B, LLAMA_8B, MIMO_7B, QWEN3_8B
+from tests.planner.configs import (
+    DFLASH_QWEN3_8B,
+    EAGLE3_LLAMA_8B,
+    EAGLE3_QWEN3_8B,
+    EAGLE_LLAMA_2_7B,
+    LLAMA_2_7B,
+    LLAMA_8B,
+    MIMO_7B,
+    QWEN3_8B,
+)
 from tests.planner.files import config_file
 from tests.sets import exhaustive
 
@@ -181,6 +190,36 @@ def test_a_prefill_is_one_graph(gpu_compiler, tmp_path):
         outside = [launch for launch in found.launches if not launch.in_graph]
         assert found.is_one_graph, (outside, found.touches_host, found.library_calls)
         assert found.aliased_bytes >= found.cache_bytes > 0
+
+
+DRAFTING = ("draft", "extend")
+"""The stages of a drafter."""
+
+
+def test_a_block_takes_few_launches(gpu_compiler, tmp_path):
+    """DFlash with five layers, a block of 16 tokens and Qwen3-8B: one graph, and 0.7 times the launches of an EAGLE-3 head."""
+    target = config_file(tmp_path / "config.json", QWEN3_8B | {"num_hidden_layers": LAYERS})
+    dflash = {"mask_token_id": 151669, "target_layer_ids": [0, 1, 3, 4, 5]}
+    block = config_file(tmp_path / "dflash.json", DFLASH_QWEN3_8B | {"num_target_layers": LAYERS, "dflash_config": dflash})
+    eagle3 = config_file(tmp_path / "eagle3.json", EAGLE3_QWEN3_8B)
+    levels, tree = (CycleShape(each, 1, CONTEXT) for each in (TreeShape(7, 1, 8), TreeShape(7, 4, 16)))
+    how = {"gpu": "h100", "dtype": "bfloat16", "refuse_spills": True}
+    (one_by_one,), blocks = compile_cycles(target, eagle3, [levels], **how), compile_cycles(target, block, [levels, tree], **how)
+    most = 0.7 * sum(one_by_one.stages[stage] for stage in DRAFTING)
+    for found in blocks:
+        assert found.is_one_graph and not found.sorts and set(found.kernel_calls) <= KERNELS
+        assert found.aliased_bytes >= found.cache_bytes > 0
+        assert sum(found.stages[stage] for stage in DRAFTING) <= most
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_drafts_from_the_text_are_in_the_graph(gpu_compiler, tmp_path, has_head):
+    """Alone, and merged with those of an EAGLE-3 head."""
+    target = config_file(tmp_path / "config.json", QWEN3_8B | {"num_hidden_layers": 7})
+    head = config_file(tmp_path / "head.json", EAGLE3_QWEN3_8B) if has_head else None
+    shape = CycleShape(TreeShape(5, 4, 8), 1, CONTEXT, ngram=True)
+    (found,) = compile_cycles(target, head, [shape], gpu="h100", dtype="bfloat16", refuse_spills=True)
+    assert found.is_one_graph and not found.sorts and found.stages["find"] and ("merge" in found.stages) == has_head
 
 
 QUANTISED = [("h100", "fp8", 0.51), ("h100", "int4", 0.28), ("a100", "int8", 0.51), exhaustive("a100", "fp8", 0.51)]

@@ -46,11 +46,12 @@ def main() -> None:
     sizes = SETTINGS.rows, SETTINGS.length
     rows = Rows(*(jax.ShapeDtypeStruct(sizes, kind) for kind in (jnp.int32, jnp.int32, jnp.int32, jnp.bool_)))
     programs = TrainPrograms.of(SETTINGS, target, head)
-    params, state, frozen, rows, scale = placed((params, state, frozen, rows, jax.ShapeDtypeStruct((), jnp.float32)))
+    numbers = tuple(jax.ShapeDtypeStruct((), kind) for kind in (jnp.int32, jnp.float32))
+    params, state, frozen, rows, numbers = placed((params, state, frozen, rows, numbers))
     started = time.perf_counter()
     with jax.set_mesh(gpu.mesh):
         lesson = placed(jax.eval_shape(programs.teach, frozen, rows))
-        traced = [programs.teach.trace(frozen, rows), programs.learn.trace(params, state, frozen, rows, lesson, scale)]
+        traced = [programs.teach.trace(frozen, rows), programs.learn.trace(params, state, frozen, rows, lesson, *numbers)]
         teach, learn = (each.lower(lowering_platforms=("cuda",)).compile().memory_analysis() for each in traced)
     found = {
         "learnt_parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),

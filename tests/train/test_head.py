@@ -17,14 +17,14 @@ import pytest
 from jaxspec.checkpoints.loading import load_head
 from jaxspec.config import TreeShape
 from jaxspec.models.eagle import EagleConfig
-from jaxspec.testing import random_mtp, tiny_target, write_target
+from jaxspec.testing import random_block, random_mtp, tiny_target, write_target
 from jaxspec.train import command
 from jaxspec.train.conversations import Conversation, fingerprint, read_shards
 from jaxspec.train.evaluation import Trial, accept_lengths, card, curves, texts_agree
 from jaxspec.train.head import Trainer, checkpoints_of, room_for_lessons
 from jaxspec.train.new_head import names_of, new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
-from jaxspec.train.settings import TrainSettings
+from jaxspec.train.settings import BLOCKS, TrainSettings
 from tests.sets import exhaustive
 
 SETTINGS = TrainSettings(steps=6, rows=4, length=24, depth=2, draft_vocab_size=32, intermediate_size=16)
@@ -131,13 +131,14 @@ def test_a_new_head_begins_as_the_targets_last_layer(data, changes):
     assert other.mlp.down_proj.kernel[...].shape == (16, size)
 
 
-@pytest.mark.parametrize("algorithm", ["eagle3", exhaustive("eagle3.1"), exhaustive("eagle"), exhaustive("mtp")])
+@pytest.mark.parametrize("algorithm", ["eagle3", "dflash", *map(exhaustive, ("eagle3.1", "eagle", "mtp", "jetspec"))])
 def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     model = tiny_target(qkv_bias=algorithm == "mtp")
     head = random_mtp(model.config) if algorithm == "mtp" else None
     directory = write_target(tmp_path / "target", model, head=head)
     ids = 32 if algorithm.startswith("eagle3") else None
-    settings = TrainSettings(algorithm, steps=30, rows=4, length=24, depth=2, draft_vocab_size=ids, other_rate=0.01, eval_every=10)
+    sizes = {"depth": 5 if algorithm in BLOCKS else 2, "draft_vocab_size": ids}
+    settings = TrainSettings(algorithm, steps=30, rows=4, length=24, other_rate=0.01, eval_every=10, **sizes)
     run = trainer(settings, model, data, tmp_path / "work", directory)
     entries = list(run.run())
     assert [entry["step"] for entry in entries] == [10, 20, 30]
@@ -154,16 +155,17 @@ def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
         trainer(other, model, data, tmp_path / "other")
 
 
-def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
-    whole = trainer(SETTINGS, target, data, tmp_path / "whole")
+@pytest.mark.parametrize("settings", [SETTINGS, exhaustive(TrainSettings("dflash", steps=6, rows=4, length=24, depth=5))])
+def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data, settings):
+    whole = trainer(settings, target, data, tmp_path / "whole")
     losses = [float(whole.learn().loss) for _ in range(6)]
-    first = trainer(SETTINGS, target, data, tmp_path / "cut")
+    first = trainer(settings, target, data, tmp_path / "cut")
     assert not first.resume()
     begun = [float(first.learn().loss) for _ in range(3)]
     first.save()
     first.learn()  # is lost
     (tmp_path / "cut/checkpoints/00000005.unfinished").mkdir()
-    second = trainer(SETTINGS, target, data, tmp_path / "cut")
+    second = trainer(settings, target, data, tmp_path / "cut")
     assert second.resume() and second.step == 3
     assert begun + [float(second.learn().loss) for _ in range(3)] == losses
     jax.tree.map(np.testing.assert_array_equal, second.params, whole.params)
@@ -171,11 +173,11 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data):
     files = [file for file in (tmp_path / "cut/checkpoints/00000006").rglob("*") if file.is_file()]
     damaged = max(files, key=lambda file: file.stat().st_size)
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    third = trainer(SETTINGS, target, data, tmp_path / "cut")
+    third = trainer(settings, target, data, tmp_path / "cut")
     assert third.resume() and third.step == 3, "a damaged checkpoint is left out"
     assert [float(third.learn().loss) for _ in range(3)] == losses[3:]
     third.save()
-    fourth = trainer(SETTINGS, target, data, tmp_path / "cut")
+    fourth = trainer(settings, target, data, tmp_path / "cut")
     assert fourth.resume() and fourth.step == 6, "and it is no hindrance to a new one"
 
 
@@ -388,9 +390,23 @@ def test_what_goes_wrong_is_one_line(tmp_path, target, data):
         ({"algorithm": "eagle", "draft_vocab_size": 9}, r"draft_vocab_size is for new heads of the algorithms eagle3, eagle3\.1"),
         ({"algorithm": "mtp", "intermediate_size": 9}, "intermediate_size is for new heads"),
         ({"begin": "HEAD", "draft_vocab_size": 9}, "draft_vocab_size is for new heads"),
+        ({"num_layers": 2}, "num_layers is for new heads of the algorithms dflash, jetspec: leave it out"),
+        ({"algorithm": "jetspec", "depth": 4}, "depth must be at least 5 for jetspec, got 4"),
     ):
         with pytest.raises(ValueError, match=message):
             TrainSettings(**wrong)
+
+
+def test_block_heads_that_can_not_be_trained_further(tmp_path, target, data, monkeypatch):
+    begun = TrainSettings("dflash", begin="HEAD", depth=6, rows=4, length=24)
+    for head, message in (
+        (random_block(target.config, markov_rank=4), "HEAD is a DSPARK head, which can't be trained here"),
+        (random_block(target.config), "a block of HEAD drafts 5 tokens, not 6: leave depth out"),
+        (random_block(target.config, causal=(True, True)), "HEAD is of the algorithm jetspec, not dflash"),
+    ):
+        monkeypatch.setattr("jaxspec.train.new_head.load_head", lambda *_, head=head: head)
+        with pytest.raises(ValueError, match=message):
+            trainer(begun, target, data, tmp_path / "work")
 
 
 def test_a_head_that_could_not_be_written_is_not_begun_with(tmp_path, target, data, monkeypatch):

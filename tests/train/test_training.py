@@ -129,7 +129,7 @@ def test_the_gradient_of_a_loss_is_that_of_its_definition(models):
         return jnp.sum(weights * unlikely_match(logits, head.logits(hidden, target)) * DECAY ** jnp.arange(2))
 
     def ours(hidden):
-        return distances(head, target, goal, hidden, weights, "lk")[0]
+        return distances(head, target, goal[:, :, None], hidden, weights, "lk", DECAY)[0]
 
     for one, other in zip(*(jax.value_and_grad(each)(hidden) for each in (simple, ours)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
