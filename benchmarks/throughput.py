@@ -9,6 +9,10 @@ Examples:
     jaxspec bench throughput --tree 3/1/4
     jaxspec bench throughput --model-path DIR --draft DIR --prompts mt-bench --batch-size 1 8 32 --max-tokens 512
     jaxspec bench throughput --model-path DIR --draft DIR --temperature 0.8
+    jaxspec bench throughput --tp-size 2
+
+On a CPU, --tp-size divides the model over virtual devices, which share its cores: the figures show what dividing costs, and never
+what devices of their own would gain.
 """
 
 import argparse
@@ -92,7 +96,7 @@ def measure(
         "equal_to_plain": drafted[0].count_equal(plain[0]),
         "acceptance": describe_acceptance(drafted[0]),
         "modes": {PLAIN_MODE: describe_passes(plain), TREE_MODE: describe_passes(drafted)},
-        "parts_ms": {mode: time_cycle_parts(engines[mode], bench, repeated[:batch], without_end) for mode in engines},
+        "parts_ms": {mode: time_cycle_parts(engine, bench, repeated[:batch], without_end) for mode, engine in engines.items()},
         "memory": {mode: memory_of(engine) for mode, engine in engines.items()} | peaks,
     }
 
@@ -132,7 +136,10 @@ def describe_acceptance(load: Load) -> dict:
 def time_cycle_parts(
     engine: Engine, bench: Workbench, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> dict[str, dict]:
-    """Milliseconds of draft, verify, commit and extend, with these requests at the start of their texts. Consumes the engine."""
+    """Milliseconds of draft, verify, commit and extend, with these requests at the start of their texts. Consumes the engine. Empty
+    with several devices: the parts exist on one only."""
+    if engine.config.tp_size > 1:
+        return {}
     requests = [engine.add(GenerationRequest(tuple(prompt), each)) for prompt, each in zip(prompts, params, strict=True)]
     while any(request.generated < 2 for request in requests):
         engine.step()
@@ -266,6 +273,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_tree_options(parser)
     parser.add_argument("--batch-size", type=whole(1), nargs="+", default=[1], help="requests in flight (default: 1)")
     add_sampling_options(parser)
+    parser.add_options("as for a server", "tp_size")
     return parser.parse(arguments)
 
 
@@ -273,16 +281,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if a text differs from plain decoding."""
     options = parse(arguments)
     prompts = prompts_of(options)
-    bench = Workbench.of(options)
+    devices = {} if options.tp_size is None else {"tp_size": options.tp_size}
+    if devices:
+        jax.config.update("jax_num_cpu_devices", options.tp_size)  # of no effect on GPUs
+    bench = Workbench.of(options, **devices)
     tree = chosen_tree(options) or bench.models.tree
     if not tree.num_steps:
         raise ValueError("nothing to compare with plain decoding: give a tree and a draft head")
     prompts = bench.ask(prompts, options.max_tokens)
     encoded = bench.encode(prompts.prompts, chat=options.chat)
     batches = [measure(bench, encoded, tree, batch, options, ignore_eos=not prompts.ends) for batch in options.batch_size]
-    results = {"tree": str(tree), "batches": batches}
+    count = bench.models.config.tp_size
+    results = {"tree": str(tree), "devices": count, "batches": batches}
     record.write("throughput", options, prompts, results)
     print("\n" + "\n\n".join(tables(results).values()) + "\n", flush=True)
+    if count > 1 and jax.default_backend() == "cpu":
+        print(f"{count} virtual devices share this CPU: these are the costs of dividing a model, not its gains", flush=True)
     different = [each for each in batches if each["equal_to_plain"] < each["requests"]]
     for each in different:
         total = each["requests"]

@@ -29,14 +29,16 @@ class LiveServer:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS, optimized: bool = True) -> Iterator[LiveServer]:
+def running_server(
+    folder: Path, *flags: str, usual: tuple[str, ...] = FLAGS, optimized: bool = True, module: str = "jaxspec.serve"
+) -> Iterator[LiveServer]:  # fmt: skip
     """Starts a server with the usual flags and more; yields it when it is ready. Afterwards it must end in order, and its log may
     hold no traceback.
 
-    optimized: False: its programs compile in half the time, and run at half the speed.
+    optimized: False: its programs compile in half the time, and run at half the speed. module: what runs it.
     """
     log = folder / "server.log"
-    command = [sys.executable, "-m", "jaxspec.serve", "--port", "0", *usual, *flags]
+    command = [sys.executable, "-m", module, "--port", "0", *usual, *flags]
     environment = (optimizing() if optimized else dict(os.environ)) | {"PYTHONUNBUFFERED": "1"}
     with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=environment) as process:
         try:

@@ -54,7 +54,13 @@ class Workbench:
         first pass. Plain engines have neither."""
         if tree.num_steps and head and self.models.head is None:
             raise ValueError("a draft tree needs a draft head: give --draft")
-        config = EngineConfig(max_running_requests=batch, context_length=context_length, prefix_cache=prefix_cache, ngram=ngram)
+        config = EngineConfig(
+            max_running_requests=batch,
+            context_length=context_length,
+            prefix_cache=prefix_cache,
+            ngram=ngram,
+            tp_size=self.models.config.tp_size,
+        )
         source = self.models.head if tree.num_steps and head else None
         return Engine(self.models.target, source, self.models.tokenizer, tree, config)
 

@@ -1,5 +1,9 @@
 """Offline throughput: pairs of passes, acceptance, the parts of a cycle, memory."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks import throughput
@@ -28,6 +32,20 @@ def test_a_run_compares_speculation_with_plain_decoding(tiny, tmp_path, newest, 
     assert 0 < weights["plain"] < weights["speculation"]
     shown = capsys.readouterr().out
     assert all(table in shown for table in throughput.tables(record["results"]).values())
+
+
+@pytest.mark.exhaustive
+def test_virtual_devices_show_costs_only(tiny, tmp_path):
+    """In a process of its own: JAX makes its devices when it starts."""
+    flags = ["--tree", "2/2/4", "--rounds", "1", "--max-tokens", "6", "--tp-size", "2", "--out", str(tmp_path / "out.jsonl")]
+    command = [sys.executable, "-m", "benchmarks.throughput", *tiny, *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "2 virtual devices share this CPU: these are the costs of dividing a model, not its gains" in ended.stdout
+    (record,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    (batch,) = record["results"]["batches"]
+    assert record["results"]["devices"] == 2 and batch["equal_to_plain"] == batch["requests"]
+    assert batch["parts_ms"] == {"plain": {}, "speculation": {}}
 
 
 def test_plain_decoding_alone_is_nothing_to_compare(tiny, tmp_path):

@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
-from tests.live_server import optimizing
+from tests.checkpoints.small_machine import MEMORY
+from tests.live_server import optimizing, running_server
 from tests.reference import FIXTURES
 
 pytestmark = [
@@ -58,3 +61,14 @@ def test_what_quantisation_costs():
     for quantization, most in {"int8": 0.01, "fp8": 0.05, "int4": 0.6}.items():
         assert 0 < found[quantization]["KL"] <= most
         assert found[quantization]["accept length"] == pytest.approx(found["None"]["accept length"], rel=0.03)
+
+
+def test_a_machine_with_3_gb_of_memory(tmp_path):
+    """The server starts, says how large its cache is, and answers, with a peak below 2.5 GB."""
+    with running_server(tmp_path, "--model-path", "smollm2", usual=(), module="tests.checkpoints.small_machine") as server:
+        asked = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40, "temperature": 0}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=300).json()
+        peak = 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server.pid}/status").read_text())[0])
+    assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."
+    assert re.search(r"cache +[\d.]+ [MG]B +\d+ tokens in \d+ pages", server.log.read_text())
+    assert peak < 2.5e9 < MEMORY, f"{peak / 1e9:.2f} GB"
