@@ -76,7 +76,7 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     group = parser.add_argument_group("other commands")
     group.add_argument(
         "--export",
-        choices=("huggingface", "safeailab", "sglang", "speculators", "mimo"),
+        choices=("huggingface", "safeailab", "sglang", "speculators", "mimo", "z-lab", "deepspec"),
         help="write SOURCE in this dialect instead (targets: huggingface, heads: the others)",
     )
     group.add_argument("--inspect", type=Path, metavar="PATH", help="describe a checkpoint; with --target, check that it fits")

@@ -342,7 +342,7 @@ def test_a_head_written_in_each_dialect_is_the_same_head(tmp_path, name):
     model = tiny_target()
     head = load_head(EXPORTED[name].write(tmp_path / "original", "bfloat16"), model)
     written = 0
-    for dialect in (each for each in DIALECTS if each != "mimo"):
+    for dialect in (each for each in DIALECTS if each not in ("mimo", "z-lab", "deepspec")):  # those of other kinds of heads
         try:
             exported = head_checkpoint(head.config, dialect)
         except ValueError as error:

@@ -4,11 +4,12 @@ import itertools
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from jaxspec.commands.common import OF_THE_PACKAGE
+from jaxspec.commands.common import Chat, load_prompts
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
@@ -84,7 +85,7 @@ def test_prompts_are_made_of_topics():
     assert len(set(first)) == 3000 and not any("{" in text and "}" not in text for text in first)
     assert {len(messages) for messages in prompts} == {1, 2, 3}
     assert all(message["role"] == "user" for messages in prompts for message in messages)
-    known = {json.loads(line)["messages"][0]["content"] for line in OF_THE_PACKAGE["chat"].read_text().splitlines()}
+    known = {str(chat.messages[0]["content"]) for chat in load_prompts(Path("chat"), None).prompts if isinstance(chat, Chat)}
     assert len(known) == 48 and not known & set(first)
     with pytest.raises(ValueError, match=r"topics.toml makes about \d+ prompts, 50000 are needed: give a file of your own"):
         topic_prompts(50_000, 0, SETTINGS)
