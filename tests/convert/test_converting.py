@@ -40,6 +40,7 @@ from tests.checkpoints.real_heads import HIDDEN, Head, eagle3_llama31, eagle_lla
 from tests.checkpoints.test_targets import same
 from tests.decoding.test_block_drafter import published
 from tests.reference import CHECKPOINTS, FIXTURES, MIMO, TARGET
+from tests.sets import exhaustive
 
 
 def contents(path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
@@ -119,7 +120,9 @@ def test_a_head_goes_back_bit_for_bit(target, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"causal": (True, True)}, {"causal": (True, False), "windows": (9, None)}, {"markov_rank": 4}], ids=str
+    "changes",
+    [*map(exhaustive, ({}, {"causal": (True, True)}, {"markov_rank": 4})), {"causal": (True, False), "windows": (9, None)}],
+    ids=str,
 )
 def test_a_block_head_goes_back_bit_for_bit(target, tmp_path, changes):
     model = load_target(target, jnp.float32)
@@ -133,7 +136,7 @@ def test_a_block_head_goes_back_bit_for_bit(target, tmp_path, changes):
         assert replace(loaded.config, layer=head.config.layer) == head.config and same(loaded.params, head.params)
 
 
-@pytest.mark.parametrize("name", ["dflash", "jetspec", "windows", "dspark"])
+@pytest.mark.parametrize("name", ["jetspec", "dspark", *map(exhaustive, ("dflash", "windows"))])
 def test_a_block_heads_config_is_what_its_authors_write(tmp_path, name):
     directory = published(name, tmp_path)
     given = json.loads((directory / "config.json").read_text())
