@@ -50,6 +50,16 @@ def test_a_text_is_found_under_its_salt_only():
     assert len({owner_of(salt) for salt in (None, "", "a", "b")}) == 4
 
 
+def test_two_contexts_with_one_hash_are_told_apart():
+    """Here all have one: every entry of the tables names the only text, of another salt."""
+    store, text = TextStore(SMALL), list(range(50, 70))
+    store.add(text, "a")
+    for order, table in store._tables.items():
+        table[:] = store._tokens.tolist().index(text[0]) + order - 1
+    assert store.find(text[: ORDERS[0]]) is None and store.find(text[1:17], "a") is None
+    assert store.find(text[: ORDERS[0]], "a").behind.tolist() == text[ORDERS[0] :]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_found_that_is_not_in_the_store(seed):
     """Few tokens, so that contexts repeat, and many times what fits: entries are old or belong to another context."""
