@@ -105,7 +105,7 @@ class TextStore:
             behind = self._tokens[at + 1 : at + 1 + most]
             ends = np.flatnonzero(behind == END)
             behind = behind[: ends[0]] if len(ends) else behind
-            if len(behind) and (self._owners[at + 1 : at + 1 + len(behind)] == owner).all():
+            if len(behind):
                 return Continuation(order, behind.copy())
         return None
 
