@@ -1,4 +1,4 @@
-"""The tables of `peers`: every engine's speed, each one's best, speeds by kind of text, and what did not run."""
+"""The tables of `peers`: the speed of all, the best in all and in each precision, speeds by kind of text, and what did not run."""
 
 import re
 from collections.abc import Sequence
@@ -11,14 +11,22 @@ OURS, TRANSFORMERS = "jaxspec", "transformers"
 
 
 def tables(results: dict) -> dict[str, str]:
-    """`peers`; `best`, the fastest of every engine; `kinds`, if the prompts have some; `not run` with the reasons, if something did
-    not run."""
+    """`peers`; `best`, the fastest of every engine; `precisions`, the same in each, if there are several; `kinds`, if the prompts
+    have some; `not run` with the reasons, if something did not run."""
     everybody = results["contenders"]
-    best = [
-        max((each for each in everybody if each["engine"] == engine), key=lambda each: each["tokens_per_second"]["median"])
-        for engine in dict.fromkeys(each["engine"] for each in everybody)
-    ]
+    engines = list(dict.fromkeys(each["engine"] for each in everybody))
+    best = [max((each for each in everybody if each["engine"] == engine), key=speed) for engine in engines]
     made = {"peers": compared(results, everybody), "best": compared(results, best, "each engine's best")}
+    if len(precisions := list(dict.fromkeys(each["precision"] for each in everybody))) > 1:
+        fastest: dict[tuple[str, str], float] = {}
+        for each in everybody:
+            place = each["engine"], each["precision"]
+            fastest[place] = max(speed(each), fastest.get(place, 0.0))
+        rows = [
+            [engine, *(f"{fastest[engine, each]:.0f}" if (engine, each) in fastest else "" for each in precisions)]
+            for engine in engines
+        ]
+        made["precisions"] = table(["best tokens/s in", *precisions], rows)
     if kinds := list(everybody[0].get("by_kind", {})):
         rows = [
             [label(each, results["versions"]), each["weights"], *(f"{each['by_kind'][kind]['median']:.0f}" for kind in kinds)]
@@ -31,6 +39,11 @@ def tables(results: dict) -> dict[str, str]:
     return made
 
 
+def speed(contender: dict) -> float:
+    """Its median tokens/s."""
+    return contender["tokens_per_second"]["median"]
+
+
 def compared(results: dict, contenders: Sequence[dict], title: str = "") -> str:
     """Speed, ratio to the baseline, and whether the tokens equal those of our plain decoding in the same weights or precision."""
     baseline = results["baseline"]
@@ -39,7 +52,7 @@ def compared(results: dict, contenders: Sequence[dict], title: str = "") -> str:
         [
             label(each, results["versions"]),
             each["weights"],
-            f"{each['tokens_per_second']['median']:.0f}",
+            f"{speed(each):.0f}",
             "1.00" if each["name"] == baseline else str(Spread(each["ratio_to_baseline"]["values"])),
             same_tokens(each),
         ]

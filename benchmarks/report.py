@@ -5,9 +5,8 @@ In a Markdown file, the lines between two markers are replaced by the command, t
     <!-- results: throughput speed -->
     <!-- end of results -->
 
-The words are the result file (without .jsonl), the table, and optionally `before` for the record before the newest. The table
-`agreement` shows the ratios of the newest record and of the last one before it with the same command. --check changes nothing and
-only tells whether the files are up to date.
+The words are the result file (without .jsonl), whose newest record it is, and the table. --check changes nothing and only tells
+whether the files are up to date. The page shows all tables, and how far two runs of one command agree.
 
 Examples:
     jaxspec bench report
@@ -41,22 +40,19 @@ class Results:
         files = (path for path in sorted(directory.glob("*.jsonl")) if path.name != GPU_RECORD)
         self.files = {path.stem: records for path in files if (records := read(path))}
 
-    def find(self, name: str, *, before: bool = False) -> dict:
-        """The newest record of a file, or the one before it. Raises ValueError if there is none."""
-        records = self.files.get(name, [])
-        if len(records) < 1 + before:
-            raise ValueError(f"{self.directory.name} has no {'second ' if before else ''}record of {name}: run that benchmark")
-        return records[-1 - before]
+    def newest(self, name: str) -> dict:
+        """The newest record of a file. Raises ValueError if there is none."""
+        if name not in self.files:
+            raise ValueError(f"{self.directory.name} has no record of {name}: run that benchmark")
+        return self.files[name][-1]
 
     def block(self, words: list[str]) -> str:
         """The text for a marker with these words (described above). Raises ValueError if there is no such record or table."""
-        if not 2 <= len(words) <= 3 or (len(words) == 3 and words[2] != "before"):
-            raise ValueError(f"a marker names a file, a table and optionally `before`; got {' '.join(words)!r}")
+        if len(words) != 2:
+            raise ValueError(f"a marker names a file and a table; got {' '.join(words)!r}")
         name, title = words[0], words[1].replace("_", " ")
-        record = self.find(name, before=len(words) == 3)
+        record = self.newest(name)
         made = tables_of(record)
-        if found := agreements(self.files[name]):
-            made["agreement"] = agreement_table(found)
         if title not in made:
             raise ValueError(f"{name} has no table {title!r}; its tables: {', '.join(made)}")
         return f"`{brief(record['command'])}` ({measured_on(record)})\n\n{made[title]}"

@@ -45,15 +45,15 @@ def all_names() -> dict[Path, set[str]]:
 
 
 def test_every_word_of_the_glossary_is_a_name_in_the_code():
-    rows = [re.findall(r"`(\w+)`", row.split(" | ")[-1]) for row in re.findall(r"^\| .+ \|$", WORDS, re.MULTILINE)[1:]]
-    assert len(rows) >= 45 and all(rows)
+    named = re.findall(r"^- \*\*.+\*\* \(`(\w+)`\): .+$", WORDS, re.MULTILINE)
+    assert len(named) >= 45 and len(named) == WORDS.count("\n- ")
     everywhere = set().union(*all_names().values())
-    assert not [word for row in rows for word in row if word not in everywhere]
+    assert not set(named) - everywhere
 
 
 def test_no_word_has_two_meanings():
-    words = re.findall(r"^\| ([\w ]+) \| .+ \| .+ \|$", WORDS, re.MULTILINE)[1:]
-    assert len(words) == len(set(words)) and not set(words) & set(REPLACED_WORDS)
+    words = re.findall(r"^- \*\*(.+)\*\* ", WORDS, re.MULTILINE)
+    assert words and len(words) == len(set(words)) and not set(words) & set(REPLACED_WORDS)
 
 
 @pytest.mark.parametrize("word", REPLACED_WORDS)

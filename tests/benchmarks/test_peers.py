@@ -258,6 +258,19 @@ def test_tokens_are_compared_with_the_same_weights_or_else_the_same_precision():
     assert [each["equal_to_reference"] for each in results["contenders"]] == [1, 1, 1, 1, 1, 0]
 
 
+def test_the_fastest_of_each_engine_in_each_precision():
+    def of(engine: str, precision: str, weights: str, seconds: float) -> Contender:
+        return contender(engine, "plain", "", precision, weights, lambda _: (seconds, [[1] * 8]))
+
+    everybody = [
+        *(of("jaxspec", "float32", "float32", 2.0), of("jaxspec", "int8", "int8", 1.0), of("jaxspec", "int8", "Q8_0", 0.5)),
+        of("vllm", "float32", "float32", 4.0),
+    ]
+    results = summarize(everybody, measure(everybody, [[5]], 1), 8)
+    _, _, ours, other = tables({**results, "not_run": {}, "versions": {}})["precisions"].splitlines()
+    assert [ours.split(), other.split()] == [["|", "jaxspec", "|", "4", "|", "16", "|"], ["|", "vllm", "|", "2", "|", "|"]]
+
+
 def test_a_side_keeps_each_precision_and_says_what_it_lacks(tmp_path):
     script = tmp_path / "side.py"
     script.write_text(START + NO_EIGHT_BITS)
