@@ -1,6 +1,6 @@
 """A launched program, and what the host reads of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jaxspec.engine.output import Emitted
 from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.speculation import DraftedTree, DraftSources
+from jaxspec.grammar.trees import Cut
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
@@ -38,6 +39,8 @@ class Launched(NamedTuple):
     it."""
     most_emitted: int
     """Tokens per request, at most; 0 if no chunk is its prompt's last."""
+    cuts: Mapping[int, Cut]
+    """What grammars changed of the trees, by row; none of a row without a grammar."""
 
     @property
     def reports(self) -> bool:
@@ -64,7 +67,7 @@ def launched(
     for array in (output.report, *(logprobs or ()), *(prompt_logprobs or ()), *(drafted or ())):
         array.copy_to_host_async()
     most_emitted = tree.num_steps + 1 if tree is not None else int(any(chunk.is_last for chunk in chunks))
-    return Launched(requests, output.report, tree, chunks, logprobs, prompt_logprobs, drafted, [], most_emitted)
+    return Launched(requests, output.report, tree, chunks, logprobs, prompt_logprobs, drafted, [], most_emitted, {})
 
 
 def emitted(
@@ -72,6 +75,7 @@ def emitted(
     report: np.ndarray,
     logprobs: Logprobs | None,
     drafted: Drafted | None,
+    cuts: Mapping[int, Cut],
     shape: TreeShape | None,
     source_names: Sequence[str],
 ) -> list[Emitted]:
@@ -85,7 +89,9 @@ def emitted(
         count = request.asked.params.logprobs
         entries = [] if logprobs is None or count is None else token_logprobs(logprobs, row, tokens, count)
         sources = named_sources(line[tokens_end:], tokens_end - REPORT_HEADER, line[1], source_names)
-        tree = drafted_tree(drafted, row, line[1], sources) if drafted is not None and request.asked.wants_trees else None
+        tree = None
+        if drafted is not None and request.asked.wants_trees:
+            tree = drafted_tree(drafted, row, line[1], sources, cuts.get(row))
         found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, sources))
     return found
 
@@ -101,14 +107,14 @@ def named_sources(reported: Sequence[int], path: int, accepted: int, names: Sequ
     return DraftSources(tuple([names[each] for each in of_path]), tuple([names[each] for each in of_nodes]))
 
 
-def drafted_tree(drafted: Drafted, row: int, accepted: int, sources: DraftSources) -> DraftedTree | None:
+def drafted_tree(drafted: Drafted, row: int, accepted: int, sources: DraftSources, cut: Cut | None) -> DraftedTree | None:
     """One row of arrays; None for plain decoding's lone root."""
     if drafted.tokens.shape[1] == 1:
         return None
     path = drafted.path[row, : accepted + 1]
     return DraftedTree(
         tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()),
-        sources.drafted,
+        sources.drafted, cut,
     )  # fmt: skip
 
 

@@ -30,6 +30,15 @@ class DraftedNodes(NamedTuple):
     """[b, n] and [b, c], where drafters are merged; there, c is never 0."""
 
 
+class Cut(NamedTuple):
+    """What a grammar changed of one tree."""
+
+    pruned: tuple[int, ...]
+    """Drafted tokens that it does not allow, in the order of their nodes."""
+    forced: int
+    """Nodes that are there because it leaves nothing else."""
+
+
 class MaskedNodes(NamedTuple):
     """What is to be verified."""
 
@@ -38,10 +47,8 @@ class MaskedNodes(NamedTuple):
     """[b, n] int32 each."""
     masks: np.ndarray
     """[b, n, words] uint32: what may follow each node."""
-    pruned: int
-    """Drafts that grammars do not allow, among the nodes as they were drafted."""
-    forced: int
-    """Nodes that are there because a grammar leaves nothing else."""
+    cuts: Mapping[int, Cut]
+    """Of the rows under grammars, without those that have failed."""
     failed: Mapping[int, Exception]
     """Rows whose matcher has failed, and why: their nodes and masks mean nothing."""
     sources: np.ndarray | None = None
@@ -58,34 +65,34 @@ class Masker:
         """The trees and their masks. Tree i is that of matchers[i]; trees without one, and those behind them, take any tokens."""
         masks = np.full((*nodes.tokens.shape, words), 2**32 - 1, np.uint32)
         sources = None if nodes.sources is None else nodes.sources.copy()
-        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, 0, 0, {}, sources)
-        rows = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
+        cuts: dict[int, Cut] = {}
         failed: dict[int, Exception] = {}
+        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, cuts, failed, sources)
+        rows = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
 
-        def fill(each: tuple[Matcher, int]) -> tuple[int, int]:
+        def fill(each: tuple[Matcher, int]) -> None:
             matcher, row = each
             try:
-                return mask_row(matcher, row, nodes, masked, num_steps)
+                cuts[row] = mask_row(matcher, row, nodes, masked, num_steps)
             except Exception as error:
                 failed[row] = error
-                return 0, 0
 
-        counts = list(self._threads.map(fill, rows))
-        pruned, forced = (sum(count) for count in zip((0, 0), *counts, strict=True))
-        return masked._replace(pruned=pruned, forced=forced, failed=failed)
+        list(self._threads.map(fill, rows))  # waits for all
+        return masked
 
     def close(self) -> None:
         """Ends the threads."""
         self._threads.shutdown()
 
 
-def mask_row(matcher: Matcher, row: int, nodes: DraftedNodes, masked: MaskedNodes, num_steps: int) -> tuple[int, int]:
-    """Fills one row of `masked`; returns how many of the drafted nodes its grammar does not allow, and how many it forced."""
+def mask_row(matcher: Matcher, row: int, nodes: DraftedNodes, masked: MaskedNodes, num_steps: int) -> Cut:
+    """Fills one row of `masked`; returns what its grammar changed."""
     tokens, parents, masks = masked.tokens[row], masked.parents[row], masked.masks[row]
-    pruned, added = 0, 0
+    pruned, added = list[int](), 0
     if num_steps:
-        legal, forced = matcher.legal(tokens[1:].tolist(), (parents[1:] - 1).tolist())
-        pruned = len(legal) - sum(legal)
+        drafted = tokens[1:].tolist()
+        legal, forced = matcher.legal(drafted, (parents[1:] - 1).tolist())
+        pruned = [token for token, may in zip(drafted, legal, strict=True) if not may]
         if pruned or any(forced.values()):
             candidates = TextTree.of(matcher, nodes, row)
             candidates.add_forced(num_steps)
@@ -95,7 +102,7 @@ def mask_row(matcher: Matcher, row: int, nodes: DraftedNodes, masked: MaskedNode
     for node in matcher.masks(tokens.tolist(), parents.tolist(), masks):
         before = masks[parents[node]]
         tokens[node] = next(token for token in range(32 * len(before)) if not holds(before, token))  # which is never chosen
-    return pruned, added
+    return Cut(tuple(pruned), added)
 
 
 class TextTree:

@@ -1,5 +1,6 @@
 """Speculation per request: the client's options, and the figures and trees in the response."""
 
+from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 from jaxspec.config import PLAIN, TreeShape
@@ -69,6 +70,10 @@ class ShownTree(TypedDict):
     """The nodes of the accepted path, root first."""
     sources: NotRequired[list[str]]
     """Who proposed each node below the root, as in MergedDrafts."""
+    pruned: NotRequired[list[str | None]]
+    """Under a grammar: drafts that it does not allow, which the tree has no more."""
+    forced: NotRequired[int]
+    """Under a grammar: nodes that are there because it leaves nothing else."""
 
 
 ShownToken = TypedDict("ShownToken", {"id": int, "text": str, "from": str, "depth": NotRequired[int]})
@@ -92,12 +97,17 @@ def speculative_trace(update: Update, model: ServedModel) -> SpeculativeTrace:
             tokens[-1]["depth"] = token.depth
     shown: ShownTree | None = None
     if (verification := update.verification) is not None and (tree := verification.tree) is not None:
-        texts = [None if model.tokenizer is None else model.token_text(each) for each in tree.tokens]
-        shape = str(verification.spec)
+        shape, texts = str(verification.spec), _texts(tree.tokens, model)
         shown = {"shape": shape, "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
         if tree.sources:
             shown["sources"] = list(tree.sources)
+        if tree.cut is not None:
+            shown |= {"pruned": _texts(tree.cut.pruned, model), "forced": tree.cut.forced}
     return {"tokens": tokens, "tree": shown}
+
+
+def _texts(tokens: Sequence[int], model: ServedModel) -> list[str | None]:
+    return [None if model.tokenizer is None else model.token_text(each) for each in tokens]
 
 
 class MergedDrafts(ResponseModel):

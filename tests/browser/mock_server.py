@@ -1,7 +1,8 @@
 """A server without a model, for what the built-in one can't show: Markdown, hostile text, failures, any tree and any pace.
 
 Words in square brackets in the prompt say what happens: [hostile], [unicode], [markdown], [thinks], [empty], [400], [503],
-[breaks], [ends early], [differs], [slow], [waits], [no trace]. To look at the page with it: python -m tests.browser.mock_server
+[breaks], [ends early], [differs], [slow], [waits], [no trace]. A schema cuts two drafts of every tree; one with "not" is refused.
+To look at the page with it: python -m tests.browser.mock_server
 """
 
 import asyncio
@@ -63,6 +64,7 @@ def reverse(text):
 """
 THINKING = "Let me see.\nYes."
 STEPS, TOPK, NODES = 5, 4, 8
+CUT = {"pruned": [" the", "\n"], "forced": 1}
 
 
 @dataclass
@@ -111,6 +113,8 @@ def create_mock(pace: float = 0.02, api_key: str | None = None, has_chat: bool =
         prompt = body.get("prompt") or body["messages"][-1]["content"]
         if "[400]" in prompt:
             return refusal(400, "temperature must be a number from 0 to 2, got 7", "temperature")
+        if "not" in body.get("response_format", {}).get("json_schema", {}).get("schema", {}):
+            return refusal(400, "response_format.json_schema.schema can't be compiled: unimplemented keys: not", "response_format")
         if "messages" in body and not has_chat:
             return refusal(400, "messages: this model has no chat template; use /v1/completions", "messages")
         if "[503]" in prompt:
@@ -144,6 +148,8 @@ async def stream(body: dict[str, Any], prompt: str, pace: float) -> AsyncIterato
     words = (split(text) or [""])[: body.get("max_tokens") or 16]
     verified = 0
     for number, cycle in enumerate(cycles(words, steps, topk, nodes, random.Random(seed)) if speculates else plain(words)):
+        if cycle.tree and "response_format" in body:
+            cycle.tree |= CUT
         if number == 0 and "messages" in body:  # as the real server does: the role first, with the trace of what comes next
             role, first = event(body, Cycle(cycle.tokens, None), text=""), event(body, None, text=cycle.tokens[0]["text"])
             yield role + first

@@ -1,5 +1,7 @@
 """What opens beside a conversation: the tree, tokens per pass, a race; on a server without a model."""
 
+import json
+
 from tests.browser.conftest import serving
 from tests.browser.mock_server import CODE, create_mock
 
@@ -156,3 +158,42 @@ def test_a_race_whose_texts_differ_says_so_and_where(visit, mock_url):
     assert page.text("#verdict-same") == "✗ they differ"
     right = "".join(page.page.locator("#output-1 .token:not(.differs)").all_text_contents())
     assert right == CODE[: CODE.index("OverflowError")]
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
+def test_a_schema_goes_with_requests_and_the_panel_tells_what_it_cut(visit, mock_url):
+    page = visit(mock_url)
+    page.ask("Without")
+    page.look_inside()
+    assert "response_format" not in page.bodies[0] and page.text("#tree-cut") == ""
+    page.set("schema", json.dumps(SCHEMA))
+    expected = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    page.ask("In a chat")
+    assert page.text("#tree-cut") == "2 drafts cut by the schema: ·the ↵; 1 forced"
+    assert page.page.locator("#tree-cut s").count() == 2
+    page.page.click("#settings-open")
+    page.page.click("label:has([value=text])")
+    page.ask("A text")
+    assert [body["response_format"] for body in page.bodies[1:]] == [expected] * 2 and "prompt" in page.bodies[2]
+
+
+def test_a_schema_that_is_none_is_told_beside_the_field_and_not_sent(visit, mock_url):
+    page = visit(mock_url)
+    page.ask("Before")
+    for wrong, said in (('{"type": ', "This is not JSON: "), ("[1]", "A schema is a JSON object")):
+        page.set("schema", wrong)
+        page.ask("Hello")
+        page.page.click("text=Regenerate")
+        assert page.page.is_visible("#schema-fault") and page.text("#schema-fault").startswith(said)
+        assert page.evaluate("document.activeElement.id") == "schema"
+        assert page.page.input_value("#message") == "Hello", "what was written stays"
+    assert len(page.bodies) == 1
+    page.set("schema", '{"not": {}}')
+    assert page.text("#schema-fault") == "" and page.page.get_attribute("#schema", "aria-invalid") is None
+    page.ask("Hello")
+    assert "can't be compiled" in page.text(".turn:last-child .failure p")
+    assert page.page.get_attribute("#schema", "aria-invalid") == "true"
+    assert all("400" in complaint for complaint in page.complaints)
+    page.complaints.clear()

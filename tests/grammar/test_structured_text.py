@@ -69,6 +69,19 @@ def test_drafts_keep_their_sources_under_a_grammar(made):
     assert sum(sum(request.speculation.accepted_by_source.values()) for request in requests) == stats.accepted_tokens
 
 
+def test_trees_tell_what_the_grammar_changed(made):
+    """Of all requests together what the engine counts."""
+    for seed in range(2):
+        made.add(GenerationRequest(PROMPT, sampled(seed, regex="(ab[0-9]){8}"), wants_trees=True))
+    updates = []
+    while made.has_work:
+        updates += made.step()
+    cuts = [update.verification.tree.cut for update in updates if update.verification]
+    stats = made.stats()
+    assert sum(len(cut.pruned) for cut in cuts) == stats.pruned_tokens > 0
+    assert sum(cut.forced for cut in cuts) == stats.forced_tokens > 0
+
+
 def test_where_a_grammar_ends_the_text_ends(made):
     """Before min_tokens, and with ignore_eos; where it could go on, these go on."""
     assert {len(text) for text in texts(made, **WORDS, min_tokens=20)} == {4}

@@ -79,6 +79,17 @@ def test_a_trace_tells_of_every_token(client: Client, path: str):
         assert bytes([before["tokens"][-1]["id"]]).decode(errors="replace") == tree["tokens"][0]
 
 
+@EVERYWHERE
+def test_a_trace_tells_what_a_grammar_changed(client: Client, path: str):
+    def trees(**fields) -> list[dict]:
+        limit = {"sampling_params": {"max_new_tokens": 9, **fields}} if path == GENERATE else {"max_tokens": 9, **fields}
+        events = client.events(path, **BODIES[path] | limit, speculative={"trace": True})
+        return [tree for event in events if (tree := event.get("speculative_trace", {}).get("tree"))]
+
+    assert [(tree["pruned"], tree["forced"]) for tree in trees(regex="a+")] == [(["{", "["], 1)] * 4
+    assert all(not {"pruned", "forced"} & set(tree) for tree in trees())
+
+
 def test_a_trace_of_plain_decoding_has_no_trees(client: Client):
     events = client.events(COMPLETIONS, **with_length(COMPLETIONS, 5), speculative={"trace": True, "enabled": False})
     traces = [event["speculative_trace"] for event in events]

@@ -2,7 +2,7 @@ import { byId } from "./dom.js";
 import { drawRunning, inspect, pointAt, stopReplay } from "./cycles.js";
 import { addEvent, answerOf, coloursOf, figuresOf, newRun } from "./runs.js";
 import { ServerError, streamAnswer } from "./server.js";
-import { blame, forgive, numberIn, requestFor } from "./settings.js";
+import { blame, forgive, numberIn, requestFor, schemaFault } from "./settings.js";
 import { drawSidebar } from "./sidebar.js";
 import { FRAME, state } from "./state.js";
 import { forget, keep, newConversation } from "./store.js";
@@ -65,9 +65,16 @@ function cutAt(index) {
   for (const turn of state.turns.splice(index)) turn.element.remove();
 }
 
-/** Asks; `index` replaces the question there and all that followed. */
+/** Whether something can be sent now. Opens the settings if one of them can't be. */
+export function canSend() {
+  if (state.stopper) return false;
+  if (!schemaFault()) return true;
+  openSetting("schema");
+  return false;
+}
+
+/** Asks, if it `canSend`; `index` replaces the question there and all that followed. */
 export async function ask(text, index = state.conversation.messages.length) {
-  if (state.stopper || !text.trim()) return;
   cutAt(index);
   addMessage({ role: "user", content: text });
   await answer(addMessage({ role: "assistant", content: "" }));
@@ -76,7 +83,7 @@ export async function ask(text, index = state.conversation.messages.length) {
 /** Asks once more for the last answer. */
 export async function askAgain() {
   const last = state.turns.at(-1);
-  if (state.stopper || !last) return;
+  if (!last || !canSend()) return;
   await answer(last.message.role === "user" ? addMessage({ role: "assistant", content: "" }) : last);
 }
 
@@ -185,14 +192,15 @@ export function failureInWords(error) {
     console.error(error);
     return "This page has a bug: see the browser's console.";
   }
-  if (error.status === 401) openKey();
+  if (error.status === 401) openSetting("key");
   if (error.status === 400) blame(error.param);
   return error.message;
 }
 
-export function openKey() {
-  byId("settings-open").click();
-  byId("key").focus();
+/** Shows a field of the settings. */
+export function openSetting(id) {
+  if (byId("settings-open").getAttribute("aria-expanded") !== "true") byId("settings-open").click();
+  byId(id).focus();
 }
 
 export function setBusy(isBusy) {

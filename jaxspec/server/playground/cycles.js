@@ -7,6 +7,7 @@ import { drawTree, EXAMPLE_CYCLE, singleStep } from "./tree.js";
 /* Which answer the panel is about, and which of its cycles: the tree, its place in the strip, its tokens in the text. */
 
 const TREE_PAUSE = 700; // a fast answer has more cycles than one can see, so its tree changes at a calm pace
+const SHOWN_CUTS = 12; // texts of drafts that a schema cut
 
 /** The panel turns to an answer, by its run and its view. Of one that was kept, `figures` is all there is. */
 export function inspect(run, view, figures = null) {
@@ -15,6 +16,7 @@ export function inspect(run, view, figures = null) {
   state.shown = null;
   state.treeAt = state.stripFrom = 0;
   byId("token-detail").textContent = "";
+  tellCut(null);
   byId("replay").disabled = !run;
   const isGone = !run && figures;
   byId("gone").hidden = !isGone;
@@ -56,6 +58,7 @@ function showCycle(cycle, { pointed = false, calm = true } = {}) {
   state.treeAt = performance.now();
   state.inspected.view?.mark(pointed ? cycle.index : null);
   byId("tree-caption").textContent = cycleInWords(state.inspected.run, cycle);
+  tellCut(cycle.tree);
   drawShownTree(calm);
   if (pointed) redrawStrip();
 }
@@ -82,6 +85,17 @@ function cycleInWords(run, cycle) {
   const drafts = `${cycle.tree.accepted.length - 1} of ${cycle.tree.tokens.length - 1} drafts accepted`;
   const isCut = cycle.tokens.length < cycle.tree.accepted.length; // by a stop, or by max tokens
   return `${place}: ${drafts}, ${isCut ? `cut to ${count}` : count}`;
+}
+
+/** Tells below a tree what the schema changed of it, with the texts of what it cut. */
+function tellCut(tree) {
+  const { pruned = [], forced = 0 } = tree ?? {};
+  const count = pruned.length === 1 ? "1 draft" : `${pruned.length} drafts`;
+  const parts = pruned.length ? [`${count} cut by the schema:`] : [];
+  for (const text of pruned.slice(0, SHOWN_CUTS)) parts.push(" ", make("s", { text: visible(text) }));
+  if (pruned.length > SHOWN_CUTS) parts.push(" …");
+  if (forced) parts.push(parts.length ? `; ${forced} forced` : `${forced} forced by the schema`);
+  byId("tree-cut").replaceChildren(...parts);
 }
 
 /** The reader points at a token of an answer, or at none. */

@@ -1,4 +1,4 @@
-import { ask, askAgain, focusBox, follower, openConversation, openKey, removeConversation, stop } from "./chat.js";
+import { ask, askAgain, canSend, focusBox, follower, openConversation, openSetting, removeConversation, stop } from "./chat.js";
 import { inspect, onStripKey, onStripPointer, pointAt, startReplay } from "./cycles.js";
 import { byId, copyFrom } from "./dom.js";
 import { buildLegend } from "./figures.js";
@@ -23,7 +23,7 @@ async function meet() {
   state.card = card ?? null;
   const name = card ? modelInWords(card) : status === 401 ? "an API key is needed" : "no answer from the server";
   byId("model").textContent = name;
-  if (status === 401) openKey();
+  if (status === 401) openSetting("key");
   if (!card) return status === 401 || setTimeout(() => byId("key").value === key && meet(), TRY_AGAIN);
   const canChat = card.capabilities?.chat ?? true;
   byId("chat-mode").disabled = !canChat;
@@ -75,8 +75,8 @@ function takeKey() {
 }
 
 function send() {
-  if (state.stopper || !byId("message").value.trim()) return;
   const text = byId("message").value;
+  if (!text.trim() || !canSend()) return;
   byId("message").value = "";
   fitBox();
   ask(text);
@@ -130,7 +130,7 @@ function onEdited(event) {
   event.preventDefault();
   const index = [...byId("transcript").children].indexOf(event.target.closest(".turn"));
   const text = event.target.querySelector("textarea").value;
-  if (state.stopper || !text.trim()) return;
+  if (!text.trim() || !canSend()) return;
   ask(text, index);
   focusBox();
 }

@@ -1,6 +1,6 @@
 import { AnswerView } from "./answer_view.js";
 import { drawTimeline } from "./charts.js";
-import { failureInWords, setBusy } from "./chat.js";
+import { canSend, failureInWords, setBusy } from "./chat.js";
 import { drawRunning, inspect, pointAt, stopReplay } from "./cycles.js";
 import { byId, inSeconds } from "./dom.js";
 import { addEvent, answerOf, figuresOf, newRun, raceVerdict } from "./runs.js";
@@ -16,7 +16,7 @@ const views = [0, 1].map((lane) => new AnswerView(byId(`output-${lane}`), false,
 export async function race() {
   const { conversation } = state;
   const last = conversation.messages.findLastIndex((message) => message.role === "user");
-  if (state.stopper || last < 0) return;
+  if (last < 0 || !canSend()) return;
   const seed = numberIn("seed") ?? Math.floor(Math.random() * 2 ** 31);
   const messages = conversation.messages.slice(0, last + 1);
   const requests = [true, false].map((speculates) => requestFor(state.card, conversation, messages, speculates, seed));

@@ -2,7 +2,7 @@ import { byId, make } from "./dom.js";
 import { keepSettings, readSettings } from "./store.js";
 /* The fields of the settings, which this browser remembers, and the request that they make. */
 
-const FIELDS = ["system", "max-tokens", "seed", "temperature", "top-p", "speculate", "coloured"]; // those that are remembered
+const FIELDS = ["system", "schema", "max-tokens", "seed", "temperature", "top-p", "speculate", "coloured"]; // are remembered
 const FIELD_OF_PARAM = {
   prompt: "message",
   messages: "message",
@@ -11,6 +11,7 @@ const FIELD_OF_PARAM = {
   top_p: "top-p",
   seed: "seed",
   speculative: "tree",
+  response_format: "schema",
 };
 export const MAX_TOKENS = { chat: 1024, text: 160 }; // small models may never end, and texts have no end of their own
 
@@ -35,6 +36,7 @@ export function requestFor(card, conversation, messages, speculates, seed) {
     temperature: numberIn("temperature"),
     top_p: numberIn("top-p"),
     seed,
+    response_format: responseFormat(),
     stream: true,
     stream_options: { include_usage: true },
     speculative: { trace: true, ...speculativeFields(speculates) },
@@ -51,6 +53,24 @@ function chatMessages(messages) {
   });
   const fields = said.map(({ role, content }) => ({ role, content }));
   return system ? [{ role: "system", content: system }, ...fields] : fields;
+}
+
+/** Why the schema can't be sent; "" if it can, or if there is none. Which schemas can be enforced, the server knows. */
+export function schemaFault() {
+  const text = byId("schema").value.trim();
+  if (!text) return "";
+  try {
+    JSON.parse(text);
+    return text.startsWith("{") ? "" : "A schema is a JSON object: {…}";
+  } catch (error) {
+    return `This is not JSON: ${error.message}`;
+  }
+}
+
+/** The same in chats and completions. */
+function responseFormat() {
+  const text = byId("schema").value.trim();
+  return text ? { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(text) } } : undefined;
 }
 
 function speculativeFields(speculates) {
@@ -107,5 +127,9 @@ function apply() {
     slider.labels[0].querySelector("output").textContent = slider.value;
   }
   byId("tree").disabled = !byId("speculate").checked;
+  const fault = schemaFault();
+  byId("schema-fault").textContent = fault;
+  if (fault) byId("schema").setAttribute("aria-invalid", "true");
+  else byId("schema").removeAttribute("aria-invalid");
   document.body.classList.toggle("coloured", byId("coloured").checked);
 }
