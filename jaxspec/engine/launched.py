@@ -14,7 +14,7 @@ from jaxspec.engine.output import Emitted
 from jaxspec.engine.request import Request, TokenLogprob
 from jaxspec.engine.scheduler import PrefillChunk
 from jaxspec.engine.speculation import DraftedTree, DraftSources
-from jaxspec.grammar.trees import Cut
+from jaxspec.grammar.trees import Pruning
 
 FINISH = {RUNNING: None, STOPPED: "stop", OUT_OF_BUDGET: "length"}
 
@@ -39,7 +39,7 @@ class Launched(NamedTuple):
     it."""
     most_emitted: int
     """Tokens per request, at most; 0 if no chunk is its prompt's last."""
-    cuts: Mapping[int, Cut]
+    prunings: Mapping[int, Pruning]
     """What grammars changed of the trees, by row; none of a row without a grammar."""
 
     @property
@@ -75,7 +75,7 @@ def emitted(
     report: np.ndarray,
     logprobs: Logprobs | None,
     drafted: Drafted | None,
-    cuts: Mapping[int, Cut],
+    prunings: Mapping[int, Pruning],
     shape: TreeShape | None,
     source_names: Sequence[str],
 ) -> list[Emitted]:
@@ -91,7 +91,7 @@ def emitted(
         sources = named_sources(line[tokens_end:], tokens_end - REPORT_HEADER, line[1], source_names)
         tree = None
         if drafted is not None and request.asked.wants_trees:
-            tree = drafted_tree(drafted, row, line[1], sources, cuts.get(row))
+            tree = drafted_tree(drafted, row, line[1], sources, prunings.get(row))
         found.append(Emitted(tokens, line[1], FINISH[line[2]], entries, tree, sources))
     return found
 
@@ -107,14 +107,14 @@ def named_sources(reported: Sequence[int], path: int, accepted: int, names: Sequ
     return DraftSources(tuple([names[each] for each in of_path]), tuple([names[each] for each in of_nodes]))
 
 
-def drafted_tree(drafted: Drafted, row: int, accepted: int, sources: DraftSources, cut: Cut | None) -> DraftedTree | None:
+def drafted_tree(drafted: Drafted, row: int, accepted: int, sources: DraftSources, pruning: Pruning | None) -> DraftedTree | None:
     """One row of arrays; None for plain decoding's lone root."""
     if drafted.tokens.shape[1] == 1:
         return None
     path = drafted.path[row, : accepted + 1]
     return DraftedTree(
         tuple(drafted.tokens[row].tolist()), tuple(drafted.parents[row].tolist()), tuple(path.tolist()),
-        sources.drafted, cut,
+        sources.drafted, pruning,
     )  # fmt: skip
 
 

@@ -45,10 +45,10 @@ class Masking:
         self._counts.mask_seconds = self._time.seconds
         for row, error in masked.failed.items():
             fail(half.requests[row], error)
-        self._counts.pruned_tokens += sum([len(cut.pruned) for cut in masked.cuts.values()])
-        self._counts.forced_tokens += sum([cut.forced for cut in masked.cuts.values()])
+        self._counts.pruned_tokens += sum([len(pruning.pruned) for pruning in masked.prunings.values()])
+        self._counts.forced_tokens += sum([pruning.forced for pruning in masked.prunings.values()])
         settlement = Settlement(masked.tokens, masked.parents, half.proposal.memo, masked.masks, masked.sources)
-        return self._runner.launch_settlement(half, settlement)._replace(cuts=masked.cuts)
+        return self._runner.launch_settlement(half, settlement)._replace(prunings=masked.prunings)
 
 
 def drafted_nodes(half: Half) -> DraftedNodes:

@@ -362,7 +362,7 @@ class Runner:
             report = np.asarray(launched.report)
             logprobs, drafted = jax.tree.map(np.asarray, (launched.logprobs, launched.drafted))
         names = self.merge.drafter.source_names
-        return emitted(launched.requests, report, logprobs, drafted, launched.cuts, launched.tree, names)
+        return emitted(launched.requests, report, logprobs, drafted, launched.prunings, launched.tree, names)
 
     def read_prompt_logprobs(self, launched: Launched) -> list[TokenLogprob]:
         """Log probabilities of the prompt tokens after each token of the chunk: first_slot + 1 and on."""

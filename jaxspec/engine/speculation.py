@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxspec.config import TreeShape
-from jaxspec.grammar.trees import Cut
+from jaxspec.grammar.trees import Pruning
 
 
 class DraftSources(NamedTuple):
@@ -94,7 +94,7 @@ class DraftedTree:
     """The accepted path, root first."""
     sources: tuple[str, ...] = ()
     """Who proposed each node below the root, where drafters are merged."""
-    cut: Cut | None = None
+    pruning: Pruning | None = None
     """What the request's grammar changed of the tree before it was verified; None without a grammar."""
 
 

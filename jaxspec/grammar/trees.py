@@ -30,7 +30,7 @@ class DraftedNodes(NamedTuple):
     """[b, n] and [b, c], where drafters are merged; there, c is never 0."""
 
 
-class Cut(NamedTuple):
+class Pruning(NamedTuple):
     """What a grammar changed of one tree."""
 
     pruned: tuple[int, ...]
@@ -47,7 +47,7 @@ class MaskedNodes(NamedTuple):
     """[b, n] int32 each."""
     masks: np.ndarray
     """[b, n, words] uint32: what may follow each node."""
-    cuts: Mapping[int, Cut]
+    prunings: Mapping[int, Pruning]
     """Of the rows under grammars, without those that have failed."""
     failed: Mapping[int, Exception]
     """Rows whose matcher has failed, and why: their nodes and masks mean nothing."""
@@ -65,15 +65,15 @@ class Masker:
         """The trees and their masks. Tree i is that of matchers[i]; trees without one, and those behind them, take any tokens."""
         masks = np.full((*nodes.tokens.shape, words), 2**32 - 1, np.uint32)
         sources = None if nodes.sources is None else nodes.sources.copy()
-        cuts: dict[int, Cut] = {}
+        prunings: dict[int, Pruning] = {}
         failed: dict[int, Exception] = {}
-        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, cuts, failed, sources)
+        masked = MaskedNodes(nodes.tokens.copy(), nodes.parents.copy(), masks, prunings, failed, sources)
         rows = [(matcher, row) for row, matcher in enumerate(matchers) if matcher is not None]
 
         def fill(each: tuple[Matcher, int]) -> None:
             matcher, row = each
             try:
-                cuts[row] = mask_row(matcher, row, nodes, masked, num_steps)
+                prunings[row] = mask_row(matcher, row, nodes, masked, num_steps)
             except Exception as error:
                 failed[row] = error
 
@@ -85,7 +85,7 @@ class Masker:
         self._threads.shutdown()
 
 
-def mask_row(matcher: Matcher, row: int, nodes: DraftedNodes, masked: MaskedNodes, num_steps: int) -> Cut:
+def mask_row(matcher: Matcher, row: int, nodes: DraftedNodes, masked: MaskedNodes, num_steps: int) -> Pruning:
     """Fills one row of `masked`; returns what its grammar changed."""
     tokens, parents, masks = masked.tokens[row], masked.parents[row], masked.masks[row]
     pruned, added = list[int](), 0
@@ -102,7 +102,7 @@ def mask_row(matcher: Matcher, row: int, nodes: DraftedNodes, masked: MaskedNode
     for node in matcher.masks(tokens.tolist(), parents.tolist(), masks):
         before = masks[parents[node]]
         tokens[node] = next(token for token in range(32 * len(before)) if not holds(before, token))  # which is never chosen
-    return Cut(tuple(pruned), added)
+    return Pruning(tuple(pruned), added)
 
 
 class TextTree:

@@ -101,8 +101,8 @@ def speculative_trace(update: Update, model: ServedModel) -> SpeculativeTrace:
         shown = {"shape": shape, "tokens": texts, "parents": list(tree.parents), "accepted": list(tree.accepted)}
         if tree.sources:
             shown["sources"] = list(tree.sources)
-        if tree.cut is not None:
-            shown |= {"pruned": _texts(tree.cut.pruned, model), "forced": tree.cut.forced}
+        if tree.pruning is not None:
+            shown |= {"pruned": _texts(tree.pruning.pruned, model), "forced": tree.pruning.forced}
     return {"tokens": tokens, "tree": shown}
 
 

@@ -76,10 +76,10 @@ def test_trees_tell_what_the_grammar_changed(made):
     updates = []
     while made.has_work:
         updates += made.step()
-    cuts = [update.verification.tree.cut for update in updates if update.verification]
+    prunings = [update.verification.tree.pruning for update in updates if update.verification]
     stats = made.stats()
-    assert sum(len(cut.pruned) for cut in cuts) == stats.pruned_tokens > 0
-    assert sum(cut.forced for cut in cuts) == stats.forced_tokens > 0
+    assert sum(len(pruning.pruned) for pruning in prunings) == stats.pruned_tokens > 0
+    assert sum(pruning.forced for pruning in prunings) == stats.forced_tokens > 0
 
 
 def test_where_a_grammar_ends_the_text_ends(made):

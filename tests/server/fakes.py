@@ -16,7 +16,7 @@ from jaxspec.engine.scheduler import QueueFull
 from jaxspec.engine.speculation import CycleCounts, DraftedTree, Verification
 from jaxspec.engine.stats import AdaptiveState, EngineStats
 from jaxspec.grammar.cache import Grammars
-from jaxspec.grammar.trees import Cut
+from jaxspec.grammar.trees import Pruning
 from jaxspec.sampling_params import SamplingParams
 
 VOCABULARY = 256
@@ -206,8 +206,8 @@ class FakeEngine:
             spec = request.tree or self.tree
             accepted = min(1, spec.num_steps)
             request.cycles.append(CycleCounts(len(new), accepted, spec.num_draft_tokens - 1, spec.num_steps, ("ngram",) * accepted))
-            cut = None if request.params.constraint is None else Cut(tuple(b"{["), 1)
-            drafted = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1), ("ngram", "head"), cut)
+            pruning = None if request.params.constraint is None else Pruning(tuple(b"{["), 1)
+            drafted = DraftedTree((request.tokens[-len(new) - 1], new[0], 63), (-1, 0, 0), (0, 1), ("ngram", "head"), pruning)
             verification = Verification(spec, accepted, drafted if request.asked.wants_trees and accepted else None)
             self._verifications += 1
             self._verified += len(new)
