@@ -166,6 +166,8 @@ class ChatLoop:
         with contextlib.closing(self.source.answer(self._with_system(asked), self.wishes)) as pieces:
             try:
                 for piece in pieces:
+                    # What is shown has been noted, wherever Ctrl-C falls.
+                    said += [text for text, origin in piece.spans if origin != THINKING]
                     self.screen.show(piece.spans)
                     if piece.tokens or piece.spans:
                         latest = self.clock()
@@ -175,7 +177,6 @@ class ChatLoop:
                     figures.forwards += piece.forwards
                     figures.forwarded += piece.forwarded
                     finish = piece.finish or finish
-                    said += [text for text, origin in piece.spans if origin != THINKING]
             except KeyboardInterrupt:
                 finish = STOPPED
             finally:

@@ -105,6 +105,18 @@ def test_an_answer_that_is_stopped_stays_and_the_next_question_is_answered():
     assert screen.notes == ["1 token, first token after 0.50 s, stopped"] and source.closed == 1
 
 
+def test_what_was_shown_is_remembered_wherever_ctrl_c_falls():
+    class Interrupted(Script):
+        def show(self, spans: Iterable[tuple[str, str]]) -> None:
+            super().show(spans)
+            raise KeyboardInterrupt
+
+    screen = Interrupted(["one"])
+    spoken = ChatLoop(Echo(), screen, Wishes())
+    spoken.run()
+    assert screen.shown == "<one\n" and spoken.messages[-1] == {"role": "assistant", "content": "<one"}
+
+
 def test_an_answer_that_fails_is_no_part_of_the_conversation():
     source = Echo()
     source.between = ValueError("no more")
