@@ -37,6 +37,8 @@ class ProgramCount(NamedTuple):
 
     ready: int = 0
     total: int = 0
+    seconds_left: int | None = None
+    """A forecast; None: nothing is known yet, or nothing compiles."""
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
-from tqdm import tqdm
 
 from jaxspec.checks import reason_of
 from jaxspec.decoding.drafter import Models
@@ -28,6 +27,7 @@ from jaxspec.decoding.state import State
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import CacheHits, StoredTraces, removing_damaged, stored_traces
 from jaxspec.engine.program_table import ProgramCount, ProgramTable
+from jaxspec.engine.progress import CompilingProgress
 from jaxspec.placement import ONE_DEVICE, Placement
 from pallas_kernels.dispatch import lowered_for
 
@@ -35,13 +35,12 @@ logger = logging.getLogger(__name__)
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """What differs between processes in the printed form of a module that holds functions."""
-INTERVAL = 30.0
-"""Seconds between two lines."""
+LOOK_AGAIN = 1.0
+"""Seconds until a start that compiles shows its progress again, also if there is none."""
 AT_ONCE, URGENT, LATER = range(3)
 """Places in the compiler's queue: the end of the compiler, what a request waits for, and what would make requests faster."""
 COMPILING_THREADS = ("tf_XLACompile", "llvm-worker")
 """The names of XLA's threads."""
-BAR = "{desc}: {n_fmt} of {total_fmt} programs |{bar}| {elapsed} gone, about {remaining} left{postfix}"
 
 
 class ProgramError(RuntimeError):
@@ -83,6 +82,8 @@ class Programs:
         self.state = jax.tree.map(abstract, state)
         """The shapes of the device state."""
         self._compiled: dict[Program, jax.stages.Compiled] = {}
+        self._under_way = dict[Program, None]()
+        """Those that compile just now, the longest first."""
         self.is_sealed = False
         self.may_time = True
         """XLA may time its choices on the device. Not once the cache is allocated: it would need the memory that is left, beside
@@ -99,6 +100,8 @@ class Programs:
         self._stopping = False
         self._finished = 0
         """The number of them that were compiled or failed."""
+        self._progress = CompilingProgress(shown=False)
+        """Of the background compiler since it last had nothing to do."""
         self.use(table or ProgramTable((), (), (), 0, (), (), False))
 
     def __getitem__(self, program: Program) -> Callable[..., Any]:
@@ -131,6 +134,8 @@ class Programs:
     def ask_for(self, program: Program, place: int = LATER) -> None:
         """Compiles the program in the background, unless it is compiled or was asked for before. Does not wait."""
         if self._compiler is not None and not self.can_launch(program) and place < self._asked.get(program, LATER + 1):
+            if not self.is_compiling:
+                self._progress = CompilingProgress(shown=True, has_bar=False)
             self._asked[program] = place
             self._queue.put((place, next(self._numbers), program))
 
@@ -154,8 +159,9 @@ class Programs:
 
     @property
     def count(self) -> ProgramCount:
-        """The number of compiled programs, and that number once all requested ones are compiled."""
-        return ProgramCount(len(self._compiled), len(self._compiled) + len(self._asked) - self._finished)
+        """The number of compiled programs, that number once all requested ones are compiled, and how long that will take."""
+        ready, missing = len(self._compiled), len(self._asked) - self._finished
+        return ProgramCount(ready, ready + missing, self._progress.forecast.left(missing))
 
     def compile_all(self, programs: Iterable[Program], *, progress: bool = False) -> None:
         """Compiles the programs that are not compiled yet, several at a time: XLA's compiler runs outside Python's lock.
@@ -167,9 +173,15 @@ class Programs:
         at_once = os.cpu_count() or 1
         pool = ThreadPoolExecutor(at_once)
         try:
-            with removing_damaged(), CacheHits() as hits, CompilingProgress(len(missing), at_once, shown=progress) as shown:
-                for done in as_completed([pool.submit(self._add_named, program, hits) for program in missing]):
-                    shown.add(from_cache=done.result().from_cache)
+            with removing_damaged(), CacheHits() as hits, CompilingProgress(at_once, total=len(missing), shown=progress) as shown:
+                waiting, from_cache = {pool.submit(self._add_named, program, hits) for program in missing}, 0
+                while waiting:
+                    ended, waiting = wait(waiting, LOOK_AGAIN, FIRST_COMPLETED)
+                    for done in ended:
+                        from_cache += done.result().from_cache
+                        shown.forecast.add()
+                    count = ProgramCount(len(missing) - len(waiting), len(missing), shown.forecast.left(len(waiting)))
+                    shown.look(count, tuple(self._under_way), from_cache)
         finally:
             pool.shutdown(cancel_futures=True)  # after a failure, or Ctrl-C, the rest need not be compiled
         release_memory()
@@ -210,13 +222,16 @@ class Programs:
                     self._queue.task_done()
                     continue
                 try:
-                    done = self._add(program, hits)
-                    logger.info("%s (%s) in %.1f s", "loaded" if done.from_cache else "compiled", program, done.seconds)
+                    self._progress.look(self.count, [program])
+                    self._add(program, hits)
                 except Exception as error:
                     self.failed[program] = ProgramError(program, "could not be compiled", error)
                     logger.exception("could not compile (%s): a larger program stays in use, if there is one", program)
                 finally:
+                    self._progress.forecast.add()
                     self._finished += 1
+                    if not self.is_compiling and program not in self.failed:
+                        logger.info("all %d programs are ready, the last was (%s)", len(self._compiled), program)
                     self._queue.task_done()
                     self._news.set()
                     release_memory()
@@ -243,7 +258,11 @@ class Programs:
 
     def _add(self, program: Program, hits: CacheHits | None = None) -> Compilation:
         started, hits_before = time.perf_counter(), hits.in_this_thread if hits else 0
-        compiled = self._compile(program)
+        self._under_way[program] = None
+        try:
+            compiled = self._compile(program)
+        finally:
+            self._under_way.pop(program, None)  # two threads may have compiled it
         from_cache = hits is not None and hits.in_this_thread > hits_before
         done = Compilation(time.perf_counter() - started, from_cache)
         logger.debug("%s %s in %.1f s", "found" if from_cache else "compiled", program, done.seconds)
@@ -319,33 +338,3 @@ def release_memory() -> None:
 
 def abstract(array: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-
-
-class CompilingProgress:
-    """Shows how many programs are ready; silent unless `shown`."""
-
-    def __init__(self, total: int, at_once: int = 1, *, shown: bool, clock: Callable[[], float] = time.monotonic):
-        on_terminal = shown and sys.stderr.isatty()
-        self._bar = tqdm(total=total, desc="compiling", bar_format=BAR, leave=False, disable=not on_terminal)
-        self._logs, self._total, self._at_once, self._clock = shown and not on_terminal, total, at_once, clock
-        self._ready = self._from_cache = 0
-        self._started = self._last_line = clock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def add(self, *, from_cache: bool) -> None:
-        """One more program is ready."""
-        self._ready += 1
-        self._from_cache += from_cache
-        self._bar.set_postfix_str(f"{self._from_cache} from the cache", refresh=False)
-        self._bar.update()
-        now, left = self._clock(), self._total - self._ready
-        if self._logs and left and now - self._last_line >= INTERVAL:
-            self._last_line = now
-            under_way = min(left, self._at_once - 1) / 2  # those that compile beside the next one are half ready
-            seconds = (now - self._started) / (self._ready + under_way) * (left - under_way)
-            logger.info("%d of %d programs are ready, about %.0f s left", self._ready, self._total, seconds)

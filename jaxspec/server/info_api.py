@@ -81,6 +81,8 @@ class CompiledPrograms(ResponseModel):
 
     ready: int
     total: int
+    seconds_left: int | None = None
+    """A forecast, which every look corrects; null if nothing compiles, and until the first program is ready."""
 
 
 class ServerInfo(ResponseModel):

@@ -32,7 +32,7 @@ FLAGS = (
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 NAMES = """const { state } = modules['state.js'], { byId, make } = modules['dom.js'], { selectCycle } = modules['cycles.js'],
-    { addEvent } = modules['runs.js'], { Forecast } = modules['waiting.js'];"""
+    { addEvent } = modules['runs.js'];"""
 """What scripts of tests may call by its name, of what the page's modules export."""
 
 

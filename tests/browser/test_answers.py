@@ -87,10 +87,11 @@ def test_an_empty_answer_says_why(visit, mock_url, limit, reason):
 
 def test_waiting_says_what_for(visit):
     app = create_mock(pace=0.002)
-    app.state.programs = {"ready": 4, "total": 9}
+    app.state.programs = {"ready": 4, "total": 9, "seconds_left": 40}
     with serving(app) as url:
         page = visit(url)
-        page.until("byId('model').textContent.includes('compiling: 4 of 9 programs')")
+        page.until("byId('model').textContent.includes('compiling: 4 of 9 programs, about 40 s left')")
+        app.state.programs["seconds_left"] = None
         page.type("[waits]")
         page.until("document.querySelector('.waiting').textContent.includes('while the server compiles (4 of 9 programs)')")
         app.state.programs = {"ready": 9, "total": 9}
@@ -99,14 +100,6 @@ def test_waiting_says_what_for(visit):
         page.until("document.querySelector('.waiting').hidden", seconds=10)
         page.until_idle()
         page.until("!byId('model').textContent.includes('compiling')")
-
-
-def test_forecasts_are_corrected(visit, mock_url):
-    """Ten steps of ten seconds each; then one that takes ten times as long: the forecast grows while it lasts."""
-    page = visit(mock_url)
-    script = """(looks) => { const forecast = new Forecast();
-        return looks.map(([done, seconds]) => forecast.left(done, 10, seconds * 1000)); }"""
-    assert page.evaluate(script, [[0, 0], [1, 10], [2, 20], [2, 25], [2, 120], [3, 120]]) == [None, 90, 80, 75, 700, 280]
 
 
 def test_hostile_text_stays_text(visit, mock_url):
