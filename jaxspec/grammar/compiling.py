@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ MAX_MEMORY = 2**30
 """Bytes of the process's address space; the vocabulary of a large model takes 0.2 GB of them."""
 ORPHAN_SECONDS = 20
 """After which the process ends itself, in case its server is gone and can't stop it."""
+STATM = "/proc/self/statm"
 MAX_REASON = 300
 """Characters of an error."""
 MOST_TRIES = 50
@@ -356,8 +358,12 @@ class GrammarTrial:
 
 
 def _used_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Memory of this process; without /proc, as on macOS, the most that it had."""
+    try:
+        with open(STATM) as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 
-from jaxspec.grammar import cache
+from jaxspec.grammar import cache, compiling
 from jaxspec.grammar.cache import Grammars
 from jaxspec.grammar.matcher import Bans, GrammarError, Matcher
 from jaxspec.grammar.trees import TextTree, sources_of
-from jaxspec.grammar.vocabulary import holds, packed
+from jaxspec.grammar.vocabulary import holds, packed, source_of
 from jaxspec.testing import TinyTokenizer
 from tests.grammar.cases import random_schema
 
@@ -32,6 +32,16 @@ def matcher(grammars: Grammars, kind: str, value: object, bans: Bans = NO_BANS) 
 
 def tokens_of(words: np.ndarray) -> list[int]:
     return [token for token in range(VOCABULARY) if holds(words, token)]
+
+
+@pytest.mark.parametrize("statm", [compiling.STATM, "/nowhere/statm"], ids=["Linux", "without /proc"])
+def test_a_schema_is_tried_and_measured_on_every_system(monkeypatch, statm):
+    monkeypatch.setattr(compiling, "STATM", statm)
+    assert 2**20 < compiling._used_bytes() < 2**36, "a Python process, in bytes"
+    trial = compiling.GrammarTrial()
+    trial.reply({"vocabulary": source_of(TinyTokenizer(), VOCABULARY, (END,))._asdict()})
+    reply = trial.reply({"kind": "json_schema", "text": json.dumps(SCHEMA)})
+    assert reply["bytes"] >= compiling.LEAST_BYTES and not reply["ended"]
 
 
 def test_sets_of_tokens():
