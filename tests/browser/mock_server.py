@@ -1,7 +1,7 @@
 """A server without a model, for what the built-in one can't show: Markdown, hostile text, failures, any tree and any pace.
 
 Words in square brackets in the prompt say what happens: [hostile], [unicode], [markdown], [thinks], [empty], [400], [503],
-[breaks], [ends early], [differs], [slow], [waits], [no trace]. A schema cuts two drafts of every tree; one with "not" is refused.
+[breaks], [ends early], [differs], [slow], [waits], [no trace], [merged]: of several drafters. A schema cuts two drafts of every tree; one with "not" is refused.
 To look at the page with it: python -m tests.browser.mock_server
 """
 
@@ -64,6 +64,7 @@ def reverse(text):
 """
 THINKING = "Let me see.\nYes."
 STEPS, TOPK, NODES = 5, 4, 8
+SOURCES = ("head", "ngram", "head+ngram", "other")
 CUT = {"pruned": [" the", "\n"], "forced": 1}
 
 
@@ -150,6 +151,8 @@ async def stream(body: dict[str, Any], prompt: str, pace: float) -> AsyncIterato
     for number, cycle in enumerate(cycles(words, steps, topk, nodes, random.Random(seed)) if speculates else plain(words)):
         if cycle.tree and "response_format" in body:
             cycle.tree |= CUT
+        if cycle.tree and "[merged]" in prompt:
+            cycle.tree["sources"] = [SOURCES[(number + node) % 4] for node in range(1, len(cycle.tree["tokens"]))]
         if number == 0 and "messages" in body:  # as the real server does: the role first, with the trace of what comes next
             role, first = event(body, Cycle(cycle.tokens, None), text=""), event(body, None, text=cycle.tokens[0]["text"])
             yield role + first

@@ -4,7 +4,7 @@ import pytest
 
 from tests.browser.conftest import SIZES
 
-CLASSES = ("d1", "d2", "d3", "d4", "d5", "d6", "bonus", "plain")
+CLASSES = ("d1", "d2", "d3", "d4", "d5", "d6", "bonus", "plain", "by-head", "by-ngram", "by-both", "by-other")
 AXE = """() => axe.run({ resultTypes: ['violations'] }).then(({ violations }) => violations
     .filter(({ impact }) => ['serious', 'critical'].includes(impact))
     .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target).join(' ')}`))"""
@@ -35,7 +35,7 @@ def test_axe_core_finds_no_serious_problem(visit, mock_url, axe_core, size, sche
     page.ask("[markdown]")
     assert page.evaluate(AXE) == []
     page.page.click("label:has(#coloured)")
-    page.ask("[breaks]")
+    page.ask("[merged] [breaks]")
     page.look_inside()
     page.page.click("#race")
     page.until_idle()
@@ -82,7 +82,7 @@ def test_colours_are_off_until_they_are_switched_on(visit, mock_url):
 @pytest.mark.parametrize("width", [320, 390, 900, 1280])
 def test_nothing_is_wider_than_the_page_and_the_legend_does_not_overlap(visit, mock_url, width):
     page = visit(mock_url, width=width, height=800)
-    page.ask("[markdown] " + "averylongword" * 30)
+    page.ask("[markdown] [merged] " + "averylongword" * 30)
     assert not page.overflows()
     page.look_inside()
     assert not page.overflows()

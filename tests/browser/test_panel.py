@@ -71,6 +71,42 @@ def test_a_large_tree_scrolls_to_its_accepted_path(visit, mock_url):
     assert page.evaluate(inside) and not page.overflows()
 
 
+def test_each_source_of_merged_drafts_has_its_colour_its_mark_and_its_line(visit, mock_url):
+    page = visit(mock_url)
+    page.page.click("label:has(#coloured)")
+    page.ask("Hello")
+    page.look_inside()
+    legend = """[...document.querySelectorAll('#legend li')].filter(item => item.checkVisibility()).map(item => item.dataset.origin)"""
+    by_depth = [*(f"d{depth}" for depth in range(1, 7)), "bonus", "plain"]
+    assert page.evaluate(legend) == by_depth and page.page.locator(".node .mark").count() == 0
+    page.ask("[merged]")
+    sources = ["by-head", "by-ngram", "by-both", "by-other"]
+    assert page.evaluate(legend) == [*sources, "bonus", "plain"]
+    traced = page.evaluate(
+        """state.inspected.run.cycles.flatMap(({ tokens, tree }) => tokens.map(token =>
+            token.from === 'draft' ? tree.sources[tree.accepted[token.depth] - 1] : token.from))"""
+    )
+    names = dict(zip(["head", "ngram", "head+ngram", "other"], sources, strict=True)) | {"prefill": "plain", "bonus": "bonus"}
+    shown = [origin for _, origin in page.tokens()]
+    assert shown == [names[origin] for origin in traced] and set(shown) >= set(sources)
+    looks = """(names) => names.map(name => { const line = getComputedStyle(document.querySelector(`.body .token.${name}`));
+        return [line.backgroundColor, line.borderBottomStyle] })"""
+    colours, lines = zip(*page.evaluate(looks, sources), strict=True)
+    assert len(set(colours)) == len(set(lines)) == 4
+    page.evaluate("selectCycle(state.inspected.run.cycles.findIndex(cycle => cycle.tree?.sources && cycle.tokens.length > 2))")
+    mark = """[...document.querySelectorAll('.node')].flatMap(node => node.querySelector('.mark') ?
+        [[[...node.classList].at(-1), node.querySelector('.mark').getAttribute('d').replaceAll(/M[^a-zA-Z]*/g, '')]] : [])"""
+    marks = page.evaluate(mark)
+    assert len(marks) == page.page.locator(".node:not(.root, .bonus)").count() and len({shape for _, shape in marks}) == 4
+    assert {source for source, _ in marks} == set(sources)
+    assert page.page.locator(".node.by-ngram title").first.text_content().endswith(", from the n-grams")
+    page.page.reload()
+    page.until("state.card !== null")
+    assert [origin for _, origin in page.tokens()] == shown, "kept with the conversation"
+    page.page.click(".turn:last-child .figure")
+    assert page.evaluate(legend) == [*sources, "bonus", "plain"]
+
+
 def test_old_trees_of_a_long_answer_are_dropped(visit, mock_url):
     page = visit(mock_url)
     page.ask("Hello")

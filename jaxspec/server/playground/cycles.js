@@ -1,7 +1,7 @@
 import { drawStrip, stripCycle, stripStart } from "./charts.js";
 import { byId, make, visible } from "./dom.js";
 import { showFigures } from "./figures.js";
-import { figuresOf, newRun, originInWords, originOf } from "./runs.js";
+import { figuresOf, newRun, originInWords, originOf, SOURCE_NAMES } from "./runs.js";
 import { state } from "./state.js";
 import { drawTree, EXAMPLE_CYCLE, singleStep } from "./tree.js";
 /* Which answer the panel is about, and which of its cycles: the tree, its place in the strip, its tokens in the text. */
@@ -21,17 +21,23 @@ export function inspect(run, view, figures = null) {
   const isGone = !run && figures;
   byId("gone").hidden = !isGone;
   for (const id of ["tree-section", "strip-section"]) byId(id).hidden = Boolean(isGone);
-  showFigures(run ? figuresOf(run) : figures, run?.origins);
+  showFigures(run ? figuresOf(run) : figures, run?.origins, run ? Object.keys(run.proposed) : keptSources(view));
   if (run?.cycles.length) return showCycle(run.cycles.at(-1));
   byId("tree-caption").textContent = "an example";
   drawPanel();
+}
+
+/** The sources in an answer that was kept. */
+function keptSources(view) {
+  const origins = new Set((view?.shown.pieces ?? []).map((piece) => piece.origin));
+  return [...origins].filter((origin) => origin in SOURCE_NAMES);
 }
 
 /** Draws what the answer of the panel has brought since. Hidden, it costs nothing: the model may share this machine. */
 export function drawRunning() {
   const { run } = state.inspected;
   if (byId("panel").hidden || !run) return;
-  showFigures(figuresOf(run), run.origins);
+  showFigures(figuresOf(run), run.origins, Object.keys(run.proposed));
   followTree();
   redrawStrip();
 }

@@ -59,3 +59,21 @@ function copyBySelection(text) {
   focused?.focus();
   if (!isCopied) throw new Error("the browser does not copy");
 }
+
+/** An SVG element with attributes and text. */
+export function draw(tag, attributes = {}, text = "") {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text) element.textContent = text;
+  return element;
+}
+
+/** The outline of a source's mark around a point: a disc, a triangle, both side by side, or a bar. */
+export function markOf(source, x, y) {
+  const disc = (at, size) => `M${at - size} ${y}a${size} ${size} 0 1 0 ${2 * size} 0a${size} ${size} 0 1 0 ${-2 * size} 0z`;
+  const triangle = (at, size) => `M${at - size} ${y + size}h${2 * size}l${-size} ${-2 * size}z`;
+  if (source === "by-head") return disc(x, 3.5);
+  if (source === "by-ngram") return triangle(x, 3.5);
+  if (source === "by-both") return disc(x - 3, 2.5) + triangle(x + 3, 2.5);
+  return `M${x - 4} ${y - 1}h8v2h-8z`;
+}

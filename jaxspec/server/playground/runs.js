@@ -1,6 +1,8 @@
 /* What one answer brought, cycle by cycle, and the figures over it. Nothing here touches the document. */
 
 export const DEEPEST = 6; // drafts of this depth and deeper share a colour
+export const SOURCES = { head: "by-head", ngram: "by-ngram", "head+ngram": "by-both" }; // colour classes, where drafters are merged
+export const OTHER = "by-other"; // what filled the tree, or was forced by a grammar
 const NO_TOKENS = { tokens: [], tree: null };
 const KEPT_TREES = 2000; // older cycles of an answer lose their trees, so that a long answer stays small
 
@@ -17,6 +19,7 @@ export function newRun(speculates) {
     pieces: [], // of the text, one for each token that has some: {start, origin, cycle, place}
     tokens: 0,
     origins: {}, // how many tokens came from where
+    proposed: {}, // how many nodes of the trees came from which source, where drafters are merged
     drafted: 0,
     longest: 0, // tokens of the cycle that brought most
     verified: { cycles: 0, tokens: 0 }, // passes after the prompt's
@@ -39,6 +42,11 @@ export function addEvent(run, event, now) {
   const { tokens, tree } = run.isTraced ? (event.speculative_trace ?? NO_TOKENS) : untracedTokens(choice);
   if (!tokens.length) return null;
   run.state = "running";
+  tokens.forEach((token) => (token.source = token.from === "draft" ? sourceOf(tree, tree?.accepted[token.depth]) : undefined));
+  for (const node of tree?.sources?.keys() ?? []) {
+    const source = sourceOf(tree, node + 1);
+    run.proposed[source] = (run.proposed[source] ?? 0) + 1;
+  }
   const cycle = { index: run.cycles.length, tokens, tree, at: now, verified: tokens[0].from !== "prefill" };
   run.cycles.push(cycle);
   if (run.cycles.length > KEPT_TREES) run.cycles[run.cycles.length - 1 - KEPT_TREES].tree = null;
@@ -71,6 +79,12 @@ function countToken(run, token, cycle, place) {
   if (token.from === "draft") run.drafted += 1;
 }
 
+/** The colour class of who proposed a node; undefined where one drafter proposes all. */
+export function sourceOf(tree, node) {
+  if (!tree?.sources || !(node > 0)) return undefined;
+  return SOURCES[tree.sources[node - 1]] ?? OTHER;
+}
+
 /** The answer so far, as a view shows it: what was thought before is left out. */
 export function answerOf(run) {
   const text = run.thinking ? run.content : run.text;
@@ -88,22 +102,30 @@ export function coloursOf({ text, pieces, offset }) {
 /** The pieces of an answer that was kept. */
 export function piecesOf(colours) {
   let start = 0;
-  return [...(colours ?? "").matchAll(/(d[1-6]|bonus|plain):(\d+)/g)].map(([, origin, length]) => {
+  return [...(colours ?? "").matchAll(/(d[1-6]|by-(?:head|ngram|both|other)|bonus|plain):(\d+)/g)].map(([, origin, length]) => {
     const piece = { start, origin };
     start += Number(length);
     return piece;
   });
 }
 
-/** The colour class of a token: d1 ... d6, bonus or plain. */
+/** The colour class of a token: of a draft's source, if there are several, else of its depth, d1 ... d6; bonus or plain. */
 export function originOf(token) {
-  if (token.from === "draft") return `d${Math.min(Math.max(token.depth ?? 1, 1), DEEPEST)}`;
+  if (token.from === "draft") return token.source ?? `d${Math.min(Math.max(token.depth ?? 1, 1), DEEPEST)}`;
   return token.from === "bonus" ? "bonus" : "plain";
+}
+
+export const SOURCE_NAMES = { "by-head": "head", "by-ngram": "n-grams", "by-both": "both", "by-other": "other" };
+
+/** Who proposed a draft, as it follows other words; nothing where one drafter proposes all. */
+export function sourceInWords(source) {
+  if (!source) return "";
+  return source === OTHER ? ", filled in or forced" : `, from ${source === "by-both" ? "head and n-grams" : `the ${SOURCE_NAMES[source]}`}`;
 }
 
 /** Where a token came from, in words. */
 export function originInWords(token) {
-  if (token.from === "draft") return `accepted draft, depth ${token.depth}`;
+  if (token.from === "draft") return `accepted draft, depth ${token.depth}${sourceInWords(token.source)}`;
   if (token.from === "bonus") return "bonus: the model's own, in the same pass";
   return token.from === "prefill" ? "from reading the prompt" : "plain decoding, one pass for one token";
 }

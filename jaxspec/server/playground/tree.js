@@ -1,5 +1,5 @@
-import { visible } from "./dom.js";
-import { DEEPEST, originOf } from "./runs.js";
+import { draw, markOf, visible } from "./dom.js";
+import { DEEPEST, originOf, sourceInWords, sourceOf } from "./runs.js";
 /* The tree of one cycle: what the head drafted, and the path that the model accepted. */
 
 export const EXAMPLE_CYCLE = {
@@ -18,6 +18,7 @@ export const EXAMPLE_CYCLE = {
 const ROW = { least: 22, most: 46 };
 const GAP = { least: 14, most: 72 }; // between columns
 const HEAD_HEIGHT = 26;
+const MARK = 13; // width of the mark that tells who proposed a node
 const LETTER = 7.25; // width of a letter at the font size of tree.css
 
 /** The tree of a pass without drafts: only the text before. */
@@ -30,7 +31,9 @@ export function singleStep(before) {
  * What the pass added below the last accepted node is a node too: the bonus token.
  */
 function layoutTree(tree, tokens) {
-  const nodes = tree.tokens.map((text, index) => ({ text, parent: tree.parents[index], state: "rejected", children: [] }));
+  const nodes = tree.tokens.map((text, index) => {
+    return { text, parent: tree.parents[index], state: "rejected", children: [], source: sourceOf(tree, index) };
+  });
   tree.accepted.forEach((index) => (nodes[index].state = "accepted"));
   nodes[0].state = "root"; // the token before the tree
   const added = tokens.at(-1);
@@ -87,7 +90,7 @@ function placeColumns(nodes, columns, space) {
   for (let letters = 14; letters >= 4; letters -= 1) {
     for (const node of nodes) {
       node.label = shorten(visible(node.text), letters);
-      node.width = Math.max(textWidth(node.label) * LETTER + 16, 26);
+      node.width = Math.max(textWidth(node.label) * LETTER + 16, 26) + (node.source ? MARK : 0);
     }
     widths = Array.from({ length: columns }, () => 0);
     for (const node of nodes) widths[node.depth] = Math.max(widths[node.depth], node.width);
@@ -130,22 +133,16 @@ function drawEdge(from, to) {
 function drawNode(node, height) {
   const group = draw("g", { class: `node ${node.state} ${colourOf(node)}` });
   const box = { x: node.x, y: node.y - height / 2, width: node.width, height, rx: Math.min(height / 2, 7) };
-  const text = draw("text", { x: node.x + node.width / 2, y: node.y + 4, "text-anchor": "middle" }, node.label);
+  const middle = node.x + (node.width + (node.source ? MARK : 0)) / 2;
+  const text = draw("text", { x: middle, y: node.y + 4, "text-anchor": "middle" }, node.label);
   group.style.setProperty("--level", node.depth);
-  group.append(draw("title", {}, JSON.stringify(node.text)), draw("rect", box), text);
+  group.append(draw("title", {}, JSON.stringify(node.text) + sourceInWords(node.source)), draw("rect", box), text);
+  if (node.source) group.append(draw("path", { d: markOf(node.source, node.x + 12, node.y), class: "mark" }));
   return group;
 }
 
 function colourOf(node) {
-  return node.state === "accepted" ? `d${Math.min(node.depth, DEEPEST)}` : "";
-}
-
-/** An SVG element with attributes and text. */
-function draw(tag, attributes = {}, text = "") {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text) element.textContent = text;
-  return element;
+  return node.source ?? (node.state === "accepted" ? `d${Math.min(node.depth, DEEPEST)}` : "");
 }
 
 /** Letters that a text takes in a fixed-width font: those of East Asian scripts take two. */
