@@ -1,7 +1,8 @@
 """A server without a model, for what the built-in one can't show: Markdown, hostile text, failures, any tree and any pace.
 
 Words in square brackets in the prompt say what happens: [hostile], [unicode], [markdown], [thinks], [empty], [400], [503],
-[breaks], [ends early], [differs], [slow], [waits], [no trace], [merged]: of several drafters. A schema cuts two drafts of every tree; one with "not" is refused.
+[breaks], [ends early], [differs], [slow], [waits], [no trace], and [merged]: several drafters. A schema cuts two drafts of every
+tree; one with "not" is refused.
 To look at the page with it: python -m tests.browser.mock_server
 """
 

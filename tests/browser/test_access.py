@@ -91,6 +91,8 @@ def test_nothing_is_wider_than_the_page_and_the_legend_does_not_overlap(visit, m
         return boxes.flatMap((a, index) => boxes.slice(index + 1).filter(b =>
             a.left < b.right - 0.5 && b.left < a.right - 0.5 && a.top < b.bottom - 0.5 && b.top < a.bottom - 0.5)).length }"""
     assert page.evaluate(overlaps) == 0
+    cramped = "[...document.querySelectorAll('#legend li > .entry > *')].filter(part => part.scrollWidth > part.clientWidth)"
+    assert page.evaluate(f"{cramped}.map(part => part.textContent)") == []
 
 
 @pytest.mark.parametrize("size", SIZES)

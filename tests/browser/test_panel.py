@@ -76,7 +76,7 @@ def test_each_source_of_merged_drafts_has_its_colour_its_mark_and_its_line(visit
     page.page.click("label:has(#coloured)")
     page.ask("Hello")
     page.look_inside()
-    legend = """[...document.querySelectorAll('#legend li')].filter(item => item.checkVisibility()).map(item => item.dataset.origin)"""
+    legend = "[...document.querySelectorAll('#legend li:not([hidden])')].map(item => item.dataset.origin)"
     by_depth = [*(f"d{depth}" for depth in range(1, 7)), "bonus", "plain"]
     assert page.evaluate(legend) == by_depth and page.page.locator(".node .mark").count() == 0
     page.ask("[merged]")
