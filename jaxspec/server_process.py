@@ -18,8 +18,8 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
     """Starts a server, which logs to this process's standard error; returns at once, with its process and port.
 
     Args:
-        command: such as "python3 -m jaxspec.serve --model-path smollm2", on one line or on several that end in a backslash. Python
-            is the one that runs this.
+        command: such as "jaxspec serve smollm2" or SGLang's "python3 -m MODULE ...", on one line or on several that end in a
+            backslash. Python is the one that runs this.
         host: for the command's --host, unless that has one.
         port: None: a free one.
 
@@ -31,6 +31,8 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
         raise ValueError(f"expected a command without --port, which is an argument of its own; got {command[:80]!r}")
     if words[0] in PYTHONS:
         words[0] = sys.executable
+    elif words[0] == "jaxspec":  # its directory need not be in PATH
+        words[:1] = [sys.executable, "-m", "jaxspec"]
     if not any(word.partition("=")[0] == "--host" for word in words):
         words += ["--host", host]
     if port is None:

@@ -55,6 +55,12 @@ def test_a_server_is_launched_awaited_and_ended(stub: Path, capsys):
     assert f"{sys.executable} 127.0.0.1 a b" in capsys.readouterr().out
 
 
+def test_jaxspec_is_found_wherever_it_is_installed(monkeypatch, capfd):
+    monkeypatch.setenv("PATH", "")
+    process, _ = launch_server_cmd("jaxspec serve --no-such-option")
+    assert process.wait(60) == 2 and "no-such-option" in capfd.readouterr().err
+
+
 def test_a_server_that_ends_or_is_slow_is_an_error_and_no_endless_wait(stub: Path):
     process, port = launch_server_cmd(f"python3 {stub} --status 3")
     with pytest.raises(RuntimeError, match="ended with status 3"):
