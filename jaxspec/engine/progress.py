@@ -36,7 +36,8 @@ class Forecast:
         since = self._clock() - self._last
         under_way = min(missing, self._at_once - 1) / 2  # those that run beside the next one are half done
         each = max((self._last - self._began) / (self._done + under_way), since / self._at_once)  # this one may be a long one
-        return max(math.ceil(each * (missing - under_way) - since), 1)
+        left = each * (missing - under_way) - since
+        return max(math.ceil(abs(left)), 1)  # what is overdue takes as long again
 
 
 class CompilingProgress:
