@@ -159,7 +159,7 @@ def load_all(arguments: ServerArguments, stack: contextlib.ExitStack, group: Hos
     models.engine.prefix_cache.observer = observer
     chat_template = load_chat_template(arguments, models)
     stack.enter_context(chat_template or contextlib.nullcontext())
-    defaults = sampling_defaults(models.directory) if arguments.model_sampling else {}
+    defaults = sampling_defaults(models.directory, models.name) if arguments.model_sampling else {}
     importing = threading.Thread(target=import_module, args=["jaxspec.server.http_server"])  # XLA leaves room for it
     importing.start()
     try:

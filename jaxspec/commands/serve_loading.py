@@ -17,7 +17,7 @@ from jaxspec.commands.options import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
-from jaxspec.defaults import FROM_TEXT, draft_path, model_directory
+from jaxspec.defaults import FROM_TEXT, SMOLLM2, SMOLLM2_SAMPLING, draft_path, model_directory
 from jaxspec.engine.device_state import GRAPHS_SINCE, driver_version, makes_graphs
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.memory import readable
@@ -130,14 +130,15 @@ def load_chat_template(arguments: ServerArguments, models: LoadedModels) -> Chat
     return ChatTemplate.of_model(models.tokenizer, path.read_text(encoding="utf-8"), f"--chat-template {path}")
 
 
-def sampling_defaults(directory: Path) -> dict[str, Any]:
-    """The sampling values of a model's generation_config.json, which its makers recommend. Raises ValueError for a wrong one.
+def sampling_defaults(directory: Path, name: str = "") -> dict[str, Any]:
+    """The sampling values of a model's generation_config.json, or of the card of the model of this name: those that its makers
+    recommend. Raises ValueError for a wrong one.
 
     In:  {"do_sample": true, "temperature": 0.6, "top_k": 20, "eos_token_id": 2}
     Out: {"temperature": 0.6, "top_k": 20}
     """
     path = directory / "generation_config.json"
-    written = read_object(path) if path.is_file() else {}
+    written = read_object(path) if path.is_file() else SMOLLM2_SAMPLING if name == SMOLLM2 else {}
     found = {name: written[name] for name in RECOMMENDED if written.get(name) is not None}
     if isinstance(temperature := found.get("temperature"), float) and 0 < temperature < LEAST_TEMPERATURE:
         found["temperature"] = 0.0  # some files mean greedy by 1e-6
