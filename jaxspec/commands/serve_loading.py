@@ -131,8 +131,8 @@ def load_chat_template(arguments: ServerArguments, models: LoadedModels) -> Chat
 
 
 def sampling_defaults(directory: Path, name: str = "") -> dict[str, Any]:
-    """The sampling values of a model's generation_config.json, or of the card of the model of this name: those that its makers
-    recommend. Raises ValueError for a wrong one.
+    """The sampling values of a model's generation_config.json, which its makers recommend; without one, `smollm2` is greedy.
+    Raises ValueError for a wrong one.
 
     In:  {"do_sample": true, "temperature": 0.6, "top_k": 20, "eos_token_id": 2}
     Out: {"temperature": 0.6, "top_k": 20}
