@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist import is_xdist_worker
 from xdist.scheduler import LoadScopeScheduling
 
@@ -22,6 +23,9 @@ QUICK_COMPILER = (
 """Most tests compile many small programs and run each a few times: optimizing them would cost twice the time that it saves.
 (A module per program, as the other worker has the other core.)"""
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILER}"
+
+settings.register_profile("a busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("a busy machine")  # how fast examples come says nothing of what they test
 
 CACHE_BYTES = 4 << 30
 """The oldest programs beyond this are removed at the start. (JAX's own bound reads the whole directory for each new program.)"""
@@ -128,6 +132,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(folder)
         if "gpu_compiler" in item.fixturenames:
             item.add_marker("gpu_compiler")
+        if item.get_closest_marker("exhaustive"):  # then it is no variant, if others of its test are
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "variants"]
     before = of_sets(items)
     yield
     config.stash[LEFT_OUT] = before - of_sets(items)

@@ -4,8 +4,10 @@ from functools import partial
 
 import pytest
 
-SETS = ("exhaustive", "gpu_compiler", "clients", "browser")
+SETS = ("variants", "exhaustive", "gpu_compiler", "clients", "browser")
 """Markers."""
 
-exhaustive = partial(pytest.param, marks=pytest.mark.exhaustive)
+variants = partial(pytest.param, marks=pytest.mark.variants)
 """Arguments of a test that the default set does without."""
+exhaustive = partial(pytest.param, marks=pytest.mark.exhaustive)
+"""Arguments of a test that neither the default set nor `variants` has."""

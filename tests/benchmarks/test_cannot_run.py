@@ -60,6 +60,7 @@ def ended(tmp_path_factory) -> dict[str, Ended]:
     return {line: Ended(*how) for line, how in json.loads(run.stdout.splitlines()[-1]).items()}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("line", "missing"), CASES.items())
 def test_a_missing_package_is_one_line_that_says_what_to_install(ended, line, missing):
     status, errors = ended[line]

@@ -88,6 +88,7 @@ KNOWN_PROGRAM = 5.0
 """A cycle whose program the case before has compiled."""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("slower", [0.5, 1.0, 1.15])
 def test_ten_minutes_reach_all_that_matters_most(slower):
     """Kernels, the copy, cycles of every kind, settings of XLA, text and the engine."""

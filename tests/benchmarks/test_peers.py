@@ -134,6 +134,7 @@ def test_everybody_is_measured_against_transformers(compare, capsys):
     assert "10 tokens instead of 12" in printed and tables(results)["best"] in printed
 
 
+@pytest.mark.variants
 def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):
     status, results = compare({"transformers": MISSING, "llama.cpp": GOOD, "ctranslate2": MISSING_LATER})
     assert status == 0 and results is not None

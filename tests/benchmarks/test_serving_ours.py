@@ -69,6 +69,7 @@ def test_the_fake_engine_s_accept_length_is_found(measure):
     assert results["tokens_per_chunk"] == 7 / 4
 
 
+@pytest.mark.variants
 def test_our_server_s_key_is_asked_for_and_taken(measure, monkeypatch):
     model = ServedModel("fake", CONTEXT, TREE, byte_tokenizer(), None)
     with serving(FakeEngine(), model, ServerSettings(api_key="right-key")) as url:

@@ -394,6 +394,7 @@ def test_odd_metadata_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.M
     assert "\n" not in str(error.value) and not (tmp_path / "read").exists()
 
 
+@pytest.mark.variants
 def test_a_file_is_dequantised_once_and_served(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = write(tmp_path / "small.gguf", tiny_target(**SIZES, **MODELS["llama"]), "llama")

@@ -272,6 +272,7 @@ def test_missing_tensors_and_another_quantisation_are_named(tmp_path, caplog):
         load_target(stored, jnp.float32)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("quantization", ["int8", exhaustive("fp8"), exhaustive("int4")])
 def test_texts_do_not_depend_on_trees(tmp_path, quantization):
     """Target and head quantised while they are loaded; trees, plain decoding and batches say the same."""

@@ -77,6 +77,7 @@ def test_blocks_of_a_file_stay_and_change_no_logit(tmp_path, kind):
     np.testing.assert_allclose(logits(dense, tokens), expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("storing", "sizes"),
     [(Storing.AS_IN_FILE, IN_A_BATCH), exhaustive(Storing.AS_IN_FILE, EVERY), exhaustive(Storing.ROWS, EVERY)],
@@ -115,6 +116,7 @@ for batch, width in ((1, 1), (1, 2), (1, 5), (2, 3), (1, 8), (3, 6)):
 """
 
 
+@pytest.mark.variants
 @pytest.mark.skipif(what_is_missing() is not None, reason=f"no kernels for CPUs here: {what_is_missing()}")
 def test_a_token_has_the_same_bits_in_any_window_and_batch(tmp_path):
     """So no tree, batch or chunk decides a near tie. (XLA's products, attention and norms depend on the number of rows; without

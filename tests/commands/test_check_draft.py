@@ -17,6 +17,7 @@ GOOD = Report(
 )  # fmt: skip
 
 
+@pytest.mark.variants
 def test_a_trained_head_passes_and_its_report_adds_up(tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(run["prompt"]) + "\n" for run in trace()["runs"][:2]))

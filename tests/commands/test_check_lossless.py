@@ -23,6 +23,7 @@ from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, tiny_engine
 
 
+@pytest.mark.variants
 def test_a_tree_changes_no_token(model, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("one\ntwo words\n")
     flags = [*model.flags, "--trees", "1/1/2", "--batch", "1", "--prompts", str(tmp_path / "prompts.txt"), "--max-tokens", "8"]

@@ -79,6 +79,7 @@ def group(tmp_path):
     group.process.wait()
 
 
+@pytest.mark.variants
 def test_a_server_that_dies_is_started_again_and_a_signal_ends_all(group: Group):
     router, dead, other = group.pid(2), group.pid(0), group.pid(1)
     os.kill(dead, signal.SIGKILL)
@@ -90,6 +91,7 @@ def test_a_server_that_dies_is_started_again_and_a_signal_ends_all(group: Group)
     assert f"the server at http://127.0.0.1:{group.ports[0]} has ended with status -9: it is started again" in group.log.read_text()
 
 
+@pytest.mark.variants
 def test_the_end_of_the_router_is_the_end_of_all(group: Group):
     router, servers = group.pid(2), (group.pid(0), group.pid(1))
     os.kill(router, signal.SIGKILL)

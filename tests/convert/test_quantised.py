@@ -24,6 +24,7 @@ def model():
     return tiny_target(**SIZES, qkv_bias=True)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("quantization", ["int4", exhaustive("int8"), exhaustive("fp8")])
 def test_what_was_quantised_beforehand_is_what_loading_quantises(tmp_path, model, quantization):
     """Target and head, as on a GPU and as on a CPU, where the blocks are others."""

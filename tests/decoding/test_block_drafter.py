@@ -203,6 +203,7 @@ def run(engine: Engine, *trees: TreeShape, max_tokens: int = 40) -> list[list[in
     return [request.output for request in requests]
 
 
+@pytest.mark.variants
 def test_a_text_is_the_same_with_and_without_the_tree():
     """Again with the first time's pages in the cache, and where requests are preempted. One layer compiles fastest."""
     target, options = engine_target(num_layers=1), {"num_pages": 16, "context_length": 60, "request_trees": (PLAIN,)}

@@ -150,6 +150,7 @@ def test_with_the_targets_logits_the_head_drafts_the_targets_token(vocabulary, n
     assert equal > 0.95 if name in ("top_k", "top_p", "min_p", "mixture") else equal == 1
 
 
+@pytest.mark.variants
 def test_the_noise_of_a_node_is_that_of_its_position():
     """A token at any depth is the one that is chosen there when the text is as long."""
     state = running(KINDS["hot"])
@@ -162,6 +163,7 @@ def test_the_noise_of_a_node_is_that_of_its_position():
         assert (choose_tokens(state, batch, there, logits) == choose_tokens(state, later, tree, logits)).all()
 
 
+@pytest.mark.variants
 def test_greedy_requests_are_drafted_alike_in_any_company():
     """Rows 0 to 2 are greedy, the others are not."""
     _, head = heads()["whole"]

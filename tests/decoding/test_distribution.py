@@ -216,6 +216,7 @@ def test_lossy_acceptance_accepts_more_and_changes_the_distribution():
         assert_distribution(lossy.tokens, params)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", ["temperature", "filters", "everything"])
 def test_lossy_acceptance_has_the_documented_distribution(name):
     """Of a tree of one level the second token's distribution is known exactly."""

@@ -49,6 +49,7 @@ def run(engine: Engine) -> list[list[int]]:
     return [request.output for request in requests]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", [exhaustive("copy"), exhaustive("block"), "copy and block", exhaustive("head, copy and block")])
 @pytest.mark.parametrize("adaptive", [False, exhaustive(True)])
 def test_the_text_is_that_of_plain_decoding(name, adaptive):
@@ -83,6 +84,7 @@ def drafted(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
     return trees
 
 
+@pytest.mark.variants
 def test_pages_of_a_drafters_own_follow_the_text():
     """However tokens come (one chunk, several, a prefix hit), the block finds the same features, so it drafts the same trees."""
     prompt = PROMPTS[1]

@@ -165,6 +165,7 @@ def check_sources(text: list[int], tree: DraftedTree) -> None:
             assert (text[-1], token) in pairs
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("options", [{}, exhaustive({"adaptive": True}), exhaustive({"overlap": False})])
 def test_the_source_of_every_draft_is_told(options):
     """In trees, answers and metrics, which agree. A random head drafts more, and n-grams get more of what repeats accepted."""
@@ -207,6 +208,7 @@ def ask(engine: Engine, prompt: tuple[int, ...], **asked) -> Request:
     return request
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("options", [{}, exhaustive({"overlap": False}), exhaustive({"prefix_cache": False, "prefill_chunk": 4})])
 def test_a_text_may_continue_as_that_of_another_request(options):
     """Its own text never changes; it is drafted from another's only of the same salt, after a flush of none, and where it shows its

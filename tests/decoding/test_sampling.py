@@ -78,6 +78,7 @@ def test_no_kind_changes_the_tokens_of_the_kinds_before_it(kind, above):
     assert (chosen(logits, positions, params, company=[PARAMS[above]]) == chosen(logits, positions, params)).all()
 
 
+@pytest.mark.variants
 def test_many_nodes_are_adjusted_in_parts_each_with_its_own_noise():
     """Node i may only draw the tokens i and i + 1."""
     count = 2 * NODES_AT_ONCE + 3

@@ -5,6 +5,7 @@ import pytest
 from tests.engine.calls import COUNTED, MOST
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", list(MOST))
 def test_no_more_python_calls_than(name: str):
     for _ in range(3):  # threads that take turns otherwise add some

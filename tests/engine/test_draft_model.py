@@ -32,6 +32,7 @@ def expected() -> list[tuple[int, ...]]:
     return run(tiny_engine(PLAIN, target=TARGET), PROMPTS, PARAMS)
 
 
+@pytest.mark.variants
 def test_text_is_plain_decodings_from_cached_prefixes_too(expected):
     engine = tiny_engine(TREE, target=TARGET, head=OTHER)
     assert run(engine, PROMPTS, PARAMS) == expected

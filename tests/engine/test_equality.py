@@ -121,6 +121,7 @@ def test_a_random_head_is_hardly_accepted():
     assert request.result().speculation.accept_length < 1.5
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("options", [{}, exhaustive({"draft_window_size": 6, "draft_sink_size": 3, "matmul": "skinny"})])
 def test_texts_longer_than_the_head_was_made_for(options):
     """Heads say 2048 positions where their target has 128 thousand: past that they go on, and the text is the target's."""

@@ -90,6 +90,7 @@ def test_the_host_may_add_candidates_of_its_own():
     )
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("tree", [TREE, PLAIN], ids=str)
 def test_masked_text_is_that_of_allowed_tokens(tree):
     """The mask of the first token travels with the prompt's last chunk."""

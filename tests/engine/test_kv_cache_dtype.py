@@ -27,6 +27,7 @@ def expected() -> list[tuple[int, ...]]:
     return run(fp8_engine(PLAIN), PROMPTS, PARAMS)
 
 
+@pytest.mark.variants
 def test_trees_and_the_prefix_cache_change_nothing(expected):
     engine = fp8_engine(TREE)
     assert run(engine, PROMPTS, PARAMS) == expected

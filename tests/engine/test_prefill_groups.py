@@ -135,6 +135,7 @@ def run(engine: Engine, at_once: bool = True) -> list[GenerationOutput]:
     return [outputs[name] for name in order]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("tree", [PLAIN, exhaustive(TreeShape(2, 2, 4))], ids=str)
 def test_together_they_say_what_each_says_alone(tree):
     """Under prefix hits within a step, chunked prompts, penalties, log probabilities, and preemption for want of pages."""
@@ -231,6 +232,7 @@ def test_while_its_program_is_not_there_prompts_run_one_by_one():
     assert batches == [1, 1, 1] and engine.stats().finished["length"] == 3
 
 
+@pytest.mark.variants
 def test_half_of_the_tokens_may_not_be_padding_on_a_cpu():
     engine = engine_of(PLAIN)
     chunks = [chunk_of(3, pages_from(100 * place)) for place in range(4)]

@@ -183,6 +183,7 @@ with removing_damaged():
 """
 
 
+@pytest.mark.variants
 def test_damaged_programs_of_jaxs_cache_are_replaced(tmp_path):
     """JAX warns of them at every start, for ever."""
 

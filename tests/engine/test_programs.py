@@ -45,6 +45,7 @@ def own_cache(tmp_path):
     reset_cache()
 
 
+@pytest.mark.variants
 def test_each_is_compiled_once_and_the_next_process_finds_it():
     first, second = TwoPrograms(3.0), TwoPrograms(3.0)
     for programs in (first, second):

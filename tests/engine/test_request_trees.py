@@ -53,6 +53,7 @@ def test_each_request_has_its_own_tree_and_the_tokens_stay_the_same(expected, ov
     assert run(engine, TREES[::-1])[0] == expected, "with the other trees, and pages of the first time in the cache"
 
 
+@pytest.mark.variants
 def test_pages_of_a_plain_request_are_as_good_as_any(expected):
     """The head has caught up with plain decoding when the pages are found again: the oracle head knows where it is."""
     target, text = engine_target(), expected[0]
@@ -114,6 +115,7 @@ def test_statistics_add_up(expected):
     assert stats.prompt_tokens == sum(map(len, PROMPTS)) and stats.finished == {"length": 4}
 
 
+@pytest.mark.variants
 def test_times_are_measured_from_the_arrival():
     now = [100.0]
     engine = tiny_engine(PLAIN, clock=lambda: now[0], overlap=False, max_running_requests=1)

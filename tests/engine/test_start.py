@@ -86,6 +86,7 @@ def test_too_little_memory_is_refused_with_its_parts(memory, temporaries, messag
     assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
 
 
+@pytest.mark.variants
 def test_an_engine_compiles_first_and_then_allocates_what_fits():
     usual = tiny_engine(PLAIN)
     shapes, pages, first = usual.runner.programs.state, usual.runner.num_pages, usual.runner.table.first()
@@ -161,6 +162,7 @@ def test_starts_that_find_about_as_much_memory_have_the_same_programs(room, sequ
     assert pages == full or pages == 512 or pages in {2**power * part // 8 for power in range(9, 14) for part in range(8, 16)}
 
 
+@pytest.mark.variants
 def test_pages_take_no_memory_before_they_are_used():
     """At the start, in the first runs and while a request runs."""
     before = own_memory()
@@ -198,6 +200,7 @@ def every_kind() -> Engine:
     return engine
 
 
+@pytest.mark.variants
 def test_first_runs_change_nothing_but_the_padding_row(every_kind):
     runner = every_kind.runner
     assert {type(program) for program in runner.programs.compilations} == {

@@ -39,6 +39,7 @@ def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[
     return taken
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("overlap", [exhaustive(True), False])
 def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
     expected = run(tiny_engine(PLAIN))

@@ -44,6 +44,7 @@ def uploads_of_steps(engine: Engine, steps: int) -> list[int]:
     return uploads
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("trees", [(TREE, TREE), (PLAIN,), (TREE, PLAIN)])
 def test_cycles_of_the_same_batch_copy_nothing(trees, overlap):

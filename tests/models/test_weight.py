@@ -99,6 +99,7 @@ def test_the_text_is_that_of_the_same_numbers_in_float32(target):
     assert stored == same
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("make", [random_eagle, exhaustive(random_head)])
 def test_an_engine_serves_it_with_and_without_a_tree(target, make):
     stored, _ = target

@@ -29,6 +29,7 @@ def attended(length: int, window: int, head_dim: int, start: int = 0) -> tuple[j
     return q[:, length:], *cache, table, slots[:1], slots[1:], k[:, length:], v[:, length:], mask
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("head_dim", [64, *map(exhaustive, sorted({*HEAD_DIMS} - {64}))])
 @pytest.mark.parametrize("start", [0, 5])
 def test_a_row_is_the_same_in_the_cache_in_a_window_and_alone(head_dim, start):

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from pallas_kernels.cutoff.api import IMPLEMENTATIONS, Cutoff, cutoff
 from pallas_kernels.cutoff.bisection import STEPS_PER_NAT, WHOLE, float_of, largest, ordered_bits
+from tests.sets import variants
 
 RUNNABLE = {name: each if name == "reference" else partial(each, interpret=True) for name, each in IMPLEMENTATIONS.items()}
 ROUNDING = np.float32(2**-20)
@@ -73,7 +74,8 @@ def found(implementation: str, logits: Array, most: Array, total: Array, *others
 @pytest.mark.parametrize(
     ("vocab_size", "rows"),
     [
-        (9000, 100),
+        (9000, 30),
+        variants(9000, 100),
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
             for each in ((50, 200), (9000, 200), (1, 100), (50, 10_000), (9000, 10_000))
@@ -101,6 +103,7 @@ def test_the_kept_tokens_are_those_of_the_definition(implementation, given, voca
     assert different <= (0 if implementation == "reference" else rows // 100)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("implementation", RUNNABLE)
 def test_a_rough_cut_keeps_a_little_more(implementation):
     given = arguments(np.random.default_rng(7), 12, 300)

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -12,14 +12,12 @@ SHAPES = st.sampled_from([(1, 1, 1), (2, 3, 31), (1, 4, 32), (2, 2, 33), (1, 3, 
 MASKS = SHAPES.flatmap(lambda shape: arrays(bool, shape))
 
 
-@settings(deadline=None)
 @given(MASKS)
 def test_unpacking_undoes_packing(mask):
     packed = pack_mask(jnp.asarray(mask))
     np.testing.assert_array_equal(unpack_mask(packed.bits, mask.shape[2]), mask)
 
 
-@settings(deadline=None)
 @given(MASKS)
 def test_the_stretch_holds_all_that_a_row_sees_and_no_more(mask):
     packed = pack_mask(jnp.asarray(mask))

@@ -79,6 +79,7 @@ def test_all_bytes(inline, dtype):
         same(convert(column, jnp.dtype(dtype), inline=True), convert(column, jnp.dtype(dtype), inline=False))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_halves_with_all_zero_points(inline, dtype):
     packed = jnp.asarray(np.repeat(BYTES[:, None], 256, 1))

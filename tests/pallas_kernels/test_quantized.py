@@ -14,7 +14,7 @@ from pallas_kernels.rows import Blocks
 from pallas_kernels.skinny_matmul import Best, SwiGlu, skinny_matmul
 from pallas_kernels.skinny_matmul.pallas_triton import pallas_triton_matmul
 from pallas_kernels.weight import Dense
-from tests.sets import exhaustive
+from tests.sets import exhaustive, variants
 
 STORAGES = {
     "int8": QuantizedAs("int8"),
@@ -90,7 +90,7 @@ def test_zeros_stay_zeros():
     np.testing.assert_allclose(InBlocks()(MATRIX).dense(jnp.float32), MATRIX, atol=0.51 * np.abs(MATRIX).max() / 127)
 
 
-@pytest.mark.parametrize("rows", [5, 20])
+@pytest.mark.parametrize("rows", [5, variants(20)])
 @pytest.mark.parametrize("dtype", ["bfloat16", exhaustive("float16"), exhaustive("float32")])
 @pytest.mark.parametrize("name", STORAGES)
 def test_the_gpu_kernel_equals_the_product_with_its_matrix(name, dtype, rows):

@@ -52,8 +52,8 @@ def combinations():
     """Every implementation (None: the platform's) with the cases that it supports. All seeds but the first are exhaustive.
 
     So are three quarters of the reference's cases, as other implementations are compared with the same definition.
-    Interpreters are slow: large cases of Triton only in the exhaustive set. So are all of Mosaic, with one seed, whose interpreter
-    looks for races: test_mosaic.py has the same kernel in the default set.
+    Interpreters are slow: two thirds of Triton's cases are variants, and large ones only in the exhaustive set. So are all of
+    Mosaic, with one seed, whose interpreter looks for races: test_mosaic.py has the same kernel in the default set.
     """
     assert set(LARGE_IN_DEFAULT_SET) <= set(CASES)
     on_gpu = jax.default_backend() == "gpu"
@@ -67,6 +67,8 @@ def combinations():
                     )
                     is_slow |= implementation == "reference" and place % 4 > 0
                     marks = [pytest.mark.exhaustive] if seed or (is_slow and not on_gpu) else []
+                    if not marks and implementation == "pallas_triton" and place % 3 > 0:
+                        marks = [pytest.mark.variants]
                     yield pytest.param(implementation, case, seed, id=f"{implementation}-{case}-{seed}", marks=marks)
 
 

@@ -89,7 +89,7 @@ def put_together(events: list[dict]) -> tuple[dict, list[str]]:
     st.none() | st.just("Be kind."),
     st.sampled_from([(None, None), ("auto", "auto"), ("none", "none"), ("any", "required")]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_model_reads_what_it_reads_in_a_chat(shared_tools: Client, turns: list, system: str | None, choices: tuple):
     engine = shared_tools.engine
     engine.text, start = "\x00", len(engine.params)
@@ -108,7 +108,7 @@ def test_the_model_reads_what_it_reads_in_a_chat(shared_tools: Client, turns: li
 
 @given(answer_texts(), st.integers(1, 120))
 @example(TWO_CALLS, 500)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_answer_is_that_of_a_chat_whole_and_streamed(shared_tools: Client, text: str, most: int):
     shared_tools.engine.text = text + "\x00"
     chat = of_chat(shared_tools.post(CHAT, messages=USER, tools=CHAT_TOOLS, max_tokens=most).json())

@@ -80,7 +80,7 @@ def put_together(events: list[dict]) -> dict:
 
 
 @given(CONVERSATIONS, st.none() | st.just("Be kind."), st.sampled_from([None, "auto", "none", "required"]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_model_reads_what_it_reads_in_a_chat(shared_tools: Client, turns: list, instructions: str | None, choice: str | None):
     engine = shared_tools.engine
     engine.text, start = "\x00", len(engine.params)
@@ -97,7 +97,7 @@ def test_the_model_reads_what_it_reads_in_a_chat(shared_tools: Client, turns: li
 
 @given(answer_texts(), st.none() | st.integers(1, 120))
 @example(TWO_CALLS, None)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_answer_is_that_of_a_chat_whole_and_streamed(shared_tools: Client, text: str, most: int | None):
     shared_tools.engine.text = text + "\x00"
     chat = shared_tools.post(CHAT, messages=USER, tools=CHAT_TOOLS, max_completion_tokens=most).json()

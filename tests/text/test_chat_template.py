@@ -99,7 +99,7 @@ ALTERNATING = st.lists(CONTENTS, min_size=1, max_size=5).map(
 
 
 @given(name=st.sampled_from(sorted(WELL_KNOWN)), messages=st.lists(MESSAGES, min_size=1, max_size=6) | ALTERNATING)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_the_text_is_that_of_transformers(well_known: dict[str, ChatTemplate], name: str, messages: list[dict[str, str]]):
     try:
         expected = tokenizer(name).apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -112,7 +112,7 @@ def test_the_text_is_that_of_transformers(well_known: dict[str, ChatTemplate], n
 
 
 @given(value=st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=9)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_options_are_those_of_transformers(well_known: dict[str, ChatTemplate], value: bool | float | str):
     expected = tokenizer("Qwen 3").apply_chat_template(USER, add_generation_prompt=True, tokenize=False, enable_thinking=value)
     assert well_known["Qwen 3"].render(USER, {"enable_thinking": value}) == expected

@@ -46,6 +46,7 @@ def by_drafting(drafter: BlockDrafter, tokens: jax.Array, features: jax.Array, l
     return block_logits(drafter.head, target, state, batch, drafter.config.max_steps)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", ["windows", exhaustive("DFlash"), exhaustive("JetSpec")])
 def test_a_block_in_training_is_that_of_the_drafter(name):
     """Behind every root, whatever else is in the row, and with the losses and right drafts that follow."""

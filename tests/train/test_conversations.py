@@ -91,6 +91,7 @@ def test_prompts_are_made_of_topics():
         topic_prompts(50_000, 0, SETTINGS)
 
 
+@pytest.mark.variants
 def test_answers_are_the_targets_own(llm):
     """Tokens are the prompt in the chat template and the answer; greedy answers are what the target says then."""
     prompts = [[{"role": "user", "content": text}] for text in ("def f(x):", "class A:", "import os", "import re")]
@@ -125,6 +126,7 @@ def test_answers_keep_their_tokens_even_where_their_text_has_others(llm, monkeyp
     assert any(llm.tokenizer.encode(answer.text) != list(answer.token_ids) for answer in answers)
 
 
+@pytest.mark.variants
 def test_the_engine_is_kept_busy_with_one_kind_of_request(llm, monkeypatch):
     """And a conversation is the same alone."""
     add, asked = llm.engine.add, []

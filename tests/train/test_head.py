@@ -25,7 +25,7 @@ from jaxspec.train.head import Trainer, checkpoints_of, room_for_lessons
 from jaxspec.train.new_head import names_of, new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import BLOCKS, TrainSettings
-from tests.sets import exhaustive
+from tests.sets import exhaustive, variants
 
 SETTINGS = TrainSettings(steps=6, rows=4, length=24, depth=2, draft_vocab_size=32, intermediate_size=16)
 
@@ -131,7 +131,10 @@ def test_a_new_head_begins_as_the_targets_last_layer(data, changes):
     assert other.mlp.down_proj.kernel[...].shape == (16, size)
 
 
-@pytest.mark.parametrize("algorithm", ["eagle3", "dflash", *map(exhaustive, ("eagle3.1", "eagle", "mtp", "jetspec"))])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["eagle3", variants("dflash"), *map(exhaustive, ("eagle3.1", "eagle", "mtp", "jetspec"))],
+)
 def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     model = tiny_target(qkv_bias=algorithm == "mtp")
     head = random_mtp(model.config) if algorithm == "mtp" else None
@@ -155,6 +158,7 @@ def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
         trainer(other, model, data, tmp_path / "other")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("settings", [SETTINGS, exhaustive(TrainSettings("dflash", steps=6, rows=4, length=24, depth=5))])
 def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data, settings):
     whole = trainer(settings, target, data, tmp_path / "whole")
@@ -181,6 +185,7 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, target, data, setti
     assert fourth.resume() and fourth.step == 6, "and it is no hindrance to a new one"
 
 
+@pytest.mark.variants
 def test_a_run_that_was_killed_in_an_evaluation_begins_with_it(tmp_path, target, data):
     settings = replace(SETTINGS, steps=4, eval_every=3)
 
@@ -211,6 +216,7 @@ def test_lessons_take_a_third_of_the_available_memory_at_most(available, room, m
     assert room_for_lessons() == room
 
 
+@pytest.mark.variants
 def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data, monkeypatch):
     """With the same losses as if it ran in every epoch, resumed in the middle of one or not."""
     settings = replace(SETTINGS, steps=30)

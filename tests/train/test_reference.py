@@ -29,6 +29,7 @@ def batch():
     return numbers, target, head, Rows(ids, numbers["attention_mask"].astype(np.int32), positions, numbers["loss_mask"] > 0)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("chunk", [exhaustive(1024), 10])
 def test_losses_and_gradients_are_safeailabs(batch, monkeypatch, chunk):
     """With logits made at once, and by chunks that don't divide the batch."""

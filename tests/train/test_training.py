@@ -83,6 +83,7 @@ def one_chain(head, target, tokens, features, first, steps):
     return jnp.concatenate(logits, 1)[0]
 
 
+@pytest.mark.variants
 def test_unrolling_is_drafting_from_every_position_at_once(models):
     target, head = models
     length, steps = 6, 3
