@@ -3,7 +3,6 @@
 All are frozen. A wrong value raises ValueError at construction; the message names the field and says what to do.
 """
 
-import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from jaxspec.checks import checked, refuse_unsupported, require_least, require_one_of, require_size
+from jaxspec.rope_config import RopeConfig
 
 if TYPE_CHECKING:
     from jaxspec.models.feed_forward import FeedForward
@@ -27,68 +27,6 @@ QUANTIZATIONS = ("int8", "fp8", "int4")
 UNQUANTIZED = ("none", "None", "unquant")
 """Names of no quantisation."""
 QUANTIZED = (*QUANTIZATIONS, *UNQUANTIZED)
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Base and scaling of the rotation angles."""
-
-    theta: float = 10000.0
-    kind: str = "default"
-    """"default", "linear" (angles divided by factor), "llama3" (low frequencies divided by factor, smoothly) or "yarn" (the same
-    with another ramp, and longer queries and keys; arXiv 2309.00071)."""
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-    beta_fast: float = 32.0
-    """YaRN: pairs that turn more often than this within original_max_position keep their frequency."""
-    beta_slow: float = 1.0
-    """YaRN: pairs that turn less often than this have their frequency divided by factor."""
-    attention_factor: float = 1.0
-    """YaRN: what rotated queries and keys are multiplied by."""
-
-    def __post_init__(self):
-        if self.kind not in ROPE_KINDS:
-            raise ValueError(f"rope type {self.kind[:80]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor ({self.high_freq_factor})")
-        if self.beta_slow >= self.beta_fast:
-            raise ValueError(f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
-        if self.kind == "yarn" and self.theta <= 1:
-            raise ValueError(f"rope_theta must be above 1 for YaRN, got {self.theta}")
-
-    @classmethod
-    def from_hf(cls, config: dict) -> "RopeConfig":
-        """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5)."""
-        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True}.items():
-            if scaling.get(key) not in (None, neutral):
-                raise ValueError(f"{key}={scaling[key]!r:.80} of the rope parameters is not supported: expected {neutral}")
-        trained = config.get("max_position_embeddings") if kind == "yarn" else None
-        settings = {"attention_factor": yarn_factor(scaling)} if kind == "yarn" else {}
-        named_alike = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
-        return cls(
-            theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
-            kind=kind,
-            original_max_position=scaling.get("original_max_position_embeddings") or trained or 8192,
-            **settings | {name: float(scaling[name]) for name in named_alike if scaling.get(name)},
-        )
-
-    @property
-    def max_position(self) -> int:
-        """Tokens that the scaling reaches; 0: it does not say."""
-        return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
-
-
-def yarn_factor(scaling: dict) -> float:
-    """The attention factor of YaRN where config.json has none: 0.1 ln(factor) + 1. With mscale and mscale_all_dim (DeepSeek's),
-    each of which scales the logarithm, the quotient of both."""
-    logarithm = math.log(max(1.0, float(scaling.get("factor") or 1.0)))
-    above, below = (float(scaling.get(name) or 0.0) for name in ("mscale", "mscale_all_dim"))
-    return (0.1 * above * logarithm + 1.0) / (0.1 * below * logarithm + 1.0) if above and below else 0.1 * logarithm + 1.0
 
 
 @dataclass(frozen=True)
@@ -168,7 +106,8 @@ class TreeShape:
     """The draft tree: depth, width and number of verified nodes. SGLang's three numbers, with its names.
 
     TreeShape() is 5/4/8; TreeShape(num_steps=0) is plain decoding; topk=1 is a chain of num_steps + 1 nodes.
-    Give all three numbers or none (topk=1 and num_steps=0 need no num_draft_tokens).
+    Give all three numbers or none (topk=1 and num_steps=0 need no num_draft_tokens). Where n-grams are merged with a head, a fourth
+    limits the head: 7/4/8/3 is TreeShape(7, 4, 8, head_steps=3).
     """
 
     num_steps: int
@@ -177,10 +116,19 @@ class TreeShape:
     """Children kept per drafted token."""
     num_draft_tokens: int
     """Nodes that the target verifies, the root included."""
+    head_steps: int | None = None
+    """Levels that a head drafts, where deeper ones are left to n-grams, whose depth costs nothing; 0: it only absorbs the accepted
+    tokens. None: all."""
 
-    def __init__(self, num_steps: int | None = None, topk: int | None = None, num_draft_tokens: int | None = None):
+    def __init__(
+        self,
+        num_steps: int | None = None,
+        topk: int | None = None,
+        num_draft_tokens: int | None = None,
+        head_steps: int | None = None,
+    ):
         given = {"num_steps": num_steps, "topk": topk, "num_draft_tokens": num_draft_tokens}
-        for name, value in given.items():
+        for name, value in (given | {"head_steps": head_steps}).items():
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
                 raise ValueError(f"{name} must be a whole number >= 0, got {value!r:.80}")
         num_steps, topk, num_draft_tokens = (None if value is None else int(value) for value in given.values())
@@ -200,7 +148,7 @@ class TreeShape:
             raise ValueError(f"give num_steps, topk and num_draft_tokens together or none of them; missing: {missing}")
         if topk < 1:
             raise ValueError("topk must be at least 1; for plain decoding give num_steps=0")
-        available = 1 + topk + (num_steps - 1) * topk**2 if num_steps else 1
+        available = most_nodes(num_steps, topk)
         if not min(2, available) <= num_draft_tokens <= available:
             raise ValueError(
                 f"{num_draft_tokens=} must be between 2 and {available} = 1 + topk + (num_steps - 1) * topk^2, the root and "
@@ -209,14 +157,36 @@ class TreeShape:
         object.__setattr__(self, "num_steps", num_steps)
         object.__setattr__(self, "topk", topk)
         object.__setattr__(self, "num_draft_tokens", num_draft_tokens)
+        if head_steps is not None and head_steps > num_steps:
+            raise ValueError(f"{head_steps=} must be at most {num_steps=}, the levels of the tree: lower it or leave it out")
+        if head_steps not in (None, num_steps):  # equal trees have one name
+            object.__setattr__(self, "head_steps", int(head_steps))
+
+    def __repr__(self) -> str:  # stored programs have it in their names
+        return f"TreeShape({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
 
     def __str__(self) -> str:
-        return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}"
+        return "/".join(map(str, vars(self).values()))
 
     @property
     def name(self) -> str:
         """As people write it: "5/4/8", or "plain" for plain decoding."""
         return str(self) if self.num_steps else "plain"
+
+    @property
+    def of_head(self) -> "TreeShape":
+        """What a head drafts of it: all, or its first levels.
+
+        In:  7/4/8/1
+        Out: 1/4/5
+        """
+        if not self.head_steps:
+            return self if self.head_steps is None else PLAIN
+        return TreeShape(self.head_steps, self.topk, min(self.num_draft_tokens, most_nodes(self.head_steps, self.topk)))
+
+    def limited(self, head_steps: int) -> "TreeShape":
+        """This tree, of which a head drafts so many levels only."""
+        return TreeShape(self.num_steps, self.topk, self.num_draft_tokens, head_steps)
 
     @classmethod
     def of(cls, value: "TreeLike") -> "TreeShape":
@@ -224,6 +194,8 @@ class TreeShape:
 
         In:  TreeShape(5, 4, 8) or "5/4/8" or (5, 4, 8) or {"num_steps": 5, "topk": 4, "num_draft_tokens": 8}
         Out: TreeShape(5, 4, 8)
+        In:  "7/4/8/3" or (7, 4, 8, 3)
+        Out: TreeShape(7, 4, 8, head_steps=3)
         In:  "plain" or "0" or {"num_steps": 0}
         Out: TreeShape(num_steps=0)
 
@@ -234,18 +206,24 @@ class TreeShape:
             return value
         if isinstance(value, str) and value.strip() in ("0", "plain"):
             return PLAIN
-        if isinstance(value, str) and re.fullmatch(r"\d{1,4}/\d{1,4}/\d{1,4}", value.strip()):
+        if isinstance(value, str) and re.fullmatch(r"\d{1,4}(/\d{1,4}){2,3}", value.strip()):
             return cls(*map(int, value.split("/")))
         if isinstance(value, Mapping):
             names = {str(name): str(name).removeprefix("speculative_").replace("eagle_topk", "topk") for name in value}
-            unknown = [name for name, own in names.items() if own not in ("num_steps", "topk", "num_draft_tokens")]
+            unknown = [name for name, own in names.items() if own not in ("num_steps", "topk", "num_draft_tokens", "head_steps")]
             if unknown or len(set(names.values())) < len(names):
-                raise ValueError(f"a draft tree has num_steps, topk and num_draft_tokens, got {', '.join(unknown or names):.80}")
+                has = "num_steps, topk and num_draft_tokens, and may have head_steps"
+                raise ValueError(f"a draft tree has {has}, got {', '.join(unknown or names):.80}")
             return cls(**{own: value[name] for name, own in names.items()})
-        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) == 3:
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) in (3, 4):
             return cls(*value)
-        notation = 'num_steps/topk/num_draft_tokens, as in "5/4/8", or "plain" for plain decoding'
+        notation = 'num_steps/topk/num_draft_tokens, as in "5/4/8", or head_steps too, as in "7/4/8/3", or "plain"'
         raise ValueError(f"a draft tree is {notation}; got {value!r:.80}")
+
+
+def most_nodes(num_steps: int, topk: int) -> int:
+    """Of a tree: the root and all that are drafted."""
+    return 1 + topk + (num_steps - 1) * topk**2 if num_steps else 1
 
 
 SpecConfig = TreeShape
@@ -256,6 +234,8 @@ type TreeLike = TreeShape | str | Sequence[int] | Mapping[str, int]
 
 PLAIN = TreeShape(num_steps=0)
 """No draft tree: plain decoding."""
+NGRAM_TREE = TreeShape(7, 4, 8)
+"""The default of n-gram drafts, whose depth costs nothing."""
 
 
 ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")
@@ -313,8 +293,9 @@ class EngineConfig:
     adaptive: bool = False
     """Choose the draft tree, or plain decoding, before each cycle by measured speed, so that speculation costs little at worst."""
     adaptive_trees: tuple[TreeShape, ...] = ()
-    """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps. Like
-    request_trees, given in any way that TreeShape.of takes."""
+    """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps, and
+    two trees more if a head is merged with n-grams (engine/trees.py). Like request_trees, given in any way that TreeShape.of
+    takes."""
     request_trees: tuple[TreeShape, ...] = ()
     """Further trees, which single requests may ask for; TreeShape(num_steps=0) lets them turn speculation off."""
     ngram: bool = False

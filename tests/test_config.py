@@ -68,15 +68,28 @@ def test_impossible_trees_are_refused(given, message):
         ("plain", (0, 1, 1)),
         ("0", (0, 1, 1)),
         ("0/1/1", (0, 1, 1)),
+        ("7/4/8/3", (7, 4, 8, 3)),
+        ((3, 2, 4, 0), (3, 2, 4, 0)),
+        ({"num_steps": 7, "topk": 1, "head_steps": 3}, (7, 1, 8, 3)),
+        ("5/4/8/5", (5, 4, 8)),
+        ("0/1/1/0", (0, 1, 1)),
     ],
 )
 def test_a_tree_is_written_in_any_of_these_ways(given, tree):
     spec = TreeShape.of(given)
     assert spec == TreeShape(*tree) and all(type(number) is int for number in vars(spec).values())
-    assert TreeShape.of(str(spec)) == TreeShape.of(spec.name) == spec
+    assert TreeShape.of(str(spec)) == TreeShape.of(spec.name) == spec == eval(repr(spec))
 
 
-@pytest.mark.parametrize("given", ["", "5/4", "5/4/8/1", "a/b/c", "-5/4/8", "99999/1/2", (5, 4), 5, 5.0, None, b"5/4/8", {5, 4, 8}])
+@pytest.mark.parametrize(
+    ("tree", "of_head"),
+    [("5/4/8", "5/4/8"), ("7/4/8/3", "3/4/8"), ("7/4/8/1", "1/4/5"), ("7/1/8/3", "3/1/4"), ("3/2/4/0", "plain")],
+)
+def test_the_part_of_a_tree_that_a_head_drafts(tree, of_head):
+    assert TreeShape.of(tree).of_head == TreeShape.of(of_head)
+
+
+@pytest.mark.parametrize("given", ["", "5/4", "5/4/8/1/1", "a/b", "-5/4/8", "99999/1/2", (5, 4), 5, 5.0, None, b"5/4/8", {5, 4, 8}])
 def test_what_is_not_a_tree_is_refused_with_an_example(given):
     with pytest.raises(ValueError, match=r'as in "5/4/8", .* got '):
         TreeShape.of(given)
@@ -85,10 +98,13 @@ def test_what_is_not_a_tree_is_refused_with_an_example(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"steps": 5}, "a draft tree has num_steps, topk and num_draft_tokens, got steps"),
+        ({"steps": 5}, "a draft tree has num_steps, topk and num_draft_tokens, and may have head_steps, got steps"),
         ({5: 4}, "got 5"),
         ({"topk": 1, "eagle_topk": 1}, "got topk, eagle_topk"),
         ({"num_steps": 5}, "missing: topk, num_draft_tokens"),
+        ("3/2/4/4", "head_steps=4 must be at most num_steps=3"),
+        ("0/1/1/1", "head_steps=1 must be at most num_steps=0"),
+        ((3, 2, 4, -1), "head_steps must be a whole number >= 0, got -1"),
         ("2/2/99", "num_draft_tokens=99 must be between 2 and 7"),
         ((True, 1, 2), "num_steps must be a whole number >= 0, got True"),
         ((5.0, 4, 8), "num_steps must be a whole number >= 0, got 5.0"),

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from jaxspec.config import PLAIN, ModelConfig, RopeConfig, TreeShape
+from jaxspec.config import PLAIN, ModelConfig, TreeShape
 from jaxspec.models.eagle3 import Eagle3Config
+from jaxspec.rope_config import RopeConfig
 
 LLAMA_8B = ModelConfig(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,

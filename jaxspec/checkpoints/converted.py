@@ -38,13 +38,14 @@ from jaxspec.checks import (
     Whole,
     short,
 )  # fmt: skip
-from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
 from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.rope_config import RopeConfig
 from pallas_kernels.quantized import QuantizedAs
 
 MAX_IDS = 2**24

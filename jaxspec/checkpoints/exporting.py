@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from jaxspec.checkpoints.block_layouts import block_layout
 from jaxspec.checkpoints.layout import Layout
 from jaxspec.checkpoints.layouts import LAYER_IDS, SAFEAILAB, SPECULATORS, eagle3_layout, eagle_layout, mtp_layout
-from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.config import ModelConfig
 from jaxspec.models.block import BlockConfig, DSparkConfig
 from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
+from jaxspec.rope_config import RopeConfig
 
 DIALECTS = ("safeailab", "sglang", "speculators", "mimo", "z-lab", "deepspec")
 OWN_DIALECTS = {"EAGLE": "safeailab", "EAGLE3": "safeailab", "MTP": "mimo", "DFLASH": "z-lab", "DSPARK": "deepspec"}

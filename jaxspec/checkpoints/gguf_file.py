@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxspec.checkpoints.exporting import ARCHITECTURES, rope_settings
 from jaxspec.checkpoints.gguf_tensors import INDEX, LINK, ROPE_FACTORS, index_of
-from jaxspec.config import RopeConfig
 from jaxspec.models.rope import inverse_frequencies
+from jaxspec.rope_config import RopeConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

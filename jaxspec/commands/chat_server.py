@@ -96,6 +96,7 @@ def speculative(wishes: Wishes) -> dict[str, Any] | None:
         asked["enabled"] = False
     elif tree is not None:
         asked |= {"num_steps": tree.num_steps, "eagle_topk": tree.topk, "num_draft_tokens": tree.num_draft_tokens}
+        asked |= {} if tree.head_steps is None else {"head_steps": tree.head_steps}
     if wishes.shows_drafts:
         asked["trace"] = True
     return asked or None

@@ -73,6 +73,12 @@ class Drafter(ABC):
     """The widest tree that it can draft (TreeShape.topk); 0: it drafts nothing."""
     max_steps: int | None = None
     """The deepest (TreeShape.num_steps); None: any."""
+    from_text: bool = False
+    """It looks texts up, at any depth for the same time: TreeShape.head_steps does not limit it."""
+    limits_head: bool = False
+    """Its trees may have head_steps: it drafts from the text, and otherwise too."""
+    max_head_steps: int | None = None
+    """Then, the deepest of these; None: any."""
     source: str = "head"
     """What /metrics and answers call it beside others."""
     source_names: tuple[str, ...] = ()
@@ -178,6 +184,8 @@ class Merged(Drafter):
             first_slot=min(each.first_slot for each in self.sources),
             max_topk=max(each.max_topk for each in self.sources),
             max_steps=None if None in (deepest := [each.max_steps for each in self.sources]) else max(filter(None, deepest)),
+            limits_head=len({each.from_text for each in self.sources}) == 2,
+            max_head_steps=min((each.max_steps for each in self.sources if each.max_steps is not None), default=None),
             source_names=names_of_sets([each.source for each in self.sources]),
         )
 
@@ -194,10 +202,14 @@ class Merged(Drafter):
     def propose(
         self, target: Llama, state: State, batch: Batch, tree: TreeShape, *, coupled: bool = False, scored: bool = False
     ) -> Draft:
-        drafts = [each.propose(target, own, batch, tree, coupled=coupled, scored=True) for each, own in self._with_states(state)]
+        shapes = [tree if each.from_text else tree.of_head for each in self.sources]
+        drafts = [
+            each.propose(target, own, batch, shape, coupled=coupled, scored=True) if shape.num_steps else Draft(nothing(batch))
+            for (each, own), shape in zip(self._with_states(state), shapes, strict=True)
+        ]
         found = [as_candidates(draft.candidates) for draft in drafts]
         kept = jnp.minimum(jnp.log(state.draft.chosen / state.draft.promised), 0.0)
-        candidates = merge([discounted(own, kept[i], tree.num_steps) for i, own in enumerate(found)], tree.num_steps)
+        candidates = merge([discounted(own, kept[i], shapes[i].num_steps) for i, own in enumerate(found)], tree.num_steps)
         return Draft(candidates, (tuple(draft.memo for draft in drafts), promises(found)))
 
     def absorb(self, target: Llama, state: State, batch: Batch, new: NewTokens) -> MergedState:
@@ -235,6 +247,12 @@ def names_of_sets(sources: Sequence[str]) -> tuple[str, ...]:
     """
     sets = range(1, 1 << len(sources))
     return "other", *("+".join(name for bit, name in enumerate(sources) if each >> bit & 1) for each in sets)
+
+
+def nothing(batch: Batch) -> Candidates:
+    """Of a source that is not asked."""
+    tokens = jnp.zeros((len(batch.rows), 1), jnp.int32)
+    return Candidates(tokens, jnp.full(tokens.shape, -jnp.inf), tokens - 1)
 
 
 def promises(drafts: Sequence[Candidates]) -> Promises:

@@ -80,6 +80,7 @@ class NgramDrafter(Drafter):
     lent: int = 0
     """Tokens of another request's text that each row may be lent (engine/text_store.py); 0: none."""
     max_topk = PLACES
+    from_text = True
     source = "ngram"
 
     def empty(self, sizes: Sizes) -> NgramState:

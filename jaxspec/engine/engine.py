@@ -65,7 +65,10 @@ class Engine:
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
         adaptive = config.adaptive and drafter.max_topk > 0
-        self.trees = TreeChoice(tree, adaptive, config.request_trees, candidates=config.adaptive_trees, may_lag=drafter.lags)
+        self.trees = TreeChoice(
+            tree, adaptive, config.request_trees, candidates=config.adaptive_trees, may_lag=drafter.lags,
+            limits_head=drafter.limits_head,
+        )  # fmt: skip
         self.runner = Runner(target, drafter, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)
@@ -359,8 +362,15 @@ def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None
             )
         return
     trees = (tree, *config.request_trees, *config.adaptive_trees)
+    if not drafter.limits_head and (limited := [str(tree) for tree in trees if tree.head_steps is not None]):
+        raise ValueError(
+            f"the fourth number of {', '.join(limited)} (head_steps) limits a head beside n-gram drafts, and this engine has not "
+            "both: leave it out, or give a draft head and ngram=True"
+        )
     if (widest := max(tree.topk for tree in trees)) > drafter.max_topk:
         raise ValueError(f"topk={widest} is more than the {drafter.max_topk} tokens that the head drafts among: lower topk")
-    deepest = max(tree.num_steps for tree in trees)
+    deepest, of_heads = (max(numbers) for numbers in zip(*((tree.num_steps, tree.head_steps or 0) for tree in trees), strict=True))
+    if drafter.max_head_steps is not None and of_heads > drafter.max_head_steps:
+        raise ValueError(f"head_steps={of_heads} is more than the {drafter.max_head_steps} tokens that a block drafts: lower it")
     if drafter.max_steps is not None and deepest > drafter.max_steps:
         raise ValueError(f"num_steps={deepest} is more than the {drafter.max_steps} tokens that a block drafts: lower num_steps")

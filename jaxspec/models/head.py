@@ -46,9 +46,9 @@ class HeadConfig:
         return None
 
     def forwards(self, steps: int) -> int:
-        """Forwards of its layers in a cycle whose tree has so many levels: over the emitted tokens, which drafts the first level,
-        and one for each further level."""
-        return steps
+        """Forwards of its layers in a cycle in which it drafts so many levels: over the emitted tokens, which drafts the first
+        level if there is one, and one for each further level."""
+        return max(1, steps)
 
 
 class HeadOutput(NamedTuple):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from jaxspec.config import RopeConfig
+from jaxspec.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:

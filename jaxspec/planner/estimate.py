@@ -175,23 +175,24 @@ def cycle_cost(models: Pair, tree: TreeShape, batch: int, context: int) -> Cycle
     logits = batch * nodes * target.config.vocab_size
     operations = _operations(target, batch * nodes, context, size) + 2.0 * batch * nodes * outputs
     if tree.num_steps:
-        head, steps, beam = models.head, tree.num_steps, tree.topk
+        head, steps, beam = models.head, tree.of_head.num_steps, tree.topk
         if head is None or models.head_config is None:
             raise ValueError(f"the tree {tree} needs a draft head: give --draft")
         config, forwards = models.head_config, models.head_config.forwards(steps)
         block = config.block_size if isinstance(config, BlockConfig) else None
         # Levels 2 .. steps, or the block, and the extension by accepted tokens, of which a block needs less than is counted here.
-        rows = batch * ((block or (steps - 1) * beam) + steps + 1)
-        drafted = batch * (1 + (steps - 1) * beam if block is None else steps)
+        further = max(0, steps - 1)
+        rows = batch * ((block or further * beam if steps else 0) + tree.num_steps + 1)
+        drafted = batch * (1 + further * beam if block is None and steps else steps)
         biases = config.markov_rank * config.layer.vocab_size * size if isinstance(config, DSparkConfig) else 0  # again per level
         moved |= {
-            "head weights": (steps - 1) * biases + forwards * head.weights.layers + head.weights.fusion,
-            "head logits' weights": forwards * models.head_output,
+            "head weights": further * biases + forwards * head.weights.layers + head.weights.fusion,
+            "head logits' weights": (forwards if steps else 0) * models.head_output,
             "head cache": forwards * batch * context * head.cache,
         }
         logits += drafted * (models.head_config.draft_vocab_size or target.config.vocab_size)
         operations += _operations(head, rows, context, size) + 2.0 * drafted * head_outputs
-        operations += 2.0 * batch * (steps + 1) * head.dense.fusion / size
+        operations += 2.0 * batch * (tree.num_steps + 1) * head.dense.fusion / size
     moved["logits"] = 2 * LOGIT_BYTES * logits
     return CycleCost({name: count / models.tp for name, count in moved.items()}, operations / models.tp)
 

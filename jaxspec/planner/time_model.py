@@ -88,7 +88,7 @@ class LaunchCounts:
     def of_head(self, head: HeadConfig, steps: int) -> "LaunchCounts":
         """These counts, which are of a head of one layer that runs for each of the levels, of another head."""
         more = (head.layer.num_layers - 1) * self.layer
-        return replace(self, level=(self.level + more) * head.forwards(steps) / steps, extension=self.extension + more)
+        return replace(self, level=(self.level + more) * head.forwards(steps) / max(steps, 1), extension=self.extension + more)
 
 
 def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
@@ -106,17 +106,17 @@ def counts_of(compiled: CompiledCycle, tree: TreeShape) -> LaunchCounts:
     stages = compiled.stages
     extension, ranking = stages.get("extend", 0), stages.get("build_tree", 0) + stages.get("accept", 0)
     found, rest = replace(found, extension=extension, tree=ranking), rest - extension - ranking
-    if tree.num_steps == 1:
+    if (levels := tree.of_head.num_steps) < 2:
         return replace(found, other=rest)
     drafting = stages.get("draft", 0)
-    return replace(found, level=drafting / (tree.num_steps - 1), other=rest - drafting)
+    return replace(found, level=drafting / (levels - 1), other=rest - drafting)
 
 
 def added(compiled: CompiledCycle, kind: int, tree: TreeShape) -> Kind:
     """The launches that a kind of cycle adds to a greedy one."""
     greedy, of_kind = (Counter(launch.stage for launch in compiled.launches_of(each)) for each in (0, kind))
     of_kind.subtract(greedy)
-    return Kind(of_kind["verify"], of_kind["draft"] / max(tree.num_steps, 1), of_kind["learn"])
+    return Kind(of_kind["verify"], of_kind["draft"] / max(tree.of_head.num_steps, 1), of_kind["learn"])
 
 
 def kind_of(launch: Launch) -> str:
@@ -163,10 +163,10 @@ def time_model(
     Raises ValueError if the tree needs a head and there is none.
     """
     cost = cycle_cost(models, tree, batch, context)
-    head = models.head_config if tree.num_steps else None
-    draft_layers, forwards = (head.layer.num_layers, head.forwards(tree.num_steps)) if head else (1, 0)
+    head, levels = models.head_config if tree.num_steps else None, tree.of_head.num_steps
+    draft_layers, forwards = (head.layer.num_layers, head.forwards(levels)) if head else (1, 0)
     if counts is None:
-        counts = LaunchCounts().of_head(head, tree.num_steps) if head else LaunchCounts()
+        counts = LaunchCounts().of_head(head, levels) if head else LaunchCounts()
     copy = copy_speed or COPY_SHARE * gpu.bandwidth
     moved, layers = cost.moved, models.target.config.num_layers
     weights = product_seconds(moved["target weights"], cost, gpu, copy)
@@ -183,7 +183,7 @@ def time_model(
         parts |= {
             "head: weights": product_seconds(moved["head weights"] + moved["head logits' weights"], cost, gpu, copy),
             "head: attention": forwards * draft_layers * extra + moved["head cache"] / copy,
-            "head: launches of the levels": LAUNCH * counts.level * (tree.num_steps - 1),
+            "head: launches of the levels": LAUNCH * counts.level * max(0, levels - 1),
             "head: launches of the extension": LAUNCH * counts.extension,
             "tree": LAUNCH * counts.tree,
         }
@@ -195,7 +195,7 @@ def time_model(
     if kind:
         parts |= sampling(models, tree, batch, gpu, counts.kinds[kind], copy, is_filtered=kind > 1)
     if not in_graph:
-        number = launches_of(counts, layers, tree.num_steps, kind)
+        number = launches_of(counts, layers, tree, kind)
         parts["launches by the host: no CUDA graph"] = max(0.0, HOST_LAUNCH * number - sum(parts.values()))
     return {name: 1e3 * seconds for name, seconds in parts.items()}
 
@@ -213,7 +213,7 @@ def sampling(
     models: Pair, tree: TreeShape, batch: int, gpu: Gpu, kind: Kind, copy: float, *, is_filtered: bool
 ) -> dict[str, float]:
     """What a cycle that is not greedy takes more, in seconds. Noise, filters and the choice read logits from memory again."""
-    nodes, steps, width = batch * tree.num_draft_tokens, tree.num_steps, models.target.config.vocab_size
+    nodes, steps, width = batch * tree.num_draft_tokens, tree.of_head.num_steps, models.target.config.vocab_size
     own = models.head_config.draft_vocab_size if models.head_config else None
     drafted, drafts = own or width, batch * (1 + (steps - 1) * tree.topk) if steps else 0
     numbers = nodes * width + drafts * drafted
@@ -231,11 +231,14 @@ def sampling(
     return parts
 
 
-def launches_of(counts: LaunchCounts, layers: int, steps: int, kind: int) -> float:
+def launches_of(counts: LaunchCounts, layers: int, tree: TreeShape, kind: int) -> float:
     """All launches of a cycle of this kind."""
     choice, level, learning = counts.kinds[kind]
     target = layers * counts.layer + 2 + counts.other + choice
-    return target + (steps and counts.level * (steps - 1) + counts.extension + counts.tree + steps * level + learning)
+    if tree.num_steps == 0:
+        return target
+    steps = tree.of_head.num_steps
+    return target + counts.level * max(0, steps - 1) + counts.extension + counts.tree + steps * level + learning * bool(steps)
 
 
 def attention_seconds(launches: float) -> float:

@@ -14,13 +14,14 @@ from jaxspec.server.responses import ResponseModel
 
 
 class SpeculativeOptions(RequestModel):
-    """The field `speculative` of a request: {"enabled": false} or three numbers of a compiled tree, and whether to show trees."""
+    """The field `speculative` of a request: {"enabled": false} or the numbers of a compiled tree, and whether to show trees."""
 
     enabled: bool | None = None
     """False: plain decoding for this request."""
     num_steps: TokenCountOrZero | None = None
     eagle_topk: TokenCountOrZero | None = None
     num_draft_tokens: TokenCountOrZero | None = None
+    head_steps: TokenCountOrZero | None = None
     trace: bool | None = None
     """With stream: every event shows where its tokens come from and what was drafted."""
 
@@ -29,8 +30,8 @@ def chosen_tree(options: SpeculativeOptions | None, model: ServedModel) -> TreeS
     """The tree that a request asks for; None if the engine chooses. Raises ApiError for a tree that is not compiled."""
     if options is None:
         return None
-    numbers = options.num_steps, options.eagle_topk, options.num_draft_tokens
-    if numbers == (None, None, None):
+    numbers = options.num_steps, options.eagle_topk, options.num_draft_tokens, options.head_steps
+    if numbers == (None,) * len(numbers):
         if options.enabled and model.tree == PLAIN:
             raise ApiError(400, "speculative.enabled must not be true: this server has no draft head", param="speculative.enabled")
         return _compiled(PLAIN, model) if options.enabled is False else None
@@ -63,7 +64,7 @@ class ShownTree(TypedDict):
     """A draft tree. Node 0 is the root."""
 
     shape: str
-    """levels/children/nodes"""
+    """levels/children/nodes, or levels/children/nodes/levels of the head"""
     tokens: list[str | None]
     parents: list[int]
     accepted: list[int]

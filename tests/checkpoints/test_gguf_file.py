@@ -21,9 +21,9 @@ from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.gguf_file import write_directory
 from jaxspec.checkpoints.gguf_tensors import INDEX, LAYER, OUTSIDE, halves_rotated
 from jaxspec.checkpoints.loading import load_target
-from jaxspec.config import RopeConfig
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.models.rope import inverse_frequencies
+from jaxspec.rope_config import RopeConfig
 from jaxspec.testing import tiny_target, write_target
 from jaxspec.text.tokenizer import load_tokenizer
 

@@ -4,14 +4,16 @@ import itertools
 import math
 from collections import Counter
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
+from jaxspec.decoding.cycle import propose
 from jaxspec.decoding.drafter import MEMORY, PRIOR
 from jaxspec.decoding.ngram import LONGER, FirstGuess, NgramDrafter, Rates, candidates, continued, find
-from jaxspec.decoding.state import Batch, Sequences, Sizes
+from jaxspec.decoding.state import Batch, Sequences, Sizes, gather
 from jaxspec.decoding.tree import rank
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Request
@@ -154,6 +156,46 @@ def test_the_text_is_that_of_plain_decoding(tree, drafter, options):
     of_few_tokens = [length for (_, length), kind in zip(first, KINDS * len(PROMPTS), strict=True) if kind == KINDS[1]]
     if not engine.config.adaptive:  # one that is may decode plainly
         assert max(of_few_tokens) > 1.5, "text of three tokens repeats"
+
+
+def test_the_text_is_that_of_plain_decoding_where_a_head_drafts_fewer_levels():
+    """Requests with both trees share a batch, and one of them is refused its head at all."""
+    trees = (TreeShape(7, 4, 8, 3), TreeShape(3, 2, 4, 0))
+    expected = [tokens for tokens, _ in run(tiny_engine(PLAIN, target=TARGET))]
+    engine = tiny_engine(trees[0], target=TARGET, ngram=True, request_trees=trees[1:], max_running_requests=4)
+    kinds = [(prompt, SamplingParams(max_tokens=40, **kind)) for prompt in PROMPTS for kind in KINDS]
+    requests = [engine.add(GenerationRequest(*kind, tree=trees[number % 2])) for number, kind in enumerate(kinds)]
+    while engine.has_work:
+        engine.step()
+    assert [request.output for request in requests] == expected
+    sources = [Counter(request.speculation.accepted_by_source) for request in requests]
+    deep, without_head = sum(sources[::2], Counter()), sum(sources[1::2], Counter())
+    assert set(without_head) == {"ngram"} and deep["ngram"] and deep["head"] + deep["head+ngram"]
+
+
+def products(engine: Engine, tree: TreeShape) -> int:
+    """Matrix products of drafting."""
+    runner = engine.runner
+    models, rows, pages = runner.merge(runner.params), jnp.arange(2), jnp.zeros((2, 4), jnp.int32)
+    draft = jax.make_jaxpr(lambda state: propose(models, state, gather(state, rows, pages), tree).tree.tokens)
+    return str(draft(runner.state)).count("dot_general")
+
+
+def test_a_head_computes_only_its_levels():
+    """As many products as if it drafted alone a tree of so many; none where it has no level. Deeper n-grams cost none."""
+    both, alone = tiny_engine(TreeShape(3, 4, 8), target=TARGET, ngram=True), tiny_engine(TreeShape(3, 4, 8), target=TARGET)
+    assert products(both, TreeShape(7, 4, 8, 3)) == products(alone, TreeShape(3, 4, 8)) > 0
+    assert products(both, TreeShape(7, 4, 8, 1)) == products(alone, TreeShape(1, 4, 5)) > 0
+    assert products(both, TreeShape(3, 2, 4, 0)) == 0 < products(both, TreeShape(3, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options"), [(None, {}), (NgramDrafter(), {}), (None, {"request_trees": (TreeShape(3, 2, 4, 0),)})]
+)
+def test_trees_that_limit_a_head_need_n_grams_beside_it(drafter, options):
+    tree = TreeShape(3, 2, 4) if options else TreeShape(7, 4, 8, 3)
+    with pytest.raises(ValueError, match=r"the fourth number of (7/4/8/3|3/2/4/0) .* give a draft head and ngram=True"):
+        tiny_engine(tree, target=TARGET, head=drafter, **options)
 
 
 def check_sources(text: list[int], tree: DraftedTree) -> None:

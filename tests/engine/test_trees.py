@@ -1,10 +1,13 @@
 """Trees change between cycles without a trace in the output: same tokens, and a head that misses nothing."""
 
+import gc
 import random
+import weakref
 
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
+from jaxspec.engine.adaptive import OWN_PRIOR
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import HeldPages
 from jaxspec.engine.request import GenerationRequest, Request
@@ -31,7 +34,7 @@ def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[
     """Makes the engine take these trees in turn; returns the list of those taken, which grows."""
     taken: list[TreeShape] = []
 
-    def choose(_bucket: int) -> TreeShape:
+    def choose(_bucket: int, _requests: list[Request]) -> TreeShape:
         taken.append(next(choices))
         return taken[-1]
 
@@ -117,7 +120,7 @@ def test_only_undisturbed_cycles_are_timed():
     def times() -> list[float]:
         return [seconds for (which, _), seconds in trees.describe().seconds.items() if which == tree]
 
-    trees.choose = lambda _bucket: tree
+    trees.choose = lambda _bucket, _requests: tree
     cycle(9.0)  # nothing before it: how long it took can't be told
     assert times() == []
     cycle(7.0, catch_up=True)
@@ -138,12 +141,30 @@ def test_only_undisturbed_cycles_are_timed():
     assert times() == [1.0]
 
 
+def test_what_a_request_accepted_goes_with_it():
+    """Each request keeps its own factor, of the cycle that was read; nothing else remembers a request that has ended."""
+    trees = TreeChoice(TreeShape(3, 1), True)
+    good, bad = (Request(name, GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None)) for name in "ab")
+    trees.choose = lambda _bucket, _requests: CHAIN
+    for _ in range(20):
+        trees.plan([good, bad], [2], trees.all, prefills=False)
+        trees.plan([bad], [2], trees.all, prefills=False)
+        trees.was_read([4, 1])
+        trees.was_read([1])
+    assert bad.draft_factor.value < 0.5 < 1 < good.draft_factor.value
+    assert (good.draft_factor.weight, bad.draft_factor.weight) == (OWN_PRIOR + 20, OWN_PRIOR + 40)
+    ended = [weakref.ref(good), weakref.ref(bad)]
+    del good, bad
+    gc.collect()
+    assert [each() for each in ended] == [None, None]
+
+
 def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
     trees = TreeChoice(TreeShape(3, 1), True)
     request = Request("a", GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None))
 
     def behind(tree: TreeShape) -> list[Request]:
-        trees.choose = lambda _bucket: tree
+        trees.choose = lambda _bucket, _requests: tree
         (planned,) = trees.plan([request], [1], trees.all, prefills=False)
         return planned.behind
 
@@ -176,5 +197,10 @@ def test_trees_of_an_adaptive_engine():
     assert adaptive_trees(TreeShape(1, 1, 2)) == (TreeShape(1, 1, 2), PLAIN)
     others = (TreeShape(2, 1, 3), TreeShape(5, 4, 8), TreeShape(2, 2, 4))
     assert adaptive_trees(TreeShape(5, 4, 8), others) == (TreeShape(5, 4, 8), TreeShape(2, 1, 3), TreeShape(2, 2, 4), PLAIN)
+    merged = {"5/4/8": "5/4/8 7/4/8/5 7/4/8/0 3/1/4 0", "9/2/9": "9/2/9 9/2/9/0 3/1/4 0", "2/1/3": "2/1/3 7/4/8/2 7/4/8/0 0"}
+    merged |= {"7/4/8/3": "7/4/8/3 7/4/8/0 3/1/4 0", "7/4/8/0": "7/4/8/0 3/1/4 0"}
+    for tree, expected in merged.items():
+        assert adaptive_trees(TreeShape.of(tree), limits_head=True) == tuple(map(TreeShape.of, expected.split()))
+    assert adaptive_trees(TreeShape(5, 4, 8), others, limits_head=True) == adaptive_trees(TreeShape(5, 4, 8), others)
     assert TreeChoice(TreeShape(5, 4, 8), False).all == (TreeShape(5, 4, 8),)
     assert TreeChoice(TreeShape(5, 4, 8), True).most_emitted == 6

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.config import RopeConfig, TreeShape
+from jaxspec.config import TreeShape
 from jaxspec.decoding.head_drafter import DraftInputs, draft, visible_slots
 from jaxspec.models.eagle3 import Eagle3, default_captured_layers
 from jaxspec.models.layers import causal_metadata
 from jaxspec.models.llama import Llama
 from jaxspec.models.rope import inverse_frequencies
+from jaxspec.rope_config import RopeConfig
 from jaxspec.testing import random_head, tiny_config, tiny_target
 from jaxspec.typing import KeysValues
 from pallas_kernels.rotate_qkv.reference import rotate

@@ -77,8 +77,8 @@ function speculativeFields(speculates) {
   if (!speculates) return { enabled: false };
   const tree = byId("tree").value;
   if (!tree) return {};
-  const [num_steps, eagle_topk, num_draft_tokens] = tree.split("/").map(Number);
-  return { num_steps, eagle_topk, num_draft_tokens };
+  const [num_steps, eagle_topk, num_draft_tokens, head_steps] = tree.split("/").map(Number);
+  return { num_steps, eagle_topk, num_draft_tokens, head_steps }; // JSON leaves out what is undefined
 }
 
 /** Fills the list of trees with the compiled ones; "0/..." is plain decoding, which the switch is for. */

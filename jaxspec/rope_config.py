@@ -1,0 +1,67 @@
+"""The rotation angles of a model's positions, as its config.json gives them."""
+
+import math
+from dataclasses import dataclass
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Base and scaling of the rotation angles."""
+
+    theta: float = 10000.0
+    kind: str = "default"
+    """"default", "linear" (angles divided by factor), "llama3" (low frequencies divided by factor, smoothly) or "yarn" (the same
+    with another ramp, and longer queries and keys; arXiv 2309.00071)."""
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    beta_fast: float = 32.0
+    """YaRN: pairs that turn more often than this within original_max_position keep their frequency."""
+    beta_slow: float = 1.0
+    """YaRN: pairs that turn less often than this have their frequency divided by factor."""
+    attention_factor: float = 1.0
+    """YaRN: what rotated queries and keys are multiplied by."""
+
+    def __post_init__(self):
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(f"rope type {self.kind[:80]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor ({self.high_freq_factor})")
+        if self.beta_slow >= self.beta_fast:
+            raise ValueError(f"beta_slow ({self.beta_slow}) must be below beta_fast ({self.beta_fast})")
+        if self.kind == "yarn" and self.theta <= 1:
+            raise ValueError(f"rope_theta must be above 1 for YaRN, got {self.theta}")
+
+    @classmethod
+    def from_hf(cls, config: dict) -> "RopeConfig":
+        """From config.json: rope_theta + rope_scaling (transformers 4) or rope_parameters (transformers 5)."""
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        for key, neutral in {"partial_rotary_factor": 1.0, "truncate": True}.items():
+            if scaling.get(key) not in (None, neutral):
+                raise ValueError(f"{key}={scaling[key]!r:.80} of the rope parameters is not supported: expected {neutral}")
+        trained = config.get("max_position_embeddings") if kind == "yarn" else None
+        settings = {"attention_factor": yarn_factor(scaling)} if kind == "yarn" else {}
+        named_alike = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+        return cls(
+            theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            kind=kind,
+            original_max_position=scaling.get("original_max_position_embeddings") or trained or 8192,
+            **settings | {name: float(scaling[name]) for name in named_alike if scaling.get(name)},
+        )
+
+    @property
+    def max_position(self) -> int:
+        """Tokens that the scaling reaches; 0: it does not say."""
+        return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
+
+
+def yarn_factor(scaling: dict) -> float:
+    """The attention factor of YaRN where config.json has none: 0.1 ln(factor) + 1. With mscale and mscale_all_dim (DeepSeek's),
+    each of which scales the logarithm, the quotient of both."""
+    logarithm = math.log(max(1.0, float(scaling.get("factor") or 1.0)))
+    above, below = (float(scaling.get(name) or 0.0) for name in ("mscale", "mscale_all_dim"))
+    return (0.1 * above * logarithm + 1.0) / (0.1 * below * logarithm + 1.0) if above and below else 0.1 * logarithm + 1.0
