@@ -1,18 +1,14 @@
-"""The choice of the draft tree for each cycle. Plain Python, no JAX.
+"""The choice of the draft tree for each cycle, and when drafters catch up. Plain Python, no JAX. adaptive.py has the estimates.
 
-A cycle of tree t emits accept_length(t) tokens per request and takes seconds(t, bucket), where a bucket is a compiled batch
-size; plain decoding emits exactly one. The best tree has the highest accept_length / seconds. Both are measured in service: the
-accept length depends on the text and hardly on the batch, so all buckets share one estimate; the seconds are kept per bucket. A
-tree that is not in use is not measured, so it is tried for a few cycles now and then (a probe).
+Requests of one batch share a cycle, unless they ask for a tree: two programs would read the weights twice.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from statistics import median_low
 from typing import NamedTuple
 
 from jaxspec.config import PLAIN, TreeShape
+from jaxspec.engine.adaptive import AdaptiveTrees
 from jaxspec.engine.request import Request
 from jaxspec.engine.stats import AdaptiveState
 
@@ -20,17 +16,6 @@ LONGEST_CHAIN = 3
 """Adaptive engines without adaptive_trees also use a chain of up to this length: it pays at batch sizes where wide trees don't."""
 MAX_LAG = 16
 """Plain cycles after which the drafter must catch up: the device keeps features for this many."""
-MARGIN = 0.04
-"""Another tree must look better by this share, because estimates have errors of this size."""
-PROBE_CYCLES = 8
-PATIENCE = 900
-"""Cycles: what the wait for a probe is measured in. Probes of a tree cost at most 0.3% of the throughput, times the tokens that one
-of its cycles emits for one of the current tree's."""
-TIMES_KEPT = 11
-"""Cycle times in a median: few enough for a probe to outvote the old ones."""
-MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
-"""In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
-again, and that of the first guess, half of the drafts."""
 
 
 class PlannedCycle(NamedTuple):
@@ -48,6 +33,7 @@ class UnreadCycle(NamedTuple):
     """A launched cycle whose result was not read yet."""
 
     tree: TreeShape
+    requests: list[Request]
     bucket: int
     is_timed: bool
     """Whether the time since the previous result is this cycle's own."""
@@ -126,24 +112,27 @@ class TreeChoice:
                 for tree, group in self._by_tree(constrained, batches, in_two).items()
             ]
         is_timed = len(cycles) == 1 and not cycles[0].behind and not self._prefills_before
-        self._unread += [UnreadCycle(cycle.tree, bucket(len(cycle.requests), batches), is_timed) for cycle in cycles]
+        self._unread += [
+            UnreadCycle(cycle.tree, cycle.requests, bucket(len(cycle.requests), batches), is_timed) for cycle in cycles
+        ]
         if not cycles:
             self._last_read = None
         self._prefills_before = prefills
         return cycles
 
-    def choose(self, bucket: int) -> TreeShape:
-        """The tree for a cycle at this compiled batch size."""
-        return self._adaptive.choose(bucket) if self._adaptive else self.own[0]
+    def choose(self, bucket: int, requests: Sequence[Request]) -> TreeShape:
+        """The tree for a cycle of these requests at this compiled batch size."""
+        if self._adaptive is None:
+            return self.own[0]
+        return self._adaptive.choose(bucket, [request.draft_factor for request in requests])
 
     def was_read(self, emitted: Sequence[int]) -> None:
         """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests."""
         cycle, now, before = self._unread.pop(0), self._clock(), self._last_read
         self._last_read = now
-        active = [tokens for tokens in emitted if tokens]
-        if self._adaptive is None or not active or cycle.tree not in self.own:
+        if self._adaptive is None or not any(emitted) or cycle.tree not in self.own:
             return
-        self._adaptive.observe_accept(cycle.tree, sum(active), len(active))
+        self._adaptive.observe_accept(cycle.tree, emitted, [request.draft_factor for request in cycle.requests])
         if before is not None and cycle.is_timed:
             self._adaptive.observe_time(cycle.tree, cycle.bucket, now - before)
 
@@ -166,7 +155,7 @@ class TreeChoice:
         if len(decided) == len(asked):
             return decided
         undecided = [request for request in requests if request.tree not in decided]
-        chosen = self.choose(bucket(len(undecided), batches))
+        chosen = self.choose(bucket(len(undecided), batches), undecided)
         groups = {chosen if chosen in ready else self.own[0]: undecided}
         for tree, group in decided.items():
             groups[tree] = groups.get(tree, []) + group
@@ -205,83 +194,3 @@ def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = ()) -> tup
     """
     chain = TreeShape(min(LONGEST_CHAIN, max(1, tree.num_steps)), 1)
     return tuple(dict.fromkeys((tree, *(candidates or (chain,)), PLAIN)))
-
-
-class AdaptiveTrees:
-    """Chooses the tree so that speculation costs little at worst. Call `choose` before each cycle and the observers when its
-    results arrive; nothing depends on how late that is."""
-
-    def __init__(self, trees: Sequence[TreeShape]):
-        """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known."""
-        if len(set(trees)) != len(trees) or PLAIN not in trees:
-            raise ValueError(f"trees must differ and include plain decoding, got {', '.join(map(str, trees))}")
-        self._current = self._last = trees[0]  # they differ during a probe
-        self._bucket: int | None = None
-        self._probe_cycles = 0  # left of the running probe
-        self._accept = {tree: 1 + tree.num_steps / 2 for tree in trees}
-        self._weight = dict.fromkeys(trees, PRIOR)  # of the accept lengths
-        self._times: dict[tuple[TreeShape, int], deque[float]] = {}  # of all that were tried
-        self._seconds: dict[tuple[TreeShape, int], float] = {}  # their medians
-        self._unused = dict.fromkeys(trees, 0)  # cycles since each tree was used
-        self._switches = self._probes = 0
-
-    def observe_time(self, tree: TreeShape, bucket: int, seconds: float) -> None:
-        """Records the time of a cycle, or of a trial run at warm-up. Three trial runs per program outvote one disturbed run.
-
-        The median is used, because on a shared machine some cycles take three times as long. Of two times it is the lower one,
-        which is the less disturbed.
-        """
-        times = self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
-        times.append(seconds)
-        self._seconds[tree, bucket] = median_low(times)
-
-    def observe_accept(self, tree: TreeShape, tokens: int, verifications: int) -> None:
-        """Records the tokens and verifications of a cycle, each summed over its requests."""
-        if tree != PLAIN:  # its one token needs no estimate
-            self._weight[tree] = min(self._weight[tree], MEMORY) + verifications
-            self._accept[tree] += (tokens - verifications * self._accept[tree]) / self._weight[tree]
-
-    def choose(self, bucket: int) -> TreeShape:
-        """The tree for the next cycle, at this compiled batch size."""
-        # A new batch size ends a probe, because its cycle times differ.
-        self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
-        self._bucket, before = bucket, self._last
-        if not self._probe_cycles:
-            self._last = self._best_or_probe(bucket)
-        self._switches += self._last != before
-        self._unused = {tree: 0 if tree == self._last else cycles + 1 for tree, cycles in self._unused.items()}
-        return self._last
-
-    def describe(self) -> AdaptiveState:
-        """A snapshot for the statistics; cheap enough for every step."""
-        best = {bucket: max(rates := self._rates(bucket), key=rates.__getitem__) for _, bucket in self._seconds}
-        return AdaptiveState(self._current, best, dict(self._accept), dict(self._seconds), self._switches, self._probes)
-
-    def _rates(self, bucket: int) -> dict[TreeShape, float]:
-        """Tokens per second and request of the trees with known cycle times."""
-        return {tree: mean / self._seconds[tree, bucket] for tree, mean in self._accept.items() if (tree, bucket) in self._seconds}
-
-    def _best_or_probe(self, bucket: int) -> TreeShape:
-        """The current tree, which changes if another is better by more than errors; or one that begins a probe."""
-        rates = self._rates(bucket)
-        best = max(rates, key=rates.__getitem__, default=self._current)
-        if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
-            self._current, self._weight[best] = best, min(self._weight[best], OLD_MEMORY)
-        others = {tree: cycles for tree, cycles in self._unused.items() if tree != self._current}
-        due = [tree for tree, cycles in others.items() if cycles >= len(others) * self._wait(tree, rates, bucket)]
-        if not due:
-            return self._current
-        tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
-        self._probe_cycles, self._probes = PROBE_CYCLES, self._probes + 1
-        self._weight[tree] = min(self._weight[tree], OLD_MEMORY)
-        self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
-        return tree
-
-    def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int) -> float:
-        """Cycles out of use after which the only other tree is probed: none before the first time, and more the further it is
-        behind, as it is then unlikelier to have become the best."""
-        if (tree, bucket) not in self._times:
-            return 0.0
-        if tree not in rates or self._current not in rates:
-            return PATIENCE
-        return PATIENCE * (((1 + MARGIN) * max(1.0, rates[self._current] / rates[tree])) ** 2 - 1)

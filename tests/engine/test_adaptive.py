@@ -3,14 +3,15 @@
 import bisect
 import itertools
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.trees import PROBE_CYCLES, AdaptiveTrees
+from jaxspec.engine.adaptive import PROBE_CYCLES, AdaptiveTrees, DraftFactor
 
 PLAIN, CHAIN, TREE, LARGE = TreeShape(num_steps=0), TreeShape(3, 1), TreeShape(3, 2, 6), TreeShape(5, 4, 16)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -25,6 +26,8 @@ class World:
     hits: Callable[[int], float] = lambda now: 0.7
     """The probability that a draft is accepted if its parent was."""
     batch: Callable[[int], int] = lambda now: 1
+    request: Callable[[int], int] = lambda now: 0
+    """The first of the batch, by a number of its own; the others are those that follow."""
     seeded: float | None = 1.0
     """What warm-up measures, as a multiple of the first true times. None: no warm-up."""
     trees: Sequence[TreeShape] = (CHAIN, PLAIN)
@@ -62,16 +65,24 @@ def accepted(hits: float, depth: int, rng: random.Random) -> int:
     return 1 if not depth or rng.random() >= hits else 1 + accepted(hits, depth - 1, rng)
 
 
-def observe(controller: AdaptiveTrees, world: World, tree: TreeShape, now: int, rng: random.Random) -> None:
+Requests = defaultdict[int, DraftFactor]
+
+
+def running(world: World, requests: Requests, now: int) -> list[DraftFactor]:
+    return [requests[world.request(now) + row] for row in range(world.batch(now))]
+
+
+def observe(controller: AdaptiveTrees, world: World, requests: Requests, tree: TreeShape, now: int, rng: random.Random) -> None:
     batch = world.batch(now)
     if now and world.batch(now - 1) == batch:  # otherwise a prefill came between
         controller.observe_time(tree, world.bucket(now), noisy(world.seconds(tree, world.bucket(now), now), rng))
-    controller.observe_accept(tree, sum(accepted(world.hits(now), tree.num_steps, rng) for _ in range(batch)), batch)
+    emitted = [accepted(world.hits(now), tree.num_steps, rng) for _ in range(batch)]
+    controller.observe_accept(tree, emitted, running(world, requests, now))
 
 
 def simulate(world: World, seed: int) -> tuple[AdaptiveTrees, list[TreeShape]]:
     """Runs the controller; what a cycle measured arrives after the next choice, as in the engine."""
-    rng, controller = random.Random(seed), AdaptiveTrees(world.trees)
+    rng, controller, requests = random.Random(seed), AdaptiveTrees(world.trees), Requests(DraftFactor)
     chosen: list[TreeShape] = []
     late: deque[tuple[TreeShape, int]] = deque()
     for tree in world.trees if world.seeded is not None else ():
@@ -79,10 +90,10 @@ def simulate(world: World, seed: int) -> tuple[AdaptiveTrees, list[TreeShape]]:
             for _ in range(3):
                 controller.observe_time(tree, bucket, noisy(world.seconds(tree, bucket, 0) * world.seeded, rng))
     for now in range(world.cycles):
-        chosen.append(controller.choose(world.bucket(now)))
+        chosen.append(controller.choose(world.bucket(now), running(world, requests, now)))
         late.append((chosen[-1], now))
         if len(late) > 1:
-            observe(controller, world, *late.popleft(), rng)
+            observe(controller, world, requests, *late.popleft(), rng)
     return controller, chosen
 
 
@@ -113,12 +124,13 @@ def changing_batch(longest: int, seed: int = 1) -> Callable[[int], int]:
     return lambda now: batches[now]
 
 
-def differing_requests(low: float, high: float, cycles: int) -> Callable[[int], float]:
-    """Every request has its own probability of a hit."""
-    rng, hits = random.Random(3), list[float]()
+def differing_requests(low: float, high: float, cycles: int, batch: int = 1) -> dict[str, Any]:
+    """Every request has its own probability of a hit; one batch of them follows the other."""
+    rng, hits, first = random.Random(3), list[float](), list[int]()
     while len(hits) < 3000:
-        hits += [rng.uniform(low, high)] * rng.randint(cycles // 2, cycles * 3 // 2)
-    return lambda now: hits[now]
+        of_text, length, number = rng.uniform(low, high), rng.randint(cycles // 2, cycles * 3 // 2), len(hits) * batch
+        hits, first = hits + [of_text] * length, first + [number] * length
+    return {"hits": lambda now: hits[now], "request": lambda now: first[now], "batch": lambda now: batch}
 
 
 MANY = (CHAIN, PLAIN, TREE, LARGE)
@@ -128,8 +140,8 @@ WORLDS = {
     **{f"wins when small, batch {batch}": World(rows(0.14), batch=lambda now, batch=batch: batch) for batch in (1, 2, 4, 8, 16)},
     "wins when small, batch changes": World(rows(0.14), batch=changing_batch(40)),
     "batch changes quickly": World(rows(0.14), batch=changing_batch(8)),
-    "requests differ": World(rows(0.25), hits=differing_requests(0.3, 0.95, 50)),
-    "requests differ, batch 8": World(rows(0.05), hits=differing_requests(0.5, 0.85, 20), batch=lambda now: 8),
+    "requests differ": World(rows(0.25), **differing_requests(0.3, 0.95, 50)),
+    "requests differ, batch 8": World(rows(0.05), **differing_requests(0.5, 0.85, 20, 8)),
     "little to gain": World(chain_gains(0.08)),
     "acceptance collapses": World(rows(0.15), hits=lambda now: 0.7 if now < 1500 else 0.1),
     "no warm-up, always wins": World(rows(0.01), seeded=None),
@@ -218,12 +230,79 @@ def test_many_trees_share_the_budget_of_probes():
 
 def steady(seconds: dict[TreeShape, float], tokens: int) -> AdaptiveTrees:
     """A controller that knows exact times, and that a chain's four verifications emit `tokens`."""
-    controller = AdaptiveTrees((CHAIN, PLAIN))
+    controller, factors = AdaptiveTrees((CHAIN, PLAIN)), [DraftFactor() for _ in range(20)]
     for _ in range(30):
-        controller.observe_accept(CHAIN, tokens * 5, 20)
+        controller.observe_accept(CHAIN, [tokens // 4 + (number < tokens % 4) for number in range(4)] * 5, factors)
         for tree, time in seconds.items():
             controller.observe_time(tree, 1, time)
     return controller
+
+
+@dataclass
+class Text:
+    """A request, and the chance of a hit in it."""
+
+    hits: float
+    factor: DraftFactor = field(default_factory=DraftFactor)
+
+
+def serve(controller: AdaptiveTrees, texts: Sequence[Text], cycles: int, rng: random.Random) -> list[TreeShape]:
+    """The trees that were chosen for these requests together, where a cycle of the chain takes 1.8 plain ones."""
+    chosen, factors = [], [text.factor for text in texts]
+    for _ in range(cycles):
+        chosen.append(tree := controller.choose(len(texts), factors))
+        controller.observe_time(tree, len(texts), 1.8 if tree == CHAIN else 1.0)
+        controller.observe_accept(tree, [accepted(text.hits, tree.num_steps, rng) for text in texts], factors)
+    return chosen
+
+
+def used_to(good: float, batch: int, rng: random.Random) -> AdaptiveTrees:
+    """One that knows all times, and texts of this kind."""
+    controller = AdaptiveTrees((CHAIN, PLAIN))
+    for size in (1, batch):
+        controller.observe_time(CHAIN, size, 1.8)
+        controller.observe_time(PLAIN, size, 1.0)
+    for _ in range(5):
+        assert serve(controller, [Text(good)], 200, rng)[-100:].count(CHAIN) >= 90
+    return controller
+
+
+def test_a_request_whose_drafts_do_not_pay_falls_to_plain_decoding_and_the_next_begins_with_the_tree():
+    for seed in range(10):
+        controller = used_to(0.8, 1, rng := random.Random(seed))
+        before = controller.describe().accept_lengths[CHAIN]
+        bad = serve(controller, [Text(0.05)], 300, rng)
+        assert bad[0] == CHAIN and PLAIN in bad[:40], "within some tens of cycles"
+        assert bad[60:].count(PLAIN) >= 220, "but for probes"
+        after = controller.describe().accept_lengths[CHAIN]
+        assert after > 1 + 0.8 * (before - 1), "what others may expect has hardly changed"
+        good = serve(controller, [Text(0.8)], 300, rng)
+        assert good[0] == CHAIN and good.count(CHAIN) >= 280
+
+
+def test_a_mixed_batch_follows_the_mean_of_its_requests():
+    """Three bad texts: plain. Three good ones beside one bad one: the chain, for all, as they share the cycle."""
+    for seed in range(10):
+        controller = used_to(0.8, 4, rng := random.Random(seed))
+        bad, good = [Text(0.02) for _ in range(4)], [Text(0.8) for _ in range(4)]
+        assert serve(controller, [*bad[:3], good[0]], 150, rng)[60:].count(PLAIN) >= 60
+        assert serve(controller, [bad[3], *good[1:]], 150, rng).count(CHAIN) >= 130
+
+
+def test_it_tries_again_when_a_text_may_have_turned_good():
+    for seed in range(10):
+        controller, text = used_to(0.8, 1, rng := random.Random(seed)), Text(0.05)
+        assert serve(controller, [text], 200, rng)[-50:].count(PLAIN) >= 30
+        text.hits = 0.8
+        after = serve(controller, [text], 3000, rng)
+        assert after[-500:].count(CHAIN) >= 470, f"{after.count(CHAIN)} of 3000"
+
+
+def test_many_bad_requests_change_what_a_new_one_begins_with():
+    controller = used_to(0.8, 1, rng := random.Random(0))
+    for _ in range(40):
+        serve(controller, [Text(0.05)], 60, rng)
+    assert serve(controller, [Text(0.05)], 60, rng).count(PLAIN) >= 50
 
 
 def test_a_late_outlier_changes_nothing():
@@ -255,7 +334,7 @@ def test_a_new_batch_size_ends_a_probe():
 
 def test_describe_tells_what_is_believed():
     controller = steady({CHAIN: 2.0, PLAIN: 1.0}, tokens=9)
-    controller.observe_accept(PLAIN, 3, 4)  # a stop string cut the last token: not the tree's doing
+    controller.observe_accept(PLAIN, [1, 0, 1, 1], [DraftFactor() for _ in range(4)])
     own = controller.describe()
     assert own.accept_lengths[PLAIN] == 1 and own.accept_lengths[CHAIN] == pytest.approx(2.25, abs=0.05)
     assert own.seconds == {(CHAIN, 1): 2.0, (PLAIN, 1): 1.0}

@@ -1,6 +1,8 @@
 """Trees change between cycles without a trace in the output: same tokens, and a head that misses nothing."""
 
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -31,7 +33,7 @@ def choose_by(engine: Engine, monkeypatch: pytest.MonkeyPatch, choices) -> list[
     """Makes the engine take these trees in turn; returns the list of those taken, which grows."""
     taken: list[TreeShape] = []
 
-    def choose(_bucket: int) -> TreeShape:
+    def choose(_bucket: int, _requests: list[Request]) -> TreeShape:
         taken.append(next(choices))
         return taken[-1]
 
@@ -116,7 +118,7 @@ def test_only_undisturbed_cycles_are_timed():
     def times() -> list[float]:
         return [seconds for (which, _), seconds in trees.describe().seconds.items() if which == tree]
 
-    trees.choose = lambda _bucket: tree
+    trees.choose = lambda _bucket, _requests: tree
     cycle(9.0)  # nothing before it: how long it took can't be told
     assert times() == []
     cycle(7.0, catch_up=True)
@@ -137,12 +139,29 @@ def test_only_undisturbed_cycles_are_timed():
     assert times() == [1.0]
 
 
+def test_what_a_request_accepted_goes_with_it():
+    """Each request keeps its own factor, of the cycle that was read; nothing else remembers a request that has ended."""
+    trees = TreeChoice(TreeShape(3, 1), True)
+    good, bad = (Request(name, GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None)) for name in "ab")
+    trees.choose = lambda _bucket, _requests: CHAIN
+    for _ in range(20):
+        trees.plan([good, bad], [2], trees.all, prefills=False)
+        trees.plan([bad], [2], trees.all, prefills=False)
+        trees.was_read([4, 1])
+        trees.was_read([1])
+    assert bad.draft_factor.value < 0.5 < 1 < good.draft_factor.value
+    ended = [weakref.ref(good), weakref.ref(bad)]
+    del good, bad
+    gc.collect()
+    assert [each() for each in ended] == [None, None]
+
+
 def test_heads_catch_up_before_a_tree_and_when_there_is_no_room_for_more_lag():
     trees = TreeChoice(TreeShape(3, 1), True)
     request = Request("a", GenerationRequest((1,), SamplingParams()), 0, (), Detokenizer(None))
 
     def behind(tree: TreeShape) -> list[Request]:
-        trees.choose = lambda _bucket: tree
+        trees.choose = lambda _bucket, _requests: tree
         (planned,) = trees.plan([request], [1], trees.all, prefills=False)
         return planned.behind
 
