@@ -32,7 +32,7 @@ MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
 """In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
 again, and that of the first guess, half of the drafts."""
 OWN_MEMORY, OWN_PRIOR = 50.0, 10.0
-"""In verifications: the weight of a request's factor, and of its first guess, 1, or of an old one when trees are probed."""
+"""In verifications: the weight of a request's factor, and of its first guess, which is 1."""
 LEAST = 0.05
 """Accepted drafts per verification that a tree promises, at least: factors are quotients by it."""
 
@@ -95,7 +95,7 @@ class AdaptiveTrees:
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
         self._bucket, before = bucket, self._last
         if not self._probe_cycles:
-            self._last = self._best_or_probe(bucket, factors)
+            self._last = self._best_or_probe(bucket, sum([each.value for each in factors]) / len(factors) if factors else 1.0)
         self._switches += self._last != before
         self._unused = {tree: 0 if tree == self._last else cycles + 1 for tree, cycles in self._unused.items()}
         return self._last
@@ -113,10 +113,9 @@ class AdaptiveTrees:
             if (tree, bucket) in self._seconds
         }
 
-    def _best_or_probe(self, bucket: int, factors: Sequence[DraftFactor]) -> TreeShape:
+    def _best_or_probe(self, bucket: int, factor: float) -> TreeShape:
         """The current tree, which changes if another is better by more than errors; or one that begins a probe."""
-        mean = sum([factor.value for factor in factors]) / len(factors) if factors else 1.0
-        rates = self._rates(bucket, mean)
+        rates = self._rates(bucket, factor)
         best = max(rates, key=rates.__getitem__, default=self._current)
         if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
             self._current, self._weight[best] = best, min(self._weight[best], OLD_MEMORY)
@@ -127,8 +126,6 @@ class AdaptiveTrees:
         tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
         self._probe_cycles, self._probes = PROBE_CYCLES, self._probes + 1
         self._weight[tree] = min(self._weight[tree], OLD_MEMORY)
-        for factor in factors:
-            factor.weight = min(factor.weight, OWN_PRIOR)
         self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
         return tree
 

@@ -7,6 +7,7 @@ import weakref
 import pytest
 
 from jaxspec.config import PLAIN, TreeShape
+from jaxspec.engine.adaptive import OWN_PRIOR
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import HeldPages
 from jaxspec.engine.request import GenerationRequest, Request
@@ -150,6 +151,7 @@ def test_what_a_request_accepted_goes_with_it():
         trees.was_read([4, 1])
         trees.was_read([1])
     assert bad.draft_factor.value < 0.5 < 1 < good.draft_factor.value
+    assert (good.draft_factor.weight, bad.draft_factor.weight) == (OWN_PRIOR + 20, OWN_PRIOR + 40)
     ended = [weakref.ref(good), weakref.ref(bad)]
     del good, bad
     gc.collect()
