@@ -36,8 +36,7 @@ from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.common import listing
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.defaults import NGRAM_TREE
+from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
 from jaxspec.load import ModelFiles, find_files
 
 from . import record

@@ -184,6 +184,10 @@ class TreeShape:
             return self if self.head_steps is None else PLAIN
         return TreeShape(self.head_steps, self.topk, min(self.num_draft_tokens, most_nodes(self.head_steps, self.topk)))
 
+    def limited(self, head_steps: int) -> "TreeShape":
+        """This tree, of which a head drafts so many levels only."""
+        return TreeShape(self.num_steps, self.topk, self.num_draft_tokens, head_steps)
+
     @classmethod
     def of(cls, value: "TreeLike") -> "TreeShape":
         """A draft tree in any of the ways in which it is written.
@@ -230,6 +234,8 @@ type TreeLike = TreeShape | str | Sequence[int] | Mapping[str, int]
 
 PLAIN = TreeShape(num_steps=0)
 """No draft tree: plain decoding."""
+NGRAM_TREE = TreeShape(7, 4, 8)
+"""The default of n-gram drafts, whose depth costs nothing."""
 
 
 ATTENTION_KERNELS = ("reference", "pallas_triton", "mosaic")

@@ -8,11 +8,10 @@ import importlib.util
 from pathlib import Path
 
 from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, is_hub_name, local_path
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import NGRAM_TREE, PLAIN, TreeShape
 
 NGRAM, FROM_TEXT = "NGRAM", "ngram"
 """The name of drafts without a head as an algorithm, and in place of a head's."""
-NGRAM_TREE = TreeShape(7, 4, 8)
 BLOCK_TREE = TreeShape(7, 4, 16)
 """Nothing was measured: `jaxspec bench speculative` finds a better one."""
 BUILT_IN_NAME = "jaxspec-demo"

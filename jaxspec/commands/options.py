@@ -163,7 +163,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
             needs="head",
         ),
         Option(
-            "--tree S/K/D[/H]",
+            "--tree S/K/D",
             "the tree, or plain (default: 5/4/8; MTP 1/1/2; SmolLM2, STANDALONE 3/1/4; NGRAM 7/4/8; DFLASH, DSPARK 7/4/16)",
             type=tree,
         ),

@@ -15,8 +15,8 @@ from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.config_file import read_config
 from jaxspec.commands.options import HEAD, OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
-from jaxspec.config import PLAIN, EngineConfig, TreeShape
-from jaxspec.defaults import FROM_TEXT, NGRAM, NGRAM_TREE, SMOLLM2
+from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
+from jaxspec.defaults import FROM_TEXT, NGRAM, SMOLLM2
 from jaxspec.engine.hosts import Hosts, group_key
 from jaxspec.server.kv_events import KvEventsConfig, checked_config
 from jaxspec.server.settings import ServerSettings

@@ -65,7 +65,10 @@ class Engine:
         self.vocab_size = target.config.vocab_size
         self.context_length: int = config.context_length or target.config.max_position_embeddings
         adaptive = config.adaptive and drafter.max_topk > 0
-        self.trees = TreeChoice(tree, adaptive, config.request_trees, candidates=config.adaptive_trees, may_lag=drafter.lags)
+        self.trees = TreeChoice(
+            tree, adaptive, config.request_trees, candidates=config.adaptive_trees, may_lag=drafter.lags,
+            limits_head=drafter.limits_head,
+        )  # fmt: skip
         self.runner = Runner(target, drafter, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
         self.prefix_cache = PrefixCache(self.pages, config.prefix_cache)

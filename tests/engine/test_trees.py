@@ -196,5 +196,10 @@ def test_trees_of_an_adaptive_engine():
     assert adaptive_trees(TreeShape(1, 1, 2)) == (TreeShape(1, 1, 2), PLAIN)
     others = (TreeShape(2, 1, 3), TreeShape(5, 4, 8), TreeShape(2, 2, 4))
     assert adaptive_trees(TreeShape(5, 4, 8), others) == (TreeShape(5, 4, 8), TreeShape(2, 1, 3), TreeShape(2, 2, 4), PLAIN)
+    merged = {"5/4/8": "5/4/8 7/4/8/5 7/4/8/0 3/1/4 0", "9/2/9": "9/2/9 9/2/9/0 3/1/4 0", "2/1/3": "2/1/3 7/4/8/2 7/4/8/0 0"}
+    merged |= {"7/4/8/3": "7/4/8/3 7/4/8/0 3/1/4 0", "7/4/8/0": "7/4/8/0 3/1/4 0"}
+    for tree, expected in merged.items():
+        assert adaptive_trees(TreeShape.of(tree), limits_head=True) == tuple(map(TreeShape.of, expected.split()))
+    assert adaptive_trees(TreeShape(5, 4, 8), others, limits_head=True) == adaptive_trees(TreeShape(5, 4, 8), others)
     assert TreeChoice(TreeShape(5, 4, 8), False).all == (TreeShape(5, 4, 8),)
     assert TreeChoice(TreeShape(5, 4, 8), True).most_emitted == 6
