@@ -111,13 +111,13 @@ def value(each: dict, kind: str) -> float | None:
     return each[kind]["median"] if kind == "speed_up" else each[kind]
 
 
-def shape(tree: str) -> tuple[int, int]:
-    """topk and nodes; all chains share one row."""
-    _, topk, nodes = map(int, tree.split("/"))
-    return topk, 0 if topk == 1 else nodes
+def shape(tree: str) -> tuple[int, ...]:
+    """topk, nodes and, if they are limited, the levels of the head; all chains share one row."""
+    _, topk, nodes, *of_head = map(int, tree.split("/"))
+    return topk, 0 if topk == 1 else nodes, *of_head
 
 
-def heat(axis: "Axes", cells: dict[str, float | None], steps: list[int], shapes: list[tuple[int, int]], furthest: float) -> None:
+def heat(axis: "Axes", cells: dict[str, float | None], steps: list[int], shapes: list[tuple[int, ...]], furthest: float) -> None:
     """Steps across, topk/nodes down; yellow is as fast as plain decoding, green is faster."""
     grid = [[float("nan")] * len(steps) for _ in shapes]
     for tree, number in cells.items():
@@ -127,11 +127,11 @@ def heat(axis: "Axes", cells: dict[str, float | None], steps: list[int], shapes:
             axis.text(column, row, f"{number:.2f}", ha="center", va="center", fontsize=7)
     axis.imshow(grid, cmap="RdYlGn", vmin=1 - furthest, vmax=1 + furthest, aspect="auto")
     axis.set_xticks(range(len(steps)), [str(step) for step in steps])
-    axis.set_yticks(range(len(shapes)), ["chain" if topk == 1 else f"{topk}/{nodes}" for topk, nodes in shapes])
+    axis.set_yticks(range(len(shapes)), ["/".join(map(str, ("chain", *each[2:]) if each[0] == 1 else each)) for each in shapes])
     axis.tick_params(length=0)
 
 
-def mark(axis: "Axes", tree: str | None, steps: list[int], shapes: list[tuple[int, int]]) -> None:
+def mark(axis: "Axes", tree: str | None, steps: list[int], shapes: list[tuple[int, ...]]) -> None:
     """A frame around the choice."""
     if tree is None or tree == "plain":
         return

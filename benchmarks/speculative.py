@@ -161,7 +161,7 @@ def part(batches: Sequence[int], trees: Sequence[TreeShape], start: int, end: in
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("speculative", __doc__)
     add_common_options(parser, num_prompts=10, max_tokens=100, rounds=3)
-    parser.add_options("as for a server", "speculative_algorithm", "tp_size")
+    parser.add_options("as for a server", "speculative_algorithm", "speculative_ngram", "tp_size")
     add_sampling_options(parser)
     sizes = parser.add_argument_group("trees and batch sizes: every combination, as in SGLang's bench_speculative")
     sizes.add_argument("--batch-size", type=whole(1), nargs="+", default=[1, 2, 4, 8, 16], help="(default: 1 2 4 8 16)")
@@ -175,7 +175,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     sizes.add_argument("--start", type=whole(0), default=0, metavar="N", help="the first combination (default: %(default)s)")
     sizes.add_argument("--end", type=whole(0), metavar="N", help="the combination before which to stop (default: none)")
-    sizes.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="these trees instead of a grid")
+    of_both = "these trees instead of a grid; with --speculative-ngram also S/K/D/H, where the head drafts H levels"
+    sizes.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help=of_both)
     ways = parser.add_argument_group("ways to measure")
     ways.add_argument("--exhaustive", action="store_true", help="measure every tree end to end at every batch size")
     ways.add_argument(
@@ -241,7 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     combinations = part(options.batch_size, trees, options.start, options.end)
     if not (trees := all_trees(combinations)):
         raise ValueError("--start and --end leave no combination of a batch size and a tree")
-    sweep = Sweep(bench, encoded, trees, list(combinations), sampling_params(options, len(encoded)))
+    params, ngram = sampling_params(options, len(encoded)), bool(options.speculative_ngram)
+    sweep = Sweep(bench, encoded, trees, list(combinations), params, ngram=ngram)
     for each in trees:
         sweep.timed_cycles(each)  # raises now rather than in half an hour
     print(f"{len(trees)} trees at batch {', '.join(map(str, sweep.batches))}: {' '.join(map(str, trees))}", flush=True)
@@ -249,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = simulate(sweep, combinations, options.rounds, options.simulate_accept_length)
     else:
         results = tune(sweep, combinations, options.rounds, exhaustive=options.exhaustive)
-    results |= {"head": bench.models.head.config.algorithm if has_head else "random weights"}
+    results |= {"head": bench.models.head.config.algorithm if has_head else "random weights"} | ({"ngram": True} if ngram else {})
     results["skipped"] = {} if options.trees else chosen.skipped
     made = record.write("speculative", options, prompts, results)
     print("\n" + "\n\n".join([*tables(results).values(), notes(results)]) + "\n", flush=True)

@@ -14,7 +14,7 @@ def sglang_lines(results: dict, max_tokens: int) -> Iterator[dict]:
         first = at["trees"][0]
         plain = {"tree": "0/0/0", "cycle_ms": first["cycle_ms"] / first["cost"]["median"]}
         for each in [plain, *at["trees"]]:
-            steps, topk, nodes = map(int, each["tree"].split("/"))
+            steps, topk, nodes = map(int, each["tree"].split("/")[:3])
             length = results["acceptance"][each["tree"]]["accept_length"] if steps else 1.0
             seconds = each["cycle_ms"] / 1000
             yield {
@@ -142,8 +142,10 @@ def config_file(record: dict) -> str:
     if tree is None:
         lines += ["# Plain decoding was the fastest at every batch size.", "speculative-num-steps: 0"]
     else:
-        steps, topk, nodes = tree.split("/")
-        lines += [f"speculative-num-steps: {steps}", f"speculative-eagle-topk: {topk}", f"speculative-num-draft-tokens: {nodes}"]
+        steps, topk, nodes, *of_head = tree.split("/")
+        numbers = [f"speculative-num-steps: {steps}", f"speculative-eagle-topk: {topk}", f"speculative-num-draft-tokens: {nodes}"]
+        lines += [f"tree: {tree}"] if of_head else numbers
+        lines += ["speculative-ngram: true"] if record["results"].get("ngram") else []
         if set(choices) != {tree}:
             lines += ["speculative-adaptive: true"]
             trees = [each for each in dict.fromkeys(choices) if each != "plain"]

@@ -44,7 +44,10 @@ class Sweep:
         trees: Sequence[TreeShape],
         batches: Sequence[int],
         params: Sequence[SamplingParams],
+        *,
+        ngram: bool = False,
     ):
+        """`ngram`: the head's drafts are merged with n-grams."""
         self.prompts, self.trees, self.batches = prompts, list(trees), sorted(set(batches))
         self.params = list(params)
         """Of each prompt. They may be replaced by others of the same length."""
@@ -56,7 +59,8 @@ class Sweep:
         self._plain = Engine(models.target, None, models.tokenizer, PLAIN, EngineConfig(**sizes))
         first, *others = self.trees
         self._drafting = Engine(
-            models.target, models.head, models.tokenizer, first, EngineConfig(**sizes, request_trees=tuple(others)),
+            models.target, models.head, models.tokenizer, first,
+            EngineConfig(**sizes, request_trees=tuple(others), ngram=ngram),
         )  # fmt: skip
         table = self._drafting.runner.table  # all trees at every batch size, which trees of single requests are not
         self._drafting.runner.table = replace(table, own=table.trees)

@@ -64,7 +64,7 @@ def why_not(step: int, topk: int, count: int) -> str | None:
 def dominated(accept_lengths: dict[TreeShape, float], tolerance: float = 0.005) -> dict[TreeShape, TreeShape]:
     """Trees that need not be timed, each with the tree that beats it.
 
-    A tree that is no larger in any of the three numbers is assumed to cost no more at any batch size. If it also accepts as much
+    A tree that is no larger in any of its numbers is assumed to cost no more at any batch size. If it also accepts as much
     (within the relative `tolerance`), the larger one can hardly win. Only kept trees drop others, so tolerances do not add up.
     """
     kept, beaten = list[TreeShape](), dict[TreeShape, TreeShape]()
@@ -79,12 +79,12 @@ def dominated(accept_lengths: dict[TreeShape, float], tolerance: float = 0.005) 
 
 
 def fits_into(tree: TreeShape, other: TreeShape) -> bool:
-    """Whether `tree` is no larger than `other` in any of the three numbers."""
+    """Whether `tree` is no larger than `other` in any of its numbers."""
     return all(one <= two for one, two in zip(size(tree), size(other), strict=True))
 
 
-def size(tree: TreeShape) -> tuple[int, int, int]:
-    return tree.num_steps, tree.topk, tree.num_draft_tokens
+def size(tree: TreeShape) -> tuple[int, int, int, int]:
+    return tree.num_steps, tree.topk, tree.num_draft_tokens, tree.of_head.num_steps
 
 
 @dataclass(frozen=True)

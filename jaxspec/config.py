@@ -293,8 +293,9 @@ class EngineConfig:
     adaptive: bool = False
     """Choose the draft tree, or plain decoding, before each cycle by measured speed, so that speculation costs little at worst."""
     adaptive_trees: tuple[TreeShape, ...] = ()
-    """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps. Like
-    request_trees, given in any way that TreeShape.of takes."""
+    """What an adaptive engine chooses from, beside its own tree and plain decoding. (): a chain of three steps, and
+    two trees more if a head is merged with n-grams (engine/trees.py). Like request_trees, given in any way that TreeShape.of
+    takes."""
     request_trees: tuple[TreeShape, ...] = ()
     """Further trees, which single requests may ask for; TreeShape(num_steps=0) lets them turn speculation off."""
     ngram: bool = False

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import speculative, tuning
 from benchmarks.load import Load
 from benchmarks.options import RESULTS
-from benchmarks.plots import draw_trees
+from benchmarks.plots import draw_trees, shape
 from benchmarks.speculative import all_trees, part
 from benchmarks.speculative_tables import config_file, notes, sglang_lines, tables
 from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, simulated_speed_ups, why_not
@@ -87,6 +87,22 @@ def test_a_tree_that_a_smaller_one_matches_need_not_be_timed():
     longer = TreeShape(5, 1, 6)
     assert dominated({SHORT: 1.5, CHAIN: 1.507, longer: 1.514}) == {CHAIN: SHORT}  # tolerances don't add up
     assert not dominated({TreeShape(1, 4, 4): 2.0, CHAIN: 1.0})  # wider but shorter: who knows what costs more
+
+
+def test_a_tree_whose_head_drafts_fewer_levels_is_smaller():
+    deep, limited = TreeShape(7, 4, 8), TreeShape(7, 4, 8, 3)
+    assert dominated({deep: 2.0, limited: 2.0}) == {deep: limited}
+    assert not dominated({deep: 2.1, limited: 2.0})
+
+
+def test_the_config_file_of_n_grams_beside_a_head_is_one_that_the_server_takes(tmp_path):
+    path, limited = tmp_path / "tuned.yaml", TreeShape(7, 4, 8, 3)
+    trees = [timed(limited, 1.5, 1.4), timed(CHAIN, 1.2, 1.1)]
+    results = results_of((1, "7/4/8/3", trees), (8, "3/1/4", trees)) | {"ngram": True}
+    path.write_text(config_file(record_of(results)))
+    arguments = parse_arguments(["--config", str(path)])
+    assert arguments.tree == limited and arguments.engine["ngram"] and arguments.engine["adaptive_trees"] == (limited, CHAIN)
+    assert shape("7/4/8/3") == (4, 8, 3) and draw_trees(results)
 
 
 def test_only_promising_trees_are_measured():

@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.planner.compile import CompiledCycle, Launch
-from jaxspec.planner.estimate import Pair, pair
+from jaxspec.planner.estimate import Pair, cycle_cost, pair
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import read_head, read_target
 from jaxspec.planner.time_model import EXCHANGE, Kind, LaunchCounts, counts_of, time_model
@@ -67,6 +67,18 @@ def test_a_block_costs_one_forward_at_any_depth(tmp_path):
     assert deep["head: attention"] == flat["head: attention"]
     assert deep["head: launches of the levels"] < 0.002 * (LaunchCounts.level + 4 * LaunchCounts().layer)
     assert deep["exchanges between GPUs"] - flat["exchanges between GPUs"] < 1e3 * EXCHANGE
+
+
+def test_levels_that_are_left_to_n_grams_cost_nothing_of_the_head(llama):
+    """But that it absorbs one token more per level. With no level it reads its weights once, for these, and computes no logits."""
+    full, shallow, limited, none = (
+        time_model(llama, TreeShape.of(tree), 1, 1024, GPUS["h200"], kind=1) for tree in ("7/4/8", "3/4/8", "7/4/8/3", "7/4/8/0")
+    )
+    of_head = [name for name in full if name.startswith("head: ")]
+    assert [limited[name] for name in of_head] == pytest.approx([shallow[name] for name in of_head], rel=0.01)
+    assert sum(none.values()) < sum(shallow.values()) < sum(full.values()) and none["head: launches of the levels"] == 0
+    costs = [cycle_cost(llama, TreeShape.of(tree), 1, 1024).moved for tree in ("7/4/8/0", "1/4/5")]
+    assert costs[0]["head weights"] == costs[1]["head weights"] and costs[0]["head logits' weights"] == 0
 
 
 def test_many_rows_take_the_time_of_their_arithmetic(llama):
