@@ -5,17 +5,20 @@ size; plain decoding emits exactly one. The best tree has the highest accept_len
 accept length depends on the text and hardly on the batch, so all buckets share one estimate; the seconds are kept per bucket. A
 tree that is not in use is not measured, so it is tried for a few cycles now and then (a probe).
 
-Texts differ more than trees do. So what is kept per tree is the accept length of a new request, and each request has a factor of
-its own (`DraftFactor`): its drafts accepted, over those that the estimates promised. A batch is expected to accept what its tree
-promises, times the mean factor of its requests. Of a request's results the estimate of the tree learns only what its factor does
-not explain: its first ten cycles or so count, and then ever less. So a request whose drafts don't pay falls to plain decoding
-within some tens of cycles, and the next one begins with the tree as before; only several such requests change that.
+Texts differ more than trees do. So what is kept per tree is the accept length of a new request, and each request has factors of
+its own (`DraftFactors`): its drafts accepted, over those that the estimates promised; one for trees with a head, and one for
+those of n-grams alone, as a text that repeats may be none that the head knows. A batch shares a cycle, and is expected to
+accept what its tree promises, times the mean factor of its requests. Of a request's results the estimate of the tree learns
+only what its factor does not explain: its first ten cycles or so count, and then ever less. So a request whose drafts don't pay
+falls to plain decoding within some tens of cycles, and the next one begins with the tree as before; only several such requests
+change that.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
+from typing import NamedTuple
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.engine.stats import AdaptiveState
@@ -46,6 +49,19 @@ class DraftFactor:
     """In verifications."""
 
 
+class DraftFactors(NamedTuple):
+    """Those of a request, from which they go when it ends."""
+
+    with_head: DraftFactor
+    of_text: DraftFactor
+    """Where a head drafts nothing (TreeShape.head_steps is 0)."""
+
+    @classmethod
+    def new(cls) -> "DraftFactors":
+        """Those of a new request."""
+        return cls(DraftFactor(), DraftFactor())
+
+
 class AdaptiveTrees:
     """Chooses the tree so that speculation costs little at worst. Call `choose` before each cycle and the observers when its
     results arrive; nothing depends on how late that is."""
@@ -74,28 +90,29 @@ class AdaptiveTrees:
         times.append(seconds)
         self._seconds[tree, bucket] = median_low(times)
 
-    def observe_accept(self, tree: TreeShape, emitted: Sequence[int], factors: Sequence[DraftFactor]) -> None:
+    def observe_accept(self, tree: TreeShape, emitted: Sequence[int], factors: Sequence[DraftFactors]) -> None:
         """Records the tokens that a cycle emitted for each of its requests, and what they say of their factors. 0: the request had
         ended before."""
         if tree == PLAIN:  # its one token needs no estimate
             return
-        promised, unexplained, verifications = self._accept[tree] - 1, 0.0, 0
-        for tokens, factor in zip(emitted, factors, strict=True):
+        promised, unexplained, verifications, kind = self._accept[tree] - 1, 0.0, 0, tree.head_steps == 0
+        for tokens, own in zip(emitted, factors, strict=True):
             if tokens:
-                verifications += 1
+                verifications, factor = verifications + 1, own[kind]
                 unexplained += tokens - 1 - factor.value * promised
                 factor.weight = min(factor.weight, OWN_MEMORY) + 1
                 factor.value += ((tokens - 1) / promised - factor.value) / factor.weight
         self._weight[tree] = min(self._weight[tree], MEMORY) + verifications
         self._accept[tree] = max(1 + LEAST, self._accept[tree] + unexplained / self._weight[tree])
 
-    def choose(self, bucket: int, factors: Sequence[DraftFactor] = ()) -> TreeShape:
+    def choose(self, bucket: int, factors: Sequence[DraftFactors] = ()) -> TreeShape:
         """The tree for the next cycle, at this compiled batch size, of the requests with these factors. (): of new ones."""
         # A new batch size ends a probe, because its cycle times differ.
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
         self._bucket, before = bucket, self._last
         if not self._probe_cycles:
-            self._last = self._best_or_probe(bucket, sum([each.value for each in factors]) / len(factors) if factors else 1.0)
+            means = [sum([own[kind].value for own in factors]) / len(factors) for kind in (0, 1)] if factors else (1.0, 1.0)
+            self._last = self._best_or_probe(bucket, means)
         self._switches += self._last != before
         self._unused = {tree: 0 if tree == self._last else cycles + 1 for tree, cycles in self._unused.items()}
         return self._last
@@ -105,17 +122,17 @@ class AdaptiveTrees:
         best = {bucket: max(rates := self._rates(bucket), key=rates.__getitem__) for _, bucket in self._seconds}
         return AdaptiveState(self._current, best, dict(self._accept), dict(self._seconds), self._switches, self._probes)
 
-    def _rates(self, bucket: int, factor: float = 1.0) -> dict[TreeShape, float]:
-        """Tokens per second and request of the trees with known cycle times, of requests with this mean factor."""
+    def _rates(self, bucket: int, means: Sequence[float] = (1.0, 1.0)) -> dict[TreeShape, float]:
+        """Tokens per second and request of the trees with known cycle times, of requests with these mean factors."""
         return {
-            tree: (1 + min(factor * (accept - 1), tree.num_steps)) / self._seconds[tree, bucket]
+            tree: (1 + min(means[tree.head_steps == 0] * (accept - 1), tree.num_steps)) / self._seconds[tree, bucket]
             for tree, accept in self._accept.items()
             if (tree, bucket) in self._seconds
         }
 
-    def _best_or_probe(self, bucket: int, factor: float) -> TreeShape:
+    def _best_or_probe(self, bucket: int, means: Sequence[float]) -> TreeShape:
         """The current tree, which changes if another is better by more than errors; or one that begins a probe."""
-        rates = self._rates(bucket, factor)
+        rates = self._rates(bucket, means)
         best = max(rates, key=rates.__getitem__, default=self._current)
         if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
             self._current, self._weight[best] = best, min(self._weight[best], OLD_MEMORY)

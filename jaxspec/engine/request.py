@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxspec.config import TreeLike, TreeShape
-from jaxspec.engine.adaptive import DraftFactor
+from jaxspec.engine.adaptive import DraftFactors
 from jaxspec.engine.pages import HeldPages
 from jaxspec.engine.speculation import CycleCounts, Speculation, Verification
 from jaxspec.sampling_params import SamplingParams
@@ -178,7 +178,7 @@ class Request:
     most_tokens: int = 0
     """Prompt and output together, at most: the slots that it can need."""
     cycles: list[CycleCounts] = field(default_factory=list)
-    draft_factor: DraftFactor = field(default_factory=DraftFactor)
+    draft_factors: DraftFactors = field(default_factory=DraftFactors.new)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish_reason: str | None = None

@@ -126,7 +126,7 @@ class TreeChoice:
         """The tree for a cycle of these requests at this compiled batch size."""
         if self._adaptive is None:
             return self.own[0]
-        return self._adaptive.choose(bucket, [request.draft_factor for request in requests])
+        return self._adaptive.choose(bucket, [request.draft_factors for request in requests])
 
     def was_read(self, emitted: Sequence[int]) -> None:
         """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests."""
@@ -134,7 +134,7 @@ class TreeChoice:
         self._last_read = now
         if self._adaptive is None or not any(emitted) or cycle.tree not in self.own:
             return
-        self._adaptive.observe_accept(cycle.tree, emitted, [request.draft_factor for request in cycle.requests])
+        self._adaptive.observe_accept(cycle.tree, emitted, [request.draft_factors for request in cycle.requests])
         if before is not None and cycle.is_timed:
             self._adaptive.observe_time(cycle.tree, cycle.bucket, now - before)
 

@@ -395,7 +395,7 @@ def test_a_failed_start_ends_with_one_line(failing, error, status, line, monkeyp
     def fail(*_, **__):
         raise error
 
-    models = SimpleNamespace(directory=None, engine=SimpleNamespace(prefix_cache=SimpleNamespace()))
+    models = SimpleNamespace(name="x", directory=None, engine=SimpleNamespace(prefix_cache=SimpleNamespace()))
     found = {"load": models, "load_chat_template": None, "sampling_defaults": {}, "compile_programs": None}
     for name, loaded in found.items():
         monkeypatch.setattr(loading, name, fail if name == failing else lambda *_, loaded=loaded: loaded)

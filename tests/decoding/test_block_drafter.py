@@ -234,6 +234,8 @@ def expected() -> list[list[int]]:
         ),
         ("DFlash", TreeShape(3, 2, 5), {"adaptive": True, "prefill_chunk": 5}),
         ("DFlash", TreeShape(5, 3, 12), {"overlap": False, "ngram": True}),
+        ("DFlash", TreeShape(7, 3, 12, 2), {"ngram": True}),
+        ("DFlash", TreeShape(5, 1, 6, 0), {"ngram": True, "adaptive": True}),
         ("windows", TreeShape(5, 3, 12), {"kv_cache_dtype": "fp8_e4m3"}),
     ],
 )
@@ -273,5 +275,7 @@ def test_what_a_block_can_not_do_is_refused():
         tiny_engine(TreeShape(6, 2, 5), target=TARGET, head=head)
     with pytest.raises(ValueError, match="draft_window_size is not supported for a DFLASH head"):
         tiny_engine(TreeShape(5, 2, 5), target=TARGET, head=head, draft_window_size=8)
+    with pytest.raises(ValueError, match="head_steps=6 is more than the 5 tokens that a block drafts: lower it"):
+        tiny_engine(TreeShape(7, 2, 5, 6), target=TARGET, head=head, ngram=True)
     deeper = Merged((BlockDrafter.of(head), NgramDrafter()))
     assert deeper.max_steps is None and Merged((BlockDrafter.of(head),) * 2).max_steps == 5

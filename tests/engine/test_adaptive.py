@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxspec.config import TreeShape
-from jaxspec.engine.adaptive import PROBE_CYCLES, AdaptiveTrees, DraftFactor
+from jaxspec.engine.adaptive import PROBE_CYCLES, AdaptiveTrees, DraftFactors
 
 PLAIN, CHAIN, TREE, LARGE = TreeShape(num_steps=0), TreeShape(3, 1), TreeShape(3, 2, 6), TreeShape(5, 4, 16)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -65,10 +65,10 @@ def accepted(hits: float, depth: int, rng: random.Random) -> int:
     return 1 if not depth or rng.random() >= hits else 1 + accepted(hits, depth - 1, rng)
 
 
-Requests = defaultdict[int, DraftFactor]
+Requests = defaultdict[int, DraftFactors]
 
 
-def running(world: World, requests: Requests, now: int) -> list[DraftFactor]:
+def running(world: World, requests: Requests, now: int) -> list[DraftFactors]:
     return [requests[world.request(now) + row] for row in range(world.batch(now))]
 
 
@@ -82,7 +82,7 @@ def observe(controller: AdaptiveTrees, world: World, requests: Requests, tree: T
 
 def simulate(world: World, seed: int) -> tuple[AdaptiveTrees, list[TreeShape]]:
     """Runs the controller; what a cycle measured arrives after the next choice, as in the engine."""
-    rng, controller, requests = random.Random(seed), AdaptiveTrees(world.trees), Requests(DraftFactor)
+    rng, controller, requests = random.Random(seed), AdaptiveTrees(world.trees), Requests(DraftFactors.new)
     chosen: list[TreeShape] = []
     late: deque[tuple[TreeShape, int]] = deque()
     for tree in world.trees if world.seeded is not None else ():
@@ -230,7 +230,7 @@ def test_many_trees_share_the_budget_of_probes():
 
 def steady(seconds: dict[TreeShape, float], tokens: int) -> AdaptiveTrees:
     """A controller that knows exact times, and that a chain's four verifications emit `tokens`."""
-    controller, factors = AdaptiveTrees((CHAIN, PLAIN)), [DraftFactor() for _ in range(20)]
+    controller, factors = AdaptiveTrees((CHAIN, PLAIN)), [DraftFactors.new() for _ in range(20)]
     for _ in range(30):
         controller.observe_accept(CHAIN, [tokens // 4 + (number < tokens % 4) for number in range(4)] * 5, factors)
         for tree, time in seconds.items():
@@ -243,12 +243,12 @@ class Text:
     """A request, and the chance of a hit in it."""
 
     hits: float
-    factor: DraftFactor = field(default_factory=DraftFactor)
+    factors: DraftFactors = field(default_factory=DraftFactors.new)
 
 
 def serve(controller: AdaptiveTrees, texts: Sequence[Text], cycles: int, rng: random.Random) -> list[TreeShape]:
     """The trees that were chosen for these requests together, where a cycle of the chain takes 1.8 plain ones."""
-    chosen, factors = [], [text.factor for text in texts]
+    chosen, factors = [], [text.factors for text in texts]
     for _ in range(cycles):
         chosen.append(tree := controller.choose(len(texts), factors))
         controller.observe_time(tree, len(texts), 1.8 if tree == CHAIN else 1.0)
@@ -298,6 +298,26 @@ def test_it_tries_again_when_a_text_may_have_turned_good():
         assert after[-500:].count(CHAIN) >= 470, f"{after.count(CHAIN)} of 3000"
 
 
+def test_a_text_that_repeats_is_drafted_by_n_grams_alone_though_the_head_pays_for_others():
+    """And one that the head knows by the head, where the other kind came before: each kind of tree has a factor of its own."""
+    alone, plain_time = TreeShape(7, 4, 8, 0), {PLAIN: 1.0}
+    seconds = {LARGE: 2.0, alone: 1.4, **plain_time}
+    controller, rng, chosen = AdaptiveTrees(tuple(seconds)), random.Random(0), list[list[TreeShape]]()
+    for tree, time in seconds.items():
+        controller.observe_time(tree, 1, time)
+    for of_text in (0.05, 0.9) * 10:
+        chosen.append([])
+        factors = [DraftFactors.new()]
+        for _ in range(300):
+            tree = controller.choose(1, factors)
+            hits = max(0.75, of_text) if tree == LARGE else of_text
+            controller.observe_accept(tree, [accepted(hits, tree.num_steps, rng)], factors)
+            chosen[-1].append(tree)
+    prose, repeats = chosen[-10::2], chosen[-9::2]
+    assert min(each.count(LARGE) for each in prose) > 200, [each.count(LARGE) for each in prose]
+    assert min(each.count(alone) for each in repeats) > 200, [each.count(alone) for each in repeats]
+
+
 def test_many_bad_requests_change_what_a_new_one_begins_with():
     controller = used_to(0.8, 1, rng := random.Random(0))
     for _ in range(40):
@@ -334,7 +354,7 @@ def test_a_new_batch_size_ends_a_probe():
 
 def test_describe_tells_what_is_believed():
     controller = steady({CHAIN: 2.0, PLAIN: 1.0}, tokens=9)
-    controller.observe_accept(PLAIN, [1, 0, 1, 1], [DraftFactor() for _ in range(4)])
+    controller.observe_accept(PLAIN, [1, 0, 1, 1], [DraftFactors.new() for _ in range(4)])
     own = controller.describe()
     assert own.accept_lengths[PLAIN] == 1 and own.accept_lengths[CHAIN] == pytest.approx(2.25, abs=0.05)
     assert own.seconds == {(CHAIN, 1): 2.0, (PLAIN, 1): 1.0}

@@ -151,8 +151,8 @@ def test_what_a_request_accepted_goes_with_it():
         trees.plan([bad], [2], trees.all, prefills=False)
         trees.was_read([4, 1])
         trees.was_read([1])
-    assert bad.draft_factor.value < 0.5 < 1 < good.draft_factor.value
-    assert (good.draft_factor.weight, bad.draft_factor.weight) == (OWN_PRIOR + 20, OWN_PRIOR + 40)
+    assert bad.draft_factors.with_head.value < 0.5 < 1 < good.draft_factors.with_head.value
+    assert (good.draft_factors.with_head.weight, bad.draft_factors.with_head.weight) == (OWN_PRIOR + 20, OWN_PRIOR + 40)
     ended = [weakref.ref(good), weakref.ref(bad)]
     del good, bad
     gc.collect()

@@ -56,9 +56,10 @@ def texts(made: Engine, **fields) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_drafts_keep_their_sources_under_a_grammar(made):
+@pytest.mark.parametrize("tree", [TREES[0], TREES[0].limited(1), TREES[0].limited(0)], ids=str)
+def test_drafts_keep_their_sources_under_a_grammar(made, tree):
     """When the tree is ranked again, too. What is forced has none, unless somebody proposed it."""
-    merged = engine(TREES[0], ngram=True)
+    merged = engine(tree, ngram=True)
     asked = [sampled(seed, regex="(ab[0-9]){8}") for seed in range(8)]
     requests = finish(merged, *asked)
     assert [request.output for request in requests] == [request.output for request in finish(made, *asked)]

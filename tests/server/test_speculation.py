@@ -30,7 +30,7 @@ def test_a_request_may_turn_speculation_off(client: Client, path: str):
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("field", [None, {}, {"enabled": True}, NUMBERS, NUMBERS | {"enabled": True}])
+@pytest.mark.parametrize("field", [None, {}, {"enabled": True}, NUMBERS, NUMBERS | {"enabled": True}, NUMBERS | {"head_steps": 3}])
 def test_a_request_may_name_a_compiled_tree_or_leave_it_to_the_engine(client: Client, path: str, field: dict | None):
     answer = client.post(path, **with_length(path, 9), speculative=field).json()
     drafted = 4 * (TREE.num_draft_tokens - 1)
@@ -45,6 +45,8 @@ def test_a_request_may_name_a_compiled_tree_or_leave_it_to_the_engine(client: Cl
     ("field", "param", "message"),
     [
         ({"num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 8}, "speculative", "5/4/8 is not compiled; this server has: 3/2/5"),
+        (NUMBERS | {"head_steps": 1}, "speculative", "3/2/5/1 is not compiled"),
+        (NUMBERS | {"head_steps": 4}, "speculative", "head_steps=4 must be at most num_steps=3"),
         ({"num_steps": 3}, "speculative", "give num_steps, topk and num_draft_tokens together"),
         ({"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 99}, "speculative", "must be between 2 and"),
         ({"enabled": False} | NUMBERS, "speculative", "not both"),
