@@ -91,6 +91,7 @@ def test_one_bad_prompt_is_named_and_nothing_is_left_behind(fast):
     assert _as_list("a") == ["a"] and _as_list([1, 2]) == [[1, 2]] and _as_list(["a", [1]]) == ["a", [1]]
 
 
+@pytest.mark.variants
 def test_a_directory_without_a_tokenizer_works_with_token_ids(tmp_path):
     target = engine_target(vocab_size=256)
     model, head = write_target(tmp_path / "target", target), write_head(tmp_path / "head", random_eagle(target.config))

@@ -63,6 +63,7 @@ def rows(run: SimpleNamespace, part: str) -> list[dict]:
     return run.results[part]["rows"]
 
 
+@pytest.mark.variants
 def test_a_later_run_adds_its_parts_to_the_record(tmp_path):
     here = {"devices": ["cpu"], "jax": version("jax"), "jaxlib": version("jaxlib")}
     earlier = [{"part": "tiles", "begins": "today", "size": "tiny", "environment": here}, {"part": "tiles", "seconds": 1.0}]
@@ -303,6 +304,7 @@ def test_check_and_probe_run_every_kernel_of_a_cycle():
     assert {case["kernel"] for case, _ in probe(Lab(SMALL))} == {*names, "machine", "cycle of one layer"}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("bits", [16, 8])
 def test_a_wrong_kernel_is_found(bits):
     (attention,) = (each for each in checked_kernels(Lab(SMALL)) if each.kernel == f"tree_attention, {bits} bits")

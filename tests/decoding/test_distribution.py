@@ -207,6 +207,7 @@ def test_lossy_acceptance_with_thresholds_of_one_has_the_targets_distribution(na
     assert_distribution(got.tokens, SETTINGS[name])
 
 
+@pytest.mark.variants
 @pytest.mark.exhaustive
 def test_lossy_acceptance_accepts_more_and_changes_the_distribution():
     params = SETTINGS["temperature"]
@@ -229,6 +230,7 @@ def test_lossy_acceptance_has_the_documented_distribution(name):
     assert not chi_square_is_plausible(counts, (first[:, None] * second).ravel())
 
 
+@pytest.mark.variants
 def test_greedy_requests_stay_greedy_under_lossy_acceptance():
     greedy = SamplingParams(temperature=0)
     lossy = draws(greedy, ONE_LEVEL, LOSSY)

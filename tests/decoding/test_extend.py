@@ -168,6 +168,7 @@ def plain_states(algorithm: str, params: SamplingParams = GREEDY) -> list[State]
     return states
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", HEADS)
 @pytest.mark.parametrize("cycles", range(MAX_LAG + 1))
 def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves(algorithm, cycles):
@@ -203,6 +204,7 @@ def test_catching_up_twice_and_going_on():
     assert_same(state, prefilled("EAGLE3", state.history[0, : int(state.sequences.length[0])].tolist()).state)
 
 
+@pytest.mark.variants
 def test_rows_of_a_batch_catch_up_each_by_its_own_number():
     """Row 0 ends after three plain cycles, row 1 goes on; both are then what they are alone."""
     table = jnp.concatenate([TABLE, TABLE + PAGES])
@@ -222,6 +224,7 @@ def test_rows_of_a_batch_catch_up_each_by_its_own_number():
         assert_same(of_row, prefilled("EAGLE3", text).state)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("size", "sink"), [exhaustive(6, 0), (6, 2), exhaustive(3, 4)])
 def test_a_sliding_window_hides_what_is_outside_it(size, sink):
     """With NaN in all hidden slots of the head's cache, trees still are what they are without."""
@@ -276,6 +279,7 @@ def test_the_first_token_is_penalized_for_the_whole_prompt():
     assert root == int(np.argmax(np.where(np.arange(len(penalized)) == newest, -np.inf, penalized)))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("size", "width"), [exhaustive(18, 40), exhaustive(18, 18), (5, 24), exhaustive(7, 7)])
 def test_prompt_logprobs_are_those_of_a_whole_forward(size, width):
     expected = log_probabilities(PROMPT)
@@ -298,6 +302,7 @@ def test_prompt_logprobs_are_those_of_a_whole_forward(size, width):
     np.testing.assert_allclose(top, np.take_along_axis(expected, best, -1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "spec"), [("EAGLE3", PLAIN), exhaustive("EAGLE3", TREE), ("ORACLE", TREE)], ids=str)
 def test_logprobs_of_the_output_are_those_of_a_whole_forward(algorithm, spec):
     """Before temperature and penalties, for every emitted token, drafts and bonus alike."""
@@ -315,6 +320,7 @@ def test_logprobs_of_the_output_are_those_of_a_whole_forward(algorithm, spec):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.variants
 def test_logprobs_that_nobody_wants_are_zeros():
     step = prefilled("EAGLE3", PROMPT)
     assert not any(np.any(array) for array in step.logprobs) and step.prompt_logprobs is None

@@ -81,6 +81,7 @@ def test_a_window_reads_fewer_pages():
     assert seen.page_table.shape[1] == 4
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "window"), [exhaustive("EAGLE3", SlidingWindow(6)), ("ORACLE", None)])
 def test_a_chain_is_the_tree_of_a_beam_of_one(algorithm, window):
     """The oracle's tokens show positions."""

@@ -158,6 +158,7 @@ def test_the_text_is_that_of_plain_decoding(tree, drafter, options):
         assert max(of_few_tokens) > 1.5, "text of three tokens repeats"
 
 
+@pytest.mark.variants
 def test_the_text_is_that_of_plain_decoding_where_a_head_drafts_fewer_levels():
     """Requests with both trees share a batch, and one of them is refused its head at all."""
     trees = (TreeShape(7, 4, 8, 3), TreeShape(3, 2, 4, 0))
@@ -181,6 +182,7 @@ def products(engine: Engine, tree: TreeShape) -> int:
     return str(draft(runner.state)).count("dot_general")
 
 
+@pytest.mark.variants
 def test_a_head_computes_only_its_levels():
     """As many products as if it drafted alone a tree of so many; none where it has no level. Deeper n-grams cost none."""
     both, alone = tiny_engine(TreeShape(3, 4, 8), target=TARGET, ngram=True), tiny_engine(TreeShape(3, 4, 8), target=TARGET)

@@ -40,6 +40,7 @@ def test_text_is_plain_decodings_from_cached_prefixes_too(expected):
     assert engine.stats().prefix_hit_tokens > 0
 
 
+@pytest.mark.variants
 def test_and_after_preemption(expected, monkeypatch):
     monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(17, page_size))
     engine = tiny_engine(TREE, target=TARGET, head=OTHER)  # its programs are those of the test above

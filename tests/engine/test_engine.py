@@ -265,6 +265,7 @@ def test_small_programs_that_come_later_change_no_text(monkeypatch, temperature)
     assert engine.runner.programs.ready.trees == engine.trees.all
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("kv_cache_dtype", "num_pages"), [("auto", 4096), exhaustive("fp8_e4m3", 4 * 4096)])
 def test_programs_update_the_caches_in_place(kv_cache_dtype, num_pages):
     """Donated caches alias the results, and no program holds a copy of one among its temporaries."""

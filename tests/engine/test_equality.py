@@ -7,7 +7,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import engine_target, oracle_head, random_eagle, random_head, random_mtp, tiny_config, tiny_engine
-from tests.sets import exhaustive
+from tests.sets import exhaustive, variants
 
 PLAIN = TreeShape(num_steps=0)
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(40, 77)), [100, 3, 100, 3], [7] * 16, [64, 2]]
@@ -47,7 +47,7 @@ def test_texts_are_worth_comparing(expected):
         exhaustive(PLAIN, {"every_size": True}),
         exhaustive(TreeShape(5, 4, 8), {}),
         exhaustive(TreeShape(5, 4, 8), {"every_size": True}),
-        (TreeShape(1, 3, 4), {"prefill_chunk": 3, "page_size": 7}),
+        variants(TreeShape(1, 3, 4), {"prefill_chunk": 3, "page_size": 7}),
         exhaustive(TreeShape(3, 2, 5), {"draft_window_size": 6, "draft_sink_size": 3, "prefix_cache": False, "matmul": "skinny"}),
         exhaustive(TreeShape(3, 1), {"overlap": False}),
         exhaustive(TreeShape(5, 4, 16), {"page_size": 1}),

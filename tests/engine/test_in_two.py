@@ -73,6 +73,7 @@ def test_two_programs_say_what_one_says(tree):
     ), "a start compiles no halves"
 
 
+@pytest.mark.variants
 def test_the_host_may_add_candidates_of_its_own():
     """It ranks them with the drafter's; text stays the same, whatever it proposes."""
     trees = []
@@ -103,6 +104,7 @@ def test_masked_text_is_that_of_allowed_tokens(tree):
     assert {token for output in expected for token in output} <= set(ALLOWED)
 
 
+@pytest.mark.variants
 def test_masks_may_differ_from_node_to_node():
     """Only 7 may follow a 9, only 9 anything else: after any tree the text alternates."""
 

@@ -35,6 +35,7 @@ def test_trees_and_the_prefix_cache_change_nothing(expected):
     assert engine.stats().prefix_hit_tokens > 0
 
 
+@pytest.mark.variants
 def test_nor_does_preemption(expected, monkeypatch):
     """The engine hands out few of its pages, so that its programs are those of the test above."""
     monkeypatch.setattr("jaxspec.engine.engine.PageAllocator", lambda _, page_size: PageAllocator(16, page_size))

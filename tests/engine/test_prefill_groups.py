@@ -172,6 +172,7 @@ class Boom(RuntimeError):
     """What a broken device might raise."""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_batch_that_fails_ends_its_own_requests_and_no_others(monkeypatch, overlap):
     """Its first tokens can't be read."""
@@ -219,6 +220,7 @@ def test_a_batch_with_unfinished_prompts_reports_them_as_unreported():
     assert [request.in_flight for request in requests] == [1, 1, 0] and not engine.recovery.unreported
 
 
+@pytest.mark.variants
 def test_while_its_program_is_not_there_prompts_run_one_by_one():
     engine = engine_of(PLAIN)
     programs, table = engine.runner.programs, engine.runner.table

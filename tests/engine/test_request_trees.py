@@ -68,6 +68,7 @@ def test_pages_of_a_plain_request_are_as_good_as_any(expected):
     assert again.speculation.accept_length > 3
 
 
+@pytest.mark.variants
 def test_updates_show_the_trees(expected):
     tokens, requests, updates = run(engine_that_knows(expected[0]), TREES, wants_trees=True)
     assert tokens == expected
@@ -132,6 +133,7 @@ def test_times_are_measured_from_the_arrival():
     assert update.output.timing == Timing(5.0, None, 5.0)
 
 
+@pytest.mark.variants
 def test_unknown_trees_are_refused():
     engine = tiny_engine(WIDE, request_trees=(PLAIN,))
     with pytest.raises(ValueError, match=r"^tree 3/1/4 is not among those of this engine: 3/2/5, 0/1/1"):

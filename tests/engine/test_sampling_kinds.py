@@ -82,6 +82,7 @@ def test_accepted_drafts_obey_every_rule(alone, kind):
     assert output.speculation.accept_length > 4
 
 
+@pytest.mark.variants
 def test_log_probabilities_do_not_depend_on_speculation(alone):
     wanted = [params_of(kind, logprobs=5, prompt_logprobs=3) for kind in KINDS]
     outputs = run(tiny_engine(TreeShape(3, 2, 5), prefill_chunk=2), wanted)

@@ -238,6 +238,7 @@ def noted(runner: Runner) -> list[Program]:
     return launched
 
 
+@pytest.mark.variants
 def test_first_runs_change_no_text(every_kind):
     """Between two requests, and in the middle of one."""
     params = SamplingParams(max_tokens=30, temperature=0.9, seed=4)

@@ -77,6 +77,7 @@ def test_prompts_in_all_shapes(tmp_path):
         read_prompts(tmp_path / "empty.txt")
 
 
+@pytest.mark.variants
 def test_prompts_are_made_of_topics():
     """More are the same and some more; no two begin alike, and none is one of those that benchmarks use."""
     prompts = topic_prompts(3000, 0, SETTINGS)
@@ -109,6 +110,7 @@ def test_answers_are_the_targets_own(llm):
     chats.close()
 
 
+@pytest.mark.variants
 def test_answers_keep_their_tokens_even_where_their_text_has_others(llm, monkeypatch):
     step, answers = llm.engine.step, []
 

@@ -240,6 +240,7 @@ def test_the_target_runs_once_per_row_if_its_outputs_fit(tmp_path, target, data,
     assert [float(resumed.learn().loss) for _ in range(epoch)] == losses[epoch + 2 :]
 
 
+@pytest.mark.variants
 def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, target, data):
     """The limit on a file's size stands for the disk: a write fails in the middle of a checkpoint."""
     run = trainer(SETTINGS, target, data, tmp_path)
@@ -315,6 +316,7 @@ def flops_of_evaluating(run: Trainer) -> float:
     return run._programs.evaluate.lower(run.params, run._frozen, rows, lesson).compile().cost_analysis()["flops"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("rows", [1, 2])
 def test_all_held_out_rows_are_evaluated_once(rows, data, tmp_path, target):
     """Whatever the size of a batch."""

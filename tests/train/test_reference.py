@@ -73,6 +73,7 @@ def ttt_shifted(values, places):
     return np.concatenate([values[:, places:], np.zeros_like(values[:, :places])], 1)
 
 
+@pytest.mark.variants
 def test_packed_conversations_learn_as_alone(batch):
     """Two conversations in one row have the losses that they have in rows of their own."""
     _, target, head, rows = batch

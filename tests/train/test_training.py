@@ -118,6 +118,7 @@ def test_losses_by_hand():
     assert np.isfinite(LOSSES["lk"](*far)) and np.isfinite(jax.grad(LOSSES["lk"], 1)(*far)).all()
 
 
+@pytest.mark.variants
 def test_the_gradient_of_a_loss_is_that_of_its_definition(models):
     """It is made together with the loss, chunk by chunk."""
     target, head = models
