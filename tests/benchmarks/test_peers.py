@@ -168,6 +168,7 @@ def test_whoever_dies_or_fails_is_out(compare):
     }
 
 
+@pytest.mark.variants
 def test_a_way_that_fails_leaves_the_others(compare):
     status, results = compare({"transformers": ONE_WAY_FAILS})
     assert status == 0 and results is not None

@@ -97,6 +97,7 @@ def test_pages_of_a_drafters_own_follow_the_text():
     assert drafted(nothing, prompt) != expected, "the features decide"
 
 
+@pytest.mark.variants
 def test_a_drafter_absorbs_every_token_once_or_lags_by_it():
     """A request with trees, and one without, whose features are kept for later."""
     engine = tiny_engine(TreeShape(BLOCK, 2, 8), target=TARGET, head=block(), request_trees=(PLAIN,), prefix_cache=False)

@@ -169,6 +169,7 @@ def test_duplicate_ids_and_missing_heads_are_refused(fast):
         Engine(engine_target(), None, None, TreeShape(5, 4, 8), fast.config)
 
 
+@pytest.mark.variants
 def test_nothing_compiles_after_warm_up(caplog):
     small = {"target": engine_target(num_layers=1), "context_length": 64, "prefill_chunk": 2}
     engine = tiny_engine(TreeShape(1, 2, 2), max_running_requests=2, **small, every_size=True)

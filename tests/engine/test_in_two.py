@@ -62,6 +62,7 @@ def packed(allowed: list[int], *shape: int) -> np.ndarray:
     return np.broadcast_to(words, (*shape, len(words))).copy()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("tree", [TREE, exhaustive(TreeShape(2, 1)), exhaustive(PLAIN)], ids=str)
 def test_two_programs_say_what_one_says(tree):
     expected = run(engine(tree))

@@ -100,6 +100,7 @@ def check_tree(tree, spec: TreeShape, newest: int, emitted, accepted: int) -> No
     assert drafts[:accepted] == list(emitted[:accepted])
 
 
+@pytest.mark.variants
 def test_statistics_add_up(expected):
     engine = engine_that_knows(expected[0])
     _, requests, updates = run(engine, TREES)

@@ -55,6 +55,7 @@ def test_cycles_of_the_same_batch_copy_nothing(trees, overlap):
     assert engine.stats().running == len(trees) and engine.stats().failed_steps == 0
 
 
+@pytest.mark.variants
 def test_the_guard_sees_a_copy():
     engine = running(TREE, TREE)
     engine.abort(engine.scheduler.admitted[0].id)

@@ -142,6 +142,7 @@ def test_the_engine_is_kept_busy_with_one_kind_of_request(llm, monkeypatch):
     assert together == [conversation for each in alone for conversation in each]
 
 
+@pytest.mark.variants
 def test_a_failure_of_the_engine_ends_no_shard(llm, monkeypatch):
     def failing():
         return [

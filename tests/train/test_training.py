@@ -196,6 +196,7 @@ def test_batches_cover_every_window_once_per_epoch():
     np.testing.assert_array_equal(epoch - epoch[:, :1], [[0, 1, 2, 3, 4]] * 10)
 
 
+@pytest.mark.variants
 def test_muon_orthogonalizes_kernels_inside_layers_only():
     shapes = {
         "embed_tokens": (9, 4),
