@@ -100,7 +100,7 @@ def create_mock(pace: float = 0.02, api_key: str | None = None, has_chat: bool =
     async def server_info() -> Response:
         if not tells:
             return refusal(404, "unknown endpoint /server_info")
-        trees = {"tree": "5/4/8", "speculative_trees": ["5/4/8", "3/1/4", "5/8/64", "0/1/1"]}
+        trees = {"tree": "5/4/8", "speculative_trees": ["5/4/8", "3/1/4", "5/8/64", "7/4/8/3", "0/1/1"]}
         return JSONResponse(trees | {"programs": app.state.programs})
 
     @app.get("/v1/loads")

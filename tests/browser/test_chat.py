@@ -194,6 +194,19 @@ def test_a_conversation_is_exported(visit, mock_url):
     assert Path(download.value.path()).read_text() == f"# [markdown]\n\n## You\n\n[markdown]\n\n## Answer\n\n{MARKDOWN}\n"
 
 
+def test_sliders_say_nothing_until_they_are_moved(visit, mock_url):
+    page = visit(mock_url)
+    page.page.click("#settings-open")
+    page.set("top-p", 0.5)
+    page.page.press("#top-p", "Delete")
+    assert page.text("output[for=temperature]") == page.text("output[for=top-p]") == "default"
+    page.ask("Hello")
+    assert not page.bodies[0].keys() & {"temperature", "top_p"}, "the model's own"
+    page.page.reload()
+    page.until("state.card !== null")
+    assert page.text("output[for=temperature]") == "default"
+
+
 def test_settings_are_sent_as_they_are_and_remembered(visit, mock_url):
     page = visit(mock_url)
     page.page.click("#settings-open")
@@ -203,6 +216,8 @@ def test_settings_are_sent_as_they_are_and_remembered(visit, mock_url):
     assert page.text("output[for=temperature]") == "0.8" and page.text("output[for=top-p]") == "0.5"
     page.ask("Hello")
     (body,) = page.bodies
+    offered = page.evaluate("Array.from(document.querySelectorAll('#tree option'), (option) => option.value)")
+    assert offered == ["", "3/1/4", "5/8/64", "7/4/8/3"], "its own and plain have their own places"
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     assert (body["max_tokens"], body["temperature"], body["top_p"], body["seed"]) == (32, 0.8, 0.5, 7)
     assert body["speculative"] == {"trace": True, "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
@@ -211,6 +226,7 @@ def test_settings_are_sent_as_they_are_and_remembered(visit, mock_url):
     page.page.reload()
     page.until("state.card !== null")
     assert page.page.input_value("#system") == "Be brief." and page.page.input_value("#temperature") == "0.8"
+    assert page.text("output[for=temperature]") == "0.8"
     assert page.page.is_checked("#coloured") and page.evaluate("document.body.classList.contains('coloured')")
 
 

@@ -15,9 +15,9 @@ const FIELD_OF_PARAM = {
 };
 export const MAX_TOKENS = { chat: 1024, text: 160 }; // small models may never end, and texts have no end of their own
 
-/** The number in a field, or undefined if it is empty. The server has defaults, and checks the values. */
+/** The number in a field, or undefined if it is empty. The server has defaults, the model's own, and checks the values. */
 export function numberIn(id) {
-  const text = byId(id).value.trim();
+  const text = (valueOf(byId(id)) ?? "").trim();
   return text === "" ? undefined : Number(text);
 }
 
@@ -84,7 +84,7 @@ function speculativeFields(speculates) {
 /** Fills the list of trees with the compiled ones; "0/..." is plain decoding, which the switch is for. */
 export function offerTrees(info) {
   const own = typeof info?.tree === "string" ? info.tree : "";
-  const trees = (info?.speculative_trees ?? []).filter((tree) => /^[1-9]\d*\/\d+\/\d+$/.test(tree));
+  const trees = (info?.speculative_trees ?? []).filter((tree) => /^[1-9]\d*(\/\d+){2,3}$/.test(tree));
   byId("tree").replaceChildren(byId("tree").options[0]);
   byId("tree").options[0].textContent = own ? `${own} default` : "default";
   for (const tree of trees) {
@@ -109,22 +109,41 @@ export function rememberSettings() {
     const field = byId(id);
     if (field.type === "checkbox") field.checked = values[id] ?? field.checked;
     else field.value = values[id] ?? field.value;
+    if (field.type === "range") mayBeUnset(field, id in values);
     field.addEventListener("input", () => {
-      apply();
-      keepSettings(Object.fromEntries(FIELDS.map((name) => [name, valueOf(byId(name))])));
+      field.dataset.isSet = "yes";
+      changed();
     });
   }
   apply();
 }
 
+/** A slider always has a value. So it says nothing until it is moved, and again after a double click, or the key Delete. */
+function mayBeUnset(slider, isSet) {
+  const unset = () => {
+    delete slider.dataset.isSet;
+    changed();
+  };
+  if (isSet) slider.dataset.isSet = "yes";
+  slider.title = "A double click, or Delete: the model’s default";
+  slider.addEventListener("dblclick", unset);
+  slider.addEventListener("keydown", (event) => event.key === "Delete" && unset());
+}
+
+function changed() {
+  apply();
+  keepSettings(Object.fromEntries(FIELDS.map((name) => [name, valueOf(byId(name))])));
+}
+
 function valueOf(field) {
+  if (field.type === "range") return field.dataset.isSet ? field.value : undefined;
   return field.type === "checkbox" ? field.checked : field.value;
 }
 
 /** What fields show of themselves elsewhere. */
 function apply() {
   for (const slider of document.querySelectorAll('input[type="range"]')) {
-    slider.labels[0].querySelector("output").textContent = slider.value;
+    slider.labels[0].querySelector("output").textContent = valueOf(slider) ?? "default";
   }
   byId("tree").disabled = !byId("speculate").checked;
   const fault = schemaFault();
