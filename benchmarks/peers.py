@@ -3,11 +3,11 @@
 Peers, each in a process of its own that is stopped while the others run, and their packages:
 {peers}
 
-We run plainly, with the head, with n-gram drafts, and with both; transformers, OpenVINO GenAI, llama.cpp and vLLM also run with
-prompt lookup, their name for n-gram drafts. Prompts that state their kind (.jsonl) have a table by kind. A peer that can
-run in several ways (attention backend, tokens looked up) is measured in the one that is fastest in a short trial. A peer that
-cannot run is listed with the reason. `pip install 'jaxspec-llm[peers]'` installs what transformers, CTranslate2 and llama.cpp need.
-The others need packages that conflict with these: name another Python for them.
+We run plainly, with the head, with n-gram drafts, with both, and with a choice among these in every cycle; transformers, OpenVINO
+GenAI, llama.cpp and vLLM also run with prompt lookup, their name for n-gram drafts. Prompts that state their kind (.jsonl) have a
+table by kind. A peer that can run in several ways (attention backend, tokens looked up) is measured in the one that is fastest in
+a short trial. A peer that cannot run is listed with the reason. `pip install 'jaxspec-llm[peers]'` installs what transformers,
+CTranslate2 and llama.cpp need. The others need packages that conflict with these: name another Python for them.
 
 --precision names the precisions of the weights; all engines run in each. int8 and int4 are --quantization for our engine, which
 also keeps the blocks of the GGUF file that llama.cpp gets: the model's own, or one that is written (Q8_0, Q4_0).
@@ -48,7 +48,7 @@ from .peer_tables import OURS, TRANSFORMERS, tables
 from .record import Spread, shares
 
 NAMES = tuple(kind.name for kind in KINDS)
-DRAFTS = ("head", "both", "ngram")
+DRAFTS = ("head", "both", "deeper", "adaptive", "ngram")
 TRIAL_TOKENS = 32
 """Per prompt in the trial of a peer's ways: enough for lookups to find something."""
 
@@ -88,17 +88,21 @@ class Drafts(NamedTuple):
     tree: TreeShape
     head: bool = True
     ngram: bool = False
+    adaptive: bool = False
 
     def __str__(self) -> str:
         if self.tree == PLAIN:
             return "plain"
-        return f"{self.tree}, " + " and ".join(["head"] * self.head + ["n-grams"] * self.ngram) if self.ngram else str(self.tree)
+        sources = " and ".join(["head"] * self.head + ["n-grams"] * self.ngram) if self.ngram else ""
+        return ", ".join(filter(None, [str(self.tree), sources, "adaptive" * self.adaptive]))
 
 
 def ours(bench: Workbench, drafts: Drafts, weights: Weights, context: int, max_tokens: int) -> Contender:
     """Our engine with these drafts; it compiles on its first pass."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    engine = bench.engine(drafts.tree, 1, context, head=drafts.head, ngram=drafts.ngram)
+    engine = bench.engine(drafts.tree, 1, context, head=drafts.head, ngram=drafts.ngram, adaptive=drafts.adaptive)
+    if drafts.adaptive:  # it would compile trees when it tries them
+        engine.warm_up()
 
     def generate(prompts: Sequence[Sequence[int]]) -> Timed:
         result = run(engine, prompts, [params] * len(prompts))
@@ -224,7 +228,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_common_options(parser, num_prompts=8, rounds=3)
     parser.add_argument("--tree", type=tree, default=tree("3/2/6"), metavar="S/K/N", help="our tree (default: %(default)s)")
     parser.add_argument(
-        "--drafts", nargs="+", choices=DRAFTS, help="ours: of the head, both, n-grams alone (default: all that there are)"
+        "--drafts",
+        nargs="+",
+        choices=DRAFTS,
+        help="ours: of the head, both, both with deeper n-grams, all in turns, n-grams alone (default: all that there are)",
     )
     parser.add_argument(
         "--precision", nargs="+", choices=tuple(GGUF_TYPES), default=["float32"], help="of the weights (default: %(default)s)"
@@ -342,6 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ways = {
             "head": Drafts(options.tree),
             "both": Drafts(options.tree, ngram=True),
+            "deeper": Drafts(NGRAM_TREE.limited(options.tree.num_steps), ngram=True),
+            "adaptive": Drafts(options.tree, ngram=True, adaptive=True),
             "ngram": Drafts(NGRAM_TREE, head=False, ngram=True),
         }
         asked = options.drafts or (DRAFTS if bench.models.head is not None else ("ngram",))

@@ -49,6 +49,7 @@ class Workbench:
         prefix_cache: bool = True,
         head: bool = True,
         ngram: bool = False,
+        adaptive: bool = False,
     ) -> Engine:
         """A new engine for up to `batch` requests, which drafts with the head, n-grams, or both; it compiles its programs in the
         first pass. Plain engines have neither."""
@@ -59,6 +60,7 @@ class Workbench:
             context_length=context_length,
             prefix_cache=prefix_cache,
             ngram=ngram,
+            adaptive=adaptive,
             tp_size=self.models.config.tp_size,
         )
         source = self.models.head if tree.num_steps and head else None

@@ -188,9 +188,7 @@ def bucket(requests: int, batches: Sequence[int]) -> int:
     return min([batch for batch in batches if batch >= requests])
 
 
-def adaptive_trees(
-    tree: TreeShape, candidates: Sequence[TreeShape] = (), *, limits_head: bool = False
-) -> tuple[TreeShape, ...]:  # fmt: skip
+def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = (), *, limits_head: bool = False) -> tuple[TreeShape, ...]:
     """The trees an adaptive engine chooses from: the configured one, the candidates (default: a chain), and plain decoding.
 
     In:  5/4/8
