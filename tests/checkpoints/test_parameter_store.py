@@ -308,6 +308,7 @@ assert [float(loaded["layers"][index]["kernel"][1, -1]) for index in range(GROUP
 """
 
 
+@pytest.mark.variants
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_one_group_is_in_memory_when_writing_and_none_when_loading(tmp_path):
     process = run(MEMORY, tmp_path)

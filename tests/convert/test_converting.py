@@ -397,6 +397,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.variants
 def test_a_disk_that_fills_up_is_one_line(target, tmp_path):
     """Not one traceback for each of the other writes that orbax had begun."""
     command = [sys.executable, "-c", FULL, str(target), str(tmp_path / "converted")]
@@ -446,6 +447,7 @@ converting.convert_target(Path(sys.argv[1]), Path(sys.argv[2]), converting.Optio
 """
 
 
+@pytest.mark.variants
 def test_a_killed_conversion_leaves_nothing_that_loads(target, tmp_path):
     output = tmp_path / "converted"
     process = subprocess.Popen([sys.executable, "-c", KILLED, target, output], stdout=subprocess.PIPE, text=True)

@@ -179,6 +179,7 @@ def test_plain_cycles_and_catching_up_leave_what_prefilling_the_same_text_leaves
     assert_same(caught_up, prefilled(algorithm, text).state)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", HEADS)
 @pytest.mark.parametrize("cycles", [1, 4, 9])
 def test_trees_leave_what_plain_cycles_and_catching_up_leave(algorithm, cycles):

@@ -55,6 +55,7 @@ def test_any_order_of_trees_gives_the_same_tokens(monkeypatch, overlap):
     assert len(set(taken)) == 3
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("plain_cycles", [1, MAX_LAG - 1, MAX_LAG, MAX_LAG + 1, 3 * MAX_LAG + 5])
 def test_the_head_catches_up_after_plain_cycles(monkeypatch, plain_cycles):
     """Of the head's cache tests/decoding has the rest: an oracle attends to nothing, but it knows where it is."""

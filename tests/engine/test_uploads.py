@@ -64,6 +64,7 @@ def test_the_guard_sees_a_copy():
     assert any("isallowed host-to-device transfer" in update.output.error for update in updates if update.output)
 
 
+@pytest.mark.variants
 def test_a_page_more_is_one_array_more():
     """A page table is copied when a sequence enters a new page, and the rows are not copied with it."""
     engine = running(TREE)

@@ -2,6 +2,7 @@
 grammar and the other parameters. (One file, so that its engines share their programs.)"""
 
 import random
+import threading
 import time
 
 import jax.numpy as jnp
@@ -138,10 +139,19 @@ def test_requests_without_a_grammar_keep_their_program_and_text(made):
     assert stats.constrained_requests == 3 and stats.mask_seconds > 0 and stats.pruned_tokens > 0
 
 
-def test_a_sealed_engine_compiles_what_a_grammar_needs_while_others_overtake(made):
+def test_a_sealed_engine_compiles_what_a_grammar_needs_while_others_overtake(made, monkeypatch):
+    programs, has_looked = made.runner.programs, threading.Event()
+    compile_one = programs._compile
+
+    def compile_later(program):
+        assert not programs.is_sealed or has_looked.wait(300)
+        return compile_one(program)
+
+    monkeypatch.setattr(programs, "_compile", compile_later)
     made.warm_up(wait_for_all=False)
     constrained = made.add(GenerationRequest(PROMPT, sampled(1, **WORDS)))
     assert made.scheduler.held_back == [constrained]
+    has_looked.set()
     free = made.add(GenerationRequest(PROMPT, sampled(2)))
     while free.finish_reason is None:
         made.step()

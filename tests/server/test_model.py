@@ -99,6 +99,7 @@ def test_templates_run_in_a_sandbox():
     assert "unsafe" in chat.json()["error"]["message"]
 
 
+@pytest.mark.variants
 def test_a_slow_template_does_not_delay_other_conversations():
     template = "{% for a in range(99999) if messages[0].role == 'system' %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"
     tokenizer = byte_tokenizer(template)
