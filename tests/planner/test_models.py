@@ -95,6 +95,7 @@ def test_quantised_layers_by_their_bytes(tmp_path, quantization, share):
     assert costs[0].moved["target weights"] < 0.52 * costs[1].moved["target weights"]
 
 
+@pytest.mark.variants
 def test_a_published_quantised_model_from_its_config_alone(tmp_path):
     """Llama-3.3-70B in FP8 as vLLM's people publish it: with its head and 32 thousand tokens of 8-bit cache it fits one H200."""
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80}

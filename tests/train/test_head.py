@@ -25,7 +25,7 @@ from jaxspec.train.head import Trainer, checkpoints_of, room_for_lessons
 from jaxspec.train.new_head import names_of, new_head
 from jaxspec.train.rows import batch, draft_vocabulary, pack, split
 from jaxspec.train.settings import BLOCKS, TrainSettings
-from tests.sets import exhaustive, variants
+from tests.sets import exhaustive
 
 SETTINGS = TrainSettings(steps=6, rows=4, length=24, depth=2, draft_vocab_size=32, intermediate_size=16)
 
@@ -131,9 +131,10 @@ def test_a_new_head_begins_as_the_targets_last_layer(data, changes):
     assert other.mlp.down_proj.kernel[...].shape == (16, size)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "algorithm",
-    ["eagle3", variants("dflash"), *map(exhaustive, ("eagle3.1", "eagle", "mtp", "jetspec"))],
+    ["eagle3", "dflash", *map(exhaustive, ("eagle3.1", "eagle", "mtp", "jetspec"))],
 )
 def test_a_head_learns_and_is_written(algorithm, tmp_path, data):
     model = tiny_target(qkv_bias=algorithm == "mtp")
@@ -351,6 +352,7 @@ def test_a_finished_evaluation_belongs_to_its_run(tmp_path, target, data):
     assert not trainer(SETTINGS, target, data, tmp_path / "run").resume()
 
 
+@pytest.mark.variants
 def test_what_goes_wrong_is_one_line(tmp_path, target, data):
     endless = TrainSettings(**{**vars(SETTINGS), "other_rate": 1e30, "steps": 50})
     run = trainer(endless, target, data, tmp_path / "nan")
