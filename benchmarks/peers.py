@@ -37,6 +37,7 @@ from jaxspec.commands.common import listing
 from jaxspec.commands.options import tree, whole
 from jaxspec.commands.workbench import CompilationCounter, Workbench, count_equal, run
 from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
+from jaxspec.engine.trees import with_deeper_text
 from jaxspec.load import ModelFiles, find_files
 
 from . import record
@@ -231,7 +232,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--drafts",
         nargs="+",
         choices=DRAFTS,
-        help="ours: of the head, both, both with deeper n-grams, all in turns, n-grams alone (default: all that there are)",
+        help="ours: of the head, both, both with deeper n-grams, the fastest in every cycle, n-grams alone (default: all)",
     )
     parser.add_argument(
         "--precision", nargs="+", choices=tuple(GGUF_TYPES), default=["float32"], help="of the weights (default: %(default)s)"
@@ -349,12 +350,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ways = {
             "head": Drafts(options.tree),
             "both": Drafts(options.tree, ngram=True),
-            "deeper": Drafts(NGRAM_TREE.limited(options.tree.num_steps), ngram=True),
+            "deeper": Drafts(with_deeper_text(options.tree), ngram=True),
             "adaptive": Drafts(options.tree, ngram=True, adaptive=True),
             "ngram": Drafts(NGRAM_TREE, head=False, ngram=True),
         }
         asked = options.drafts or (DRAFTS if bench.models.head is not None else ("ngram",))
-        drafts = [Drafts(PLAIN), *(ways[name] for name in asked)]
+        drafts = dict.fromkeys([Drafts(PLAIN), *(ways[name] for name in asked)])  # a deep tree is its own deeper one
         contenders = [ours(found[weights], each, weights, context, options.max_tokens) for weights, each in product(found, drafts)]
         contenders += peers.contenders(encoded, options, models, context)
         contenders.sort(key=lambda each: options.precision.index(each.precision))

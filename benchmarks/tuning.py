@@ -64,7 +64,7 @@ def why_not(step: int, topk: int, count: int) -> str | None:
 def dominated(accept_lengths: dict[TreeShape, float], tolerance: float = 0.005) -> dict[TreeShape, TreeShape]:
     """Trees that need not be timed, each with the tree that beats it.
 
-    A tree that is no larger in any of its numbers is assumed to cost no more at any batch size. If it also accepts as much
+    A tree that fits into another one (`fits_into`) is assumed to cost no more at any batch size. If it also accepts as much
     (within the relative `tolerance`), the larger one can hardly win. Only kept trees drop others, so tolerances do not add up.
     """
     kept, beaten = list[TreeShape](), dict[TreeShape, TreeShape]()
@@ -79,7 +79,7 @@ def dominated(accept_lengths: dict[TreeShape, float], tolerance: float = 0.005) 
 
 
 def fits_into(tree: TreeShape, other: TreeShape) -> bool:
-    """Whether `tree` is no larger than `other` in any of its numbers."""
+    """Whether each of the numbers of `tree` is at most that of `other`."""
     return all(one <= two for one, two in zip(size(tree), size(other), strict=True))
 
 

@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(folder)
         if "gpu_compiler" in item.fixturenames:
             item.add_marker("gpu_compiler")
-        if item.get_closest_marker("exhaustive"):  # then it is no variant, if others of its test are
+        if item.get_closest_marker("exhaustive"):  # a case of a test whose other cases may be variants
             item.own_markers = [mark for mark in item.own_markers if mark.name != "variants"]
     before = of_sets(items)
     yield

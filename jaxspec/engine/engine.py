@@ -369,7 +369,7 @@ def check_trees(tree: TreeShape, config: EngineConfig, drafter: Drafter) -> None
         )
     if (widest := max(tree.topk for tree in trees)) > drafter.max_topk:
         raise ValueError(f"topk={widest} is more than the {drafter.max_topk} tokens that the head drafts among: lower topk")
-    deepest, of_heads = (max(numbers) for numbers in zip(*((tree.num_steps, tree.head_steps or 0) for tree in trees), strict=True))
+    of_heads, deepest = max(tree.head_steps or 0 for tree in trees), max(tree.num_steps for tree in trees)
     if drafter.max_head_steps is not None and of_heads > drafter.max_head_steps:
         raise ValueError(f"head_steps={of_heads} is more than the {drafter.max_head_steps} tokens that a block drafts: lower it")
     if drafter.max_steps is not None and deepest > drafter.max_steps:

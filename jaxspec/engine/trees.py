@@ -204,6 +204,16 @@ def adaptive_trees(tree: TreeShape, candidates: Sequence[TreeShape] = (), *, lim
     """
     default = [TreeShape(min(LONGEST_CHAIN, max(1, tree.num_steps)), 1)]
     if limits_head:
-        deep = NGRAM_TREE if tree.num_steps < NGRAM_TREE.num_steps else tree
-        default = [deep.limited(tree.of_head.num_steps), deep.limited(0), *default]
+        deeper = with_deeper_text(tree)
+        default = [deeper, deeper.limited(0), *default]
     return tuple(dict.fromkeys((tree, *(candidates or default), PLAIN)))
+
+
+def with_deeper_text(tree: TreeShape) -> TreeShape:
+    """The tree in which n-grams go at least as deep as by default, and a head beside them no deeper than in this one.
+
+    In:  3/1/4
+    Out: 7/4/8/3
+    """
+    deep = NGRAM_TREE if tree.num_steps < NGRAM_TREE.num_steps else tree
+    return deep.limited(tree.of_head.num_steps)

@@ -50,7 +50,7 @@ def test_an_older_answer_is_looked_into(visit, mock_url):
 def test_trees_are_those_of_the_server(visit, mock_url):
     page = visit(mock_url)
     page.until("byId('tree').options.length > 1")
-    assert page.page.locator("#tree option").all_text_contents() == ["5/4/8 default", "3/1/4", "5/8/64"]
+    assert page.page.locator("#tree option").all_text_contents() == ["5/4/8 default", "3/1/4", "5/8/64", "7/4/8/3"]
 
 
 def test_a_large_tree_scrolls_to_its_accepted_path(visit, mock_url):
