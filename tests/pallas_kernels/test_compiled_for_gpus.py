@@ -12,13 +12,14 @@ import pytest
 from jaxspec.planner.compile import why_not
 from pallas_kernels.cutoff.pallas_triton import BLOCK, COUNTED, FEW, PIECES, TILE
 from tests.pallas_kernels.issue_cycles import Loop, Program
+from tests.sets import exhaustive
 
 pytestmark = pytest.mark.gpu_compiler
 
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-@pytest.fixture(scope="module", params=["h100", "a100"])
+@pytest.fixture(scope="module", params=["h100", exhaustive("a100")])
 def compiled(request) -> tuple[dict[str, dict], str]:
     """What the compiler made of each kernel, and what it printed about Mosaic's."""
     if reason := why_not(request.param):
