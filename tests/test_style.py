@@ -1,6 +1,7 @@
 """Format, lint, the limits on file length, and who imports whom. Types are checked by .ci/run."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -124,3 +125,22 @@ def defined(file: Path) -> set[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names.update(alias.asname or alias.name for alias in node.names)
     return names
+
+
+WALL_CLOCK = re.compile(r"\b(time\.time|datetime\.now|from time import time)\b")
+SHOWS_DATES = {
+    "engine/program_cache.py",
+    "server/info_api.py",
+    "server/kv_events.py",
+    "server/model.py",
+    "server/openai_responses.py",
+    "server/responses_answers.py",
+    "text/chat_template.py",
+    "train/evaluation.py",
+}
+"""They tell when something was made. Nothing waits or ends by a clock that may jump."""
+
+
+def test_a_clock_that_jumps_delays_nothing():
+    package = ROOT / "jaxspec"
+    assert {str(file.relative_to(package)) for file in package.rglob("*.py") if WALL_CLOCK.search(file.read_text())} == SHOWS_DATES

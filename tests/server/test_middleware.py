@@ -126,6 +126,24 @@ def test_an_admin_key_alone_leaves_the_rest_open():
         assert http.post("/flush_cache", headers=bearer(ADMIN)).status_code == 200
 
 
+def test_every_key_takes_the_same_comparisons(two_keys: httpx.Client, monkeypatch):
+    """Of digests and in constant time, so that nobody can measure how much of a key was right."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    counts = set()
+    for key in (KEY, ADMIN, KEY[:-1], "x"):
+        compared.clear()
+        two_keys.get("/v1/models", headers=bearer(key))
+        assert all(len(one) == len(other) == 32 for one, other in compared)
+        counts.add(len(compared))
+    assert len(counts) == 1 and counts.pop() >= 2
+
+
 @pytest.mark.parametrize("keys", [{"api_key": ""}, {"api_key": "x", "admin_api_key": ""}])
 def test_an_empty_key_is_refused(keys: dict):
     with pytest.raises(ValueError, match="must not be empty"):
