@@ -11,7 +11,6 @@ Examples:
     jaxspec bench acceptance
     jaxspec bench acceptance --trees 3/1/4 5/4/8 5/4/16 --temperature 0 0.3 0.6 0.8 1 1.2 --num-prompts 50
     jaxspec bench acceptance --model-path DIR --draft DIR --prompts mt-bench --temperature 0.8
-    jaxspec bench acceptance --trees 5/4/8 3/1/4
 """
 
 import argparse
@@ -35,27 +34,11 @@ from .options import (
     exit_on_error,
     prompts_of,
     sampling_params,
-)  # fmt: skip
+)
 from .sweep import Sweep
-from .tuning import why_not
 
-GRID = {"num_draft_tokens": [4, 8, 16, 32], "steps": [2, 3, 5, 7], "topk": [2, 4, 8]}
-"""Options and their defaults, used unless --trees is given."""
-
-
-def comparable(nodes: Sequence[int], steps: Sequence[int], topks: Sequence[int]) -> list[TreeShape]:
-    """For each node count, the chain with as many nodes and every tree of these sizes with as many nodes.
-
-    In:  nodes [4], steps [1, 2], topks [2]
-    Out: 3/1/4, 2/2/4
-    """
-    chosen = []
-    for count in nodes:
-        chosen.append(TreeShape(count - 1, 1, count))
-        chosen += [
-            TreeShape(step, topk, count) for step in steps for topk in topks if topk > 1 and why_not(step, topk, count) is None
-        ]
-    return list(dict.fromkeys(chosen))
+DEFAULT_TREES = ("3/1/4", "2/2/4", "3/2/4", "7/1/8", "3/4/8", "5/4/8", "15/1/16", "5/4/16", "5/8/32")
+"""Chains, and trees with as many nodes."""
 
 
 def describe(tree: TreeShape, load: Load, plain: Load, kinds: Sequence[str] | None = None) -> dict:
@@ -163,15 +146,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("acceptance", __doc__)
     add_common_options(parser, num_prompts=20, max_tokens=128)
     add_sampling_options(parser, several=True)
-    group = parser.add_argument_group("trees")
-    group.add_argument("--num-draft-tokens", type=whole(2), nargs="+", help="node counts (default: 4 8 16 32)")
-    group.add_argument("--steps", type=whole(1), nargs="+", help="steps of the trees (default: 2 3 5 7)")
-    group.add_argument("--topk", type=whole(2), nargs="+", help="topk of the trees (default: 2 4 8)")
-    group.add_argument("--trees", type=tree, nargs="+", metavar="S/K/D", help="measure these trees instead, as in 5/4/8 3/1/4")
+    trees = [tree(text) for text in DEFAULT_TREES]
+    about = f"(default: {' '.join(DEFAULT_TREES)})"
+    parser.add_argument("--trees", type=tree, nargs="+", default=trees, metavar="S/K/D", help=about)
     parser.add_argument("--batch-size", type=whole(1), default=8, help="requests at once; changes only the run time")
-    options = parser.parse(arguments)
-    parser.refuse_beside_trees(options, GRID)
-    return options
+    return parser.parse(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,8 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench = Workbench.of(options)
     if bench.models.head is None:
         raise ValueError("this benchmark measures a draft head, and the model has none: give --draft")
-    given = options.trees or comparable(*(vars(options)[name] or default for name, default in GRID.items()))
-    trees = [each for each in dict.fromkeys(given) if each != PLAIN]
+    trees = [each for each in dict.fromkeys(options.trees) if each != PLAIN]
     if not trees:
         raise ValueError("plain decoding drafts nothing: give at least one tree that drafts in --trees")
     if max(options.temperature) > 0 and options.max_tokens <= STEPS:

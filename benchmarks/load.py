@@ -19,10 +19,6 @@ class Load:
 
     seconds: float = 0.0
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    first_token: dict[int, float] = field(default_factory=dict)
-    """Seconds from sending the request to its first token."""
-    updates: dict[int, list[float]] = field(default_factory=dict)
-    """The times of its updates (time.perf_counter)."""
     accept_lengths: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Tokens of every verification."""
     host_ms: float = 0.0
@@ -49,12 +45,6 @@ class Load:
         return sum(self.tokens[number] == tokens for number, tokens in other.tokens.items())
 
     @property
-    def decode_tokens_per_second(self) -> float:
-        """Per request and without prefill: what one user sees."""
-        seconds = sum(updates[-1] - updates[0] for updates in self.updates.values())
-        return sum(len(tokens) - 1 for tokens in self.tokens.values()) / seconds
-
-    @property
     def tokens_per_second(self) -> float:
         return sum(map(len, self.tokens.values())) / self.seconds
 
@@ -70,22 +60,17 @@ def run(
     load, before, started = Load(), engine.stats(), time.perf_counter()
     waiting = list(reversed(range(len(prompts))))
     numbers: dict[str, int] = {}
-    sent: dict[int, float] = {}
     while waiting or engine.has_work:
         while waiting and len(numbers) < concurrency:
             number = waiting.pop()
             numbers[engine.add(GenerationRequest(tuple(prompts[number]), params[number], tree=tree)).id] = number
-            sent[number] = time.perf_counter()
         for update in engine.step():
-            now, number = time.perf_counter(), numbers[update.request_id]
-            load.first_token.setdefault(number, now - sent[number])
-            load.updates.setdefault(number, []).append(now)
             if update.output:
+                number = numbers.pop(update.request_id)
                 if update.output.error:
                     raise BenchmarkError(update.output.error)
                 load.tokens[number] = update.output.token_ids
                 load.accept_lengths[number] = update.output.speculation.accept_lengths
-                del numbers[update.request_id]
     load.seconds = time.perf_counter() - started
     load.host_ms, load.launch_ms, load.wait_ms = per_cycle(before, after := engine.stats())
     load.cycles = after.cycles - before.cycles
@@ -127,7 +112,7 @@ def merged(loads: Sequence[Load]) -> Load:
     whole, first = Load(), 0
     for load in loads:
         whole.seconds += load.seconds
-        for name in ("tokens", "first_token", "updates", "accept_lengths"):
+        for name in ("tokens", "accept_lengths"):
             vars(whole)[name].update({first + number: value for number, value in vars(load)[name].items()})
         for name in ("host_ms", "launch_ms", "wait_ms"):
             vars(whole)[name] += vars(load)[name] * load.cycles

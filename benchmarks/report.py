@@ -2,11 +2,11 @@
 
 In a Markdown file, the lines between two markers are replaced by the command, the machine and the table:
 
-    <!-- results: throughput speed -->
+    <!-- results: peers best -->
     <!-- end of results -->
 
 The words are the result file (without .jsonl), whose newest record it is, and the table. --check changes nothing and only tells
-whether the files are up to date. The page shows all tables, and how far two runs of one command agree.
+whether the files are up to date.
 
 Examples:
     jaxspec bench report
@@ -14,17 +14,20 @@ Examples:
     jaxspec bench report --results my-results --html report.html --markdown
 """
 
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from jaxspec.commands.bench import BENCHMARKS
 from jaxspec.commands.options import Parser
 
 from .gpu.parts import RECORD as GPU_RECORD
+from .gpu.tables import by_part
+from .gpu.tables import show as show_part
 from .options import IN_CLONE, RESULTS, exit_on_error, show
 from .record import measured_on, read, table
 
@@ -33,12 +36,14 @@ MARKDOWN = (ROOT / "README.md", ROOT / "docs/performance.md") if IN_CLONE else (
 
 
 class Results:
-    """All records of a directory by file name without suffix, oldest first; without `bench gpu`'s, which has another format."""
+    """All records of a directory by file name without suffix, oldest first; those of `bench gpu`, in another format, by part."""
 
     def __init__(self, directory: Path):
         self.directory = directory
         files = (path for path in sorted(directory.glob("*.jsonl")) if path.name != GPU_RECORD)
         self.files = {path.stem: records for path in files if (records := read(path))}
+        gpu = directory / GPU_RECORD
+        self.gpu = by_part(map(json.loads, gpu.read_text().splitlines())) if gpu.exists() else {}
 
     def newest(self, name: str) -> dict:
         """The newest record of a file. Raises ValueError if there is none."""
@@ -67,14 +72,13 @@ def brief(command: str) -> str:
 
 
 def tables_of(record: dict) -> dict[str, str]:
-    """A record's tables in Markdown by name, made by its benchmark."""
-    return import_module(f".{record['benchmark']}", __package__).tables(record["results"])
-
-
-def about(record: dict) -> str:
-    """The first paragraph of a benchmark's docstring."""
-    module = import_module(f".{record['benchmark']}", __package__)
-    return " ".join((module.__doc__ or "").split("\n\n")[0].split())
+    """A record's tables in Markdown by name, made by its benchmark; of one that is gone, a table of its rows, or JSON."""
+    if record["benchmark"] in BENCHMARKS:
+        return import_module(f".{record['benchmark']}", __package__).tables(record["results"])
+    if not isinstance(record["results"], list):
+        return {"results": json.dumps(record["results"], indent=1)}
+    rows = [{name: str(value) for name, value in row.items() if not isinstance(value, dict | list)} for row in record["results"]]
+    return {"results": table(list(rows[0]), [list(row.values()) for row in rows])}
 
 
 # Markers
@@ -98,145 +102,39 @@ def replaced(text: str, block: Callable[[list[str]], str]) -> str:
     return MARKER.sub(fill, text)
 
 
-# Do two runs agree? Only ratios taken within a run are compared: absolute times vary with the load of the machine.
-
-RATIOS = ("speed_up", "decode_speed_up", "ratio_to_baseline")
-"""Keys of results whose value is a Spread of ratios taken within a run."""
-
-
-class Agreement(NamedTuple):
-    """One ratio, measured twice."""
-
-    what: str
-    first: float
-    second: float
-
-    @property
-    def difference(self) -> float:
-        """Relative difference of the second run."""
-        return self.second / self.first - 1
-
-
-def agreements(records: Sequence[dict]) -> list[Agreement]:
-    """The ratios of the newest record and of the last one before it with the same command; empty if there is none."""
-    if not records:
-        return []
-    before = next((each for each in reversed(records[:-1]) if conditions(each) == conditions(records[-1])), None)
-    if before is None:
-        return []
-    first, second = (dict(ratios(each["results"])) for each in (before, records[-1]))
-    return [Agreement(what, first[what], second[what]) for what in second if what in first]
-
-
-def conditions(record: dict) -> tuple:
-    """Properties that must be the same in both runs."""
-    where = record["environment"]
-    prompts = record.get("prompts", {}).get("sha256")
-    return record["command"], prompts, where["cpu"], where["cores"], where["jax"], where["devices"]
-
-
-def ratios(results: Any, where: str = "") -> Iterator[tuple[str, float]]:
-    """Every ratio in some results, with a name.
-
-    In:  {"batches": [{"batch": 4, "speed_up": {"median": 1.3, ...}}]}
-    Out: ("batch 4 speed_up", 1.3)
-    """
-    if isinstance(results, list):
-        for each in results:
-            yield from ratios(each, where)
-    elif isinstance(results, dict):
-        own = " ".join(f"{key} {results[key]}" for key in ("batch", "tree", "name") if isinstance(results.get(key), str | int))
-        inner = f"{where} {own}".strip()
-        for key, value in results.items():
-            if key in RATIOS and isinstance(value, dict) and "median" in value:
-                yield f"{inner} {key}".strip(), value["median"]
-            else:
-                yield from ratios(value, inner)
-
-
-def agreement_table(found: Sequence[Agreement]) -> str:
-    """Every ratio of both runs, and the difference."""
-    rows = [[each.what, f"{each.first:.2f}", f"{each.second:.2f}", f"{each.difference:+.1%}"] for each in found]
-    return table(["ratio", "first run", "second run", "difference"], rows)
-
-
-def widest(found: Sequence[Agreement]) -> float:
-    """The largest absolute difference; 0.0 if there are none."""
-    return max((abs(each.difference) for each in found), default=0.0)
-
-
 # The page
 
-CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; font-size: 14px; display: block; overflow-x: auto; }
-td { font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-code, pre { background: #f4f4f4; padding: .1rem .3rem; border-radius: 3px; }
-pre { padding: .6rem; overflow-x: auto; }
-svg { max-width: 100%; height: auto; }
-.note { color: #666; }
+HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>jaxspec benchmarks</title>
+<style>body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; } pre { overflow-x: auto; } svg { max-width: 100%; height: auto; }
+</style></head>
+<body><h1>jaxspec benchmarks</h1>
 """
 
 
 def page(results: Results) -> str:
-    """HTML of the newest record of every file, and its agreement with the run before."""
-    parts = [section(name, records) for name, records in results.files.items()]
-    links = " · ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in results.files)
-    head = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jaxspec benchmarks</title>'
-    return f"{head}<style>{CSS}</style></head>\n<body><h1>jaxspec benchmarks</h1>\n<p>{links}</p>\n{''.join(parts)}</body></html>\n"
-
-
-def section(name: str, records: list[dict]) -> str:
-    """One benchmark."""
+    """HTML of the newest record of every file; tables as text."""
     from .plots import figures, svg_text
 
-    record = records[-1]
-    prompts = record.get("prompts")
-    about_prompts = f"; {prompts['count']} prompts ({prompts['source']}, sha256 {prompts['sha256'][:12]})" if prompts else ""
-    lines = [
-        f'<h2 id="{escape(name)}">{escape(name)}</h2>',
-        f"<p>{escape(about(record))}</p>",
-        f"<pre>{escape(record['command'])}</pre>",
-        f'<p class="note">{escape(measured_on(record) + about_prompts)}</p>',
-        *(svg_text(figure) for figure in figures(record).values()),
-        *(html_table(markdown) for markdown in tables_of(record).values()),
-    ]
-    if found := agreements(records):
-        lines.append(f"<p>Two runs: their ratios differ by at most {widest(found):.1%}.</p>{html_table(agreement_table(found))}")
-    return "\n".join(lines) + "\n"
+    lines = [HEAD]
+    for name, records in results.files.items():
+        record = records[-1]
+        told = f"{record['command']}\n{measured_on(record)}"
+        lines.append(f"<h2>{escape(name)}</h2>\n<pre>{escape(told)}</pre>\n")
+        lines += [svg_text(figure) for figure in figures(record).values()]
+        lines += [f"<pre>{escape(text)}</pre>\n" for text in tables_of(record).values()]
+    lines += [f"<h2>gpu, {escape(part)}</h2>\n<pre>{escape(show_part(part, found))}</pre>\n" for part, found in results.gpu.items()]
+    return "".join([*lines, "</body></html>\n"])
 
 
-def html_table(markdown: str) -> str:
-    """A table of jaxspec.commands.table as HTML.
-
-    In:  | a | b |      Out: <table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>
-         |---|--:|
-         | 1 | 2 |
-    """
-    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()]
-    lines = [html_row(header, "th"), *(html_row(row, "td") for row in rows)]
-    return f"<table>{''.join(lines)}</table>"
-
-
-def html_row(cells: list[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{bold(escape(cell))}</{tag}>' for cell in cells)}</tr>"
-
-
-def bold(cell: str) -> str:
-    """**x** as <b>x</b>."""
-    return f"<b>{cell[2:-2]}</b>" if cell.startswith("**") and cell.endswith("**") and len(cell) > 4 else cell
-
-
-def write_pictures(results: Results, directory: Path, *, only_existing: bool) -> None:
-    """Writes the plots of every newest record as SVG files; `only_existing`: those that replace a file."""
+def write_pictures(results: Results, directory: Path) -> None:
+    """Replaces the plots of newest records that are there, as SVG files."""
     from .plots import figures, save_figure
 
     for name, records in results.files.items():
         for title, figure in figures(records[-1]).items():
             path = directory / f"{name}_{title}.svg"
-            if path.exists() or not only_existing:
+            if path.exists():
                 save_figure(figure, path)
                 print(f"picture: {show(path)}")
 
@@ -246,25 +144,12 @@ def write_pictures(results: Results, directory: Path, *, only_existing: bool) ->
 
 def parse(arguments: Sequence[str] | None = None):
     parser = Parser("jaxspec bench report", __doc__)
-    parser.add_argument(
-        "--results", type=Path, default=RESULTS, metavar="DIR", help=f"a folder of .jsonl files (default: {show(RESULTS)})"
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="the page (default: report.html in --results)")
-    parser.add_argument(
-        "--markdown",
-        type=Path,
-        nargs="*",
-        default=list(MARKDOWN),
-        metavar="FILE",
-        help="files to fill (default: README and docs of this repository)",
-    )
-    parser.add_argument(
-        "--pictures",
-        type=Path,
-        metavar="DIR",
-        help="write every plot to this folder (default: replace those in docs/images, for the results of this repository)",
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a Markdown file is out of date")
+    add = parser.add_argument
+    add("--results", type=Path, default=RESULTS, metavar="DIR", help=f"a folder of .jsonl files (default: {show(RESULTS)})")
+    add("--html", type=Path, metavar="FILE", help="the page (default: report.html in --results)")
+    which = "files to fill (default: README and docs of this repository)"
+    add("--markdown", type=Path, nargs="*", default=list(MARKDOWN), metavar="FILE", help=which)
+    add("--check", action="store_true", help="write nothing; exit with 1 if a Markdown file is out of date")
     return parser.parse_args(arguments)
 
 
@@ -291,10 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     html = options.html or options.results / "report.html"
     html.write_text(page(results))
     print(f"page: {show(html)}")
-    if options.pictures:
-        write_pictures(results, options.pictures, only_existing=False)
-    elif IN_CLONE and options.results == RESULTS:
-        write_pictures(results, ROOT / "docs/images", only_existing=True)
+    if IN_CLONE and options.results == RESULTS:
+        write_pictures(results, ROOT / "docs/images")
     return 0
 
 

@@ -1,338 +1,281 @@
-"""Measures a running server as its clients see it: latencies, throughput, goodput and accept length. It can be any server with
-OpenAI's /v1/completions or SGLang's /generate: ours, SGLang, vLLM.
+"""Measures a running server as its clients see it: latencies, throughput and the accept length. It can be any server with OpenAI's
+API: ours, SGLang, vLLM. For request rates, goodput and more data sets use the clients that `jaxspec bench` lists.
 
-Requests are sent with a fixed concurrency (--max-concurrency), or at random times with a given rate (--request-rate), whether or
-not the server keeps up. Options are named as in `vllm bench serve` and `sglang.bench_serving`. Use those, or guidellm, for more
-load patterns and data sets.
+Requests are sent as fast as --max-concurrency allows. A first one, to warm up, is not measured. Options are named as in
+`vllm bench serve`.
 
   TTFT                  time to first token: from sending the request to the first chunk
-  TPOT                  time per output token of a request after its first token
-  inter-token latency   the gap before a chunk, divided by its tokens (with speculation a chunk has all tokens of a cycle)
-  gap between chunks    what a reader of the stream notices
-  goodput               requests per second that meet all limits of --goodput
+  TPOT                  time per output token of a request after its first token; the server counts the tokens (`usage`)
+  gap between chunks    what a reader of the stream notices (with speculation a chunk has all tokens of a cycle)
 
-The server counts the tokens (`usage`); without its counts, figures per token are unknown and never guessed. The first request is a
-probe, more warm up; neither is measured. The exit status is 1 if requests failed, and 2 if nothing could be measured.
+The exit status is 1 if requests failed.
 
 Examples:
     jaxspec bench serving --num-prompts 32 --max-concurrency 4
-    jaxspec bench serving --request-rate 4 --goodput ttft:200 tpot:50
     jaxspec bench serving --prompts mt-bench --max-tokens 2048 --max-concurrency 1
 """
 
 import argparse
 import asyncio
-import math
+import json
 import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path, PurePath
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.asyncio import tqdm
 
-from jaxspec.commands.common import FORMATS, Chat, PromptSet, load_prompts
+from jaxspec.commands.common import FORMATS, Chat, PromptSet, Turns, load_prompts
 from jaxspec.commands.options import whole
 
 from . import record
 from .options import BenchmarkError, BenchmarkParser, exit_on_error
-from .serving_figures import Run, notes_of, summarize
-from .serving_figures import tables as tables
 
-if TYPE_CHECKING:
-    from .client import Answer, Client, Request  # needs aiohttp, which the tables do without
-
-OBJECTIVES = ("ttft", "tpot", "e2el")
-"""Limits of --goodput, with vLLM's names."""
+PERCENTILES = (50, 90, 99)
+BUILT_IN_PROMPTS = 64
+TIMEOUT_SECONDS = 600.0
 KEY_VARIABLE = "JAXSPEC_API_KEY"
-BUILT_IN_PROMPTS, PROBE, PROBE_TOKENS = 64, "def main():", 16
-WATCH_SECONDS = 0.02
-COUNTER = re.compile(r'^vllm:spec_decode_num_(\w+?)_total(?:\{(?:.*position="(\d+)")?.*\})? (\S+)', re.MULTILINE)
-DESCRIBING = ("version", "tree", "speculative_algorithm", "context_length", "max_running_requests", "dtype")
-"""Fields of /server_info that are recorded. It has more, such as keys and paths, that must not be."""
+COUNTER = re.compile(r"^vllm:spec_decode_num_(drafts|accepted_tokens)_total(?:\{.*\})? (\S+)", re.MULTILINE)
 
 
-# The load
+@dataclass
+class Answer:
+    """The answer to one request, or why there is none."""
+
+    sent: float
+    """Seconds of time.perf_counter, as in `chunks`."""
+    chunks: list[float] = field(default_factory=list)
+    """When events with text came."""
+    text: str = ""
+    tokens: int | None = None
+    """None: the server does not say."""
+    failure: str = ""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Adds an event of the stream. Raises BenchmarkError if it reports an error, KeyError or TypeError if it is none."""
+        if event.get("error") is not None:
+            raise BenchmarkError(f"the server reported an error: {str(event['error'])[:200]}")
+        self.tokens = (event.get("usage") or {}).get("completion_tokens", self.tokens)
+        for choice in event["choices"]:
+            if choice.get("finish_reason") in ("abort", "error", "timeout"):
+                raise BenchmarkError(f"the server gave up the request: {choice['finish_reason']}")
+            text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+            self.chunks += [perf_counter()] if text else []
+            self.text += text or ""
+
+    def seconds(self) -> dict[str, list[float]]:
+        """Its times by name; no time per token if there is no second one, or their number is unknown."""
+        first, whole, later = self.chunks[0] - self.sent, self.chunks[-1] - self.sent, (self.tokens or 0) - 1
+        return {
+            "time_to_first_token": [first],
+            "time_per_output_token": [(whole - first) / later] if later > 0 else [],
+            "gap_between_chunks": [after - before for before, after in pairwise(self.chunks)],
+            "end_to_end_latency": [whole],
+        }
 
 
-def arrival_times(count: int, request_rate: float, seed: int) -> list[float]:
-    """Seconds after the start at which each of `count` requests is due: a Poisson process that begins at 0.
+async def ask(session: Any, options: argparse.Namespace, prompt: Any) -> Answer:
+    """Streams one answer. A failure is kept in it, not raised."""
+    import aiohttp
 
-    As in `vllm bench serve`, times are scaled to the exact mean rate; otherwise a short run would measure the luck of its draw.
-
-    In: 3, 4.0, 0  Out: [0.0, 0.12, 0.5]
-    """
-    if math.isinf(request_rate) or count < 2:
-        return [0.0] * count
-    times = np.cumsum(np.random.default_rng(seed).exponential(size=count - 1))
-    return [0.0, *(times * ((count - 1) / request_rate / times[-1])).tolist()]
-
-
-async def send(client: "Client", requests: "Sequence[Request]", times: Sequence[float], concurrency: int | None, what: str) -> Run:
-    """Sends every request when it is due, at most `concurrency` at once, and waits for all answers."""
-    run, slots = Run(), asyncio.Semaphore(concurrency or len(requests))
-    started = perf_counter()
-
-    async def one(request: "Request", due: float) -> "list[Answer]":
-        await asyncio.sleep(started + due - perf_counter())
-        woken = perf_counter()
-        run.worst_lateness = max(run.worst_lateness, woken - started - due)
-        async with slots:
-            run.worst_wait = max(run.worst_wait, perf_counter() - woken)
-            answers = await ask(client, request)
-        bar.update()
-        return answers
-
-    async def watch() -> None:
-        while True:
-            before = perf_counter()
-            await asyncio.sleep(WATCH_SECONDS)
-            run.worst_pause = max(run.worst_pause, perf_counter() - before - WATCH_SECONDS)
-
-    watching = asyncio.create_task(watch())
-    with tqdm(total=len(requests), desc=what, unit=" requests", disable=None) as bar:
-        answers = await asyncio.gather(*(one(request, due) for request, due in zip(requests, times, strict=True)))
-    run.answers = [answer for each in answers for answer in each]
-    watching.cancel()
-    with suppress(asyncio.CancelledError):
-        await watching
-    return run
+    chat = isinstance(prompt, Chat)
+    body = {"messages": prompt.messages} if chat else {"prompt": prompt}
+    body |= {"model": options.model, "max_tokens": options.max_tokens, "temperature": options.temperature, "stream": True}
+    body |= {"stream_options": {"include_usage": True}} | ({"ignore_eos": True} if options.ignore_eos else {})
+    answer, done = Answer(perf_counter()), False
+    try:
+        async with session.post(f"{options.base_url}/v1/{'chat/' * chat}completions", json=body) as response:
+            if response.status != 200:
+                raise BenchmarkError(f"status {response.status}: {(await response.text(errors='replace'))[:200]}")
+            async for line in response.content:
+                name, _, data = line.strip().partition(b":")
+                done |= data.strip() == b"[DONE]"
+                if name == b"data" and not done:
+                    answer.take(json.loads(data))
+        if not (done and answer.chunks):
+            answer.failure = "the answer is empty" if done else "the stream ended before [DONE]"
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        answer.failure = f"malformed event ({type(error).__name__}: {str(error)[:80]})"
+    except BenchmarkError as error:
+        answer.failure = str(error)
+    except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
+        answer.failure = f"{type(error).__name__}: check --base-url"
+    key = os.environ.get(KEY_VARIABLE)
+    answer.failure = answer.failure.replace(key, "(secret)") if key else answer.failure  # some servers repeat it
+    return answer
 
 
-async def ask(client: "Client", request: "Request") -> "list[Answer]":
-    """The answer to a request, and to each question that follows it. A failure is the last."""
-    answers = [await client.complete(request)]
-    while request.questions and answers[-1].failure is None:
-        request = request.next_turn(answers[-1].text)
-        answers.append(await client.complete(request))
+async def converse(session: Any, options: argparse.Namespace, prompt: Any, slots: asyncio.Semaphore) -> list[Answer]:
+    """Waits until a slot is free; each question of several turns follows the answer to the one before."""
+    first, *questions = prompt.questions if isinstance(prompt, Turns) else (prompt,)
+    asked: Any = Chat([{"role": "user", "content": first}]) if isinstance(prompt, Turns) else first
+    async with slots:
+        answers = [await ask(session, options, asked)]
+        for question in questions if not answers[0].failure else ():
+            asked = asked.then(answers[-1].text, question)
+            answers.append(await ask(session, options, asked))
     return answers
 
 
-# The server
+def accept_length(before: str, after: str) -> dict[str, Any] | None:
+    """The accept length between two readings of vLLM's counters, summed over engines; None if the server has none, drafted nothing
+    or was restarted.
 
-
-async def first_model(client: "Client") -> str:
-    """The first model that the server lists. Raises BenchmarkError."""
-    from .client import FailedRequest
-
-    try:
-        return str((await client.get_json("/v1/models"))["data"][0]["id"])
-    except FailedRequest as error:
-        raise BenchmarkError(f"{client.base_url}/v1/models: {error}") from None
-    except (KeyError, IndexError, TypeError):
-        raise BenchmarkError(f"{client.base_url}/v1/models lists no model: give --model, or check --base-url") from None
-
-
-async def probe(client: "Client", request: "Request") -> None:
-    """Sends a short request, and drops stream_options that the server rejects. Raises BenchmarkError if there is no answer."""
-    from .client import USAGE
-
-    while (failure := (await client.complete(request)).failure) is not None:
-        if failure.status not in (400, 422) or client.backend != "openai" or client.usage + 1 == len(USAGE):
-            raise BenchmarkError(f"{client.base_url}: {failure}")
-        client.usage += 1
-
-
-async def page(client: "Client", path: str) -> dict[str, Any]:
-    """A page of JSON; empty if the server has none."""
-    from .client import FailedRequest
-
-    try:
-        found = await client.get_json(path)
-    except FailedRequest:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-async def counters(client: "Client") -> dict[str, float]:
-    """vLLM's counters of drafts, summed over engines; those per position are "0", "1", ... Empty if the server has none."""
-    from .client import FailedRequest
-
-    try:
-        return parse_counters(await client.get("/metrics"))
-    except (FailedRequest, ValueError):
-        return {}
-
-
-def parse_counters(text: str) -> dict[str, float]:
+    In:  pages with vllm:spec_decode_num_drafts_total and ..._accepted_tokens_total, which grow by 4 and 6
+    Out: {"accept_length": 2.5, "drafts": 4, "source": ...}
     """
-    In:  'vllm:spec_decode_num_drafts_total{engine="0"} 3'
-    Out: {"drafts": 3.0}
-    """
-    sums: dict[str, float] = {}
-    for name, position, value in COUNTER.findall(text):
-        sums[position or name] = sums.get(position or name, 0.0) + float(value)
-    return sums
-
-
-def accept_length_between(before: dict[str, float], after: dict[str, float]) -> dict[str, Any] | None:
-    """The acceptance between two readings of the counters; None if nothing was drafted or the server was restarted."""
-    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    drafts, accepted = grown.get("drafts", 0.0), grown.get("accepted_tokens", 0.0)
+    grown: dict[str, float] = defaultdict(float)
+    for text, sign in ((before, -1), (after, 1)):
+        for name, value in COUNTER.findall(text):
+            grown[name] += sign * float(value)
+    drafts, accepted = grown["drafts"], grown["accepted_tokens"]
     if drafts <= 0 or accepted < 0:
         return None
-    positions = sorted((name for name in grown if name.isdigit()), key=int)
+    return {"accept_length": 1 + accepted / drafts, "drafts": int(drafts), "source": "/metrics, over this run"}
+
+
+def summarize(answers: Sequence[Answer], duration: float) -> dict[str, Any]:
+    """Figures of a run, for JSON. None is unknown."""
+    done = [answer for answer in answers if not answer.failure]
+    tokens = None if any(answer.tokens is None for answer in done) else sum(answer.tokens or 0 for answer in done)
+    times = [answer.seconds() for answer in done]
     return {
-        "accept_length": 1 + accepted / drafts,
-        "acceptance_rate_per_position": [grown[position] / drafts for position in positions],
-        "drafts": int(drafts),
-        "source": "/metrics, vllm:spec_decode_* counters over this run",
+        "summary": {
+            "completed": len(done),
+            "failed": len(answers) - len(done),
+            "duration_seconds": duration,
+            "output_tokens": tokens,
+            "requests_per_second": len(done) / duration,
+            "output_tokens_per_second": None if tokens is None else tokens / duration,
+        },
+        "latency_ms": {name: distribution([value for each in times for value in each[name]]) for name in Answer(0, [0]).seconds()},
+        "failed_requests": dict(Counter(answer.failure for answer in answers if answer.failure).most_common(10)),
     }
 
 
-async def acceptance(client: "Client", before: dict[str, float]) -> dict[str, Any] | None:
-    """The accept length of the run, with its source; None if the server does not say."""
-    if after := await counters(client):
-        return accept_length_between(before, after)
-    states = (await page(client, "/server_info")).get("internal_states") or [{}]
-    length = states[0].get("avg_spec_accept_length") if isinstance(states, list) and isinstance(states[0], dict) else None
-    source = "/server_info, since the server's start or its last flush, not this run alone"
-    return {"accept_length": float(length), "source": source} if isinstance(length, int | float) else None
+def distribution(seconds: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, median and percentiles in milliseconds; None if there are no values."""
+    if not seconds:
+        return None
+    values = 1000 * np.asarray(seconds)
+    percentiles = {str(each): float(value) for each, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+    return {"mean": float(values.mean()), "median": float(np.median(values)), "count": len(values), "percentiles": percentiles}
 
 
-# The command
+def tables(results: dict[str, Any]) -> dict[str, str]:
+    """`throughput` and `latency`."""
+    summary, load, speculation = results["summary"], results["load"], results["accept_length"]
+    limit = load["max_concurrency"] or "no limit"
+    rows = [
+        ["model", " ".join(filter(None, (results["served"]["model"], results["served"]["server"].get("tree"))))],
+        ["load", f"at most {limit} at once, {load['num_prompts']} prompts"],
+        ["completed, failed requests", f"{summary['completed']}, {summary['failed']}"],
+        ["output tokens/s", figure(summary["output_tokens_per_second"])],
+        ["requests/s", figure(summary["requests_per_second"])],
+        ["accept length", figure(speculation and speculation["accept_length"])],
+        *([f"failed: {reason.replace('|', '/')}", str(count)] for reason, count in results["failed_requests"].items()),
+    ]
+    times = [
+        [name.replace("_", " "), *map(figure, (each["mean"], *each["percentiles"].values()))]
+        for name, each in results["latency_ms"].items()
+        if each
+    ]
+    header = ["latency, ms", "mean", *(f"p{each}" for each in PERCENTILES)]
+    return {"throughput": record.table(["throughput", ""], rows), "latency": record.table(header, times)}
+
+
+def figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = BenchmarkParser("serving", __doc__, here=True)
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--base-url", type=url, default="http://127.0.0.1:30000", metavar="URL", help="default: %(default)s; a key is read from "
-        f"the variable {KEY_VARIABLE}",
-    )  # fmt: skip
-    group.add_argument(
-        "--backend",
-        choices=("openai", "sglang"),
-        default="openai",
-        help="OpenAI's endpoints (the default) or /generate (sglang), which takes no conversations",
-    )
-    group.add_argument("--model", metavar="NAME", help="name in the API (default: the first in /v1/models)")
-    group.add_argument(
-        "--request-timeout", type=positive, default=600.0, metavar="S", help="seconds per request (default: %(default)g)"
-    )
-    group = parser.add_argument_group("prompts")
-    group.add_argument(
-        "--prompts", "--dataset-path", type=Path, metavar="FILE", help=f"{FORMATS} (default: held-out Python code)",
-    )  # fmt: skip
-    group.add_argument("--num-prompts", type=whole(1), metavar="N", help="default: the whole file; 64 built-in prompts")
-    group.add_argument(
-        "--max-tokens", "--output-len", type=whole(1), default=128, metavar="N", help="per prompt (default: %(default)s)"
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="generate all tokens, even after an end token")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
-    group = parser.add_argument_group("load")
-    group.add_argument("--max-concurrency", type=whole(1), metavar="N", help="the most requests in flight (default: no limit)")
-    group.add_argument(
-        "--request-rate",
-        type=positive,
-        default=math.inf,
-        metavar="R",
-        help="requests per second, Poisson (default: inf, all at once)",
-    )
-    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of the arrival times (default: %(default)s)")
-    group.add_argument(
-        "--num-warmups", type=whole(0), default=1, metavar="N", help="requests before the measurement (default: %(default)s)"
-    )
-    group.add_argument(
-        "--goodput", type=objective, nargs="+", default=[], metavar="NAME:MS", help="count the requests per second that meet all "
-        "of these limits in milliseconds: ttft, tpot, e2el; as in ttft:200 tpot:50",
-    )  # fmt: skip
+    add, key = parser.add_argument, f"default: %(default)s; a key is read from the variable {KEY_VARIABLE}"
+    add("--base-url", type=url, default="http://127.0.0.1:30000", metavar="URL", help=key)
+    add("--model", metavar="NAME", help="name in the API (default: the first in /v1/models)")
+    add("--prompts", "--dataset-path", type=Path, metavar="FILE", help=f"{FORMATS} (default: held-out Python code)")
+    add("--num-prompts", type=whole(1), metavar="N", help="default: the whole file; 64 built-in prompts")
+    add("--max-tokens", "--output-len", type=whole(1), default=128, metavar="N", help="per prompt (default: %(default)s)")
+    add("--ignore-eos", action="store_true", help="generate all tokens, even after an end token")
+    add("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
+    add("--max-concurrency", type=whole(1), metavar="N", help="the most requests in flight (default: no limit)")
     return parser.parse(arguments)
 
 
 def url(text: str) -> str:
     """An option's type: a server's address, without /v1. A wrong one is not repeated, because it may contain a password."""
     address = text.rstrip("/").removesuffix("/v1")
-    try:
-        parts = urlsplit(address)
-        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_right = False
-    if not is_right or "@" in parts.netloc or parts.query or parts.fragment:
+    if not re.fullmatch(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/[\w./-]*)?", address):
         raise argparse.ArgumentTypeError("must be like http://127.0.0.1:30000, without user, password or query")
     return address
 
 
-def positive(text: str) -> float:
+def parsed(text: str) -> dict[str, Any]:
+    """The JSON object of a page; empty if it is none."""
     try:
-        value = float(text)
+        found = json.loads(text)
     except ValueError:
-        value = math.nan
-    if not value > 0:  # nan is not
-        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text[:80]!r}")
-    return value
-
-
-def objective(text: str) -> tuple[str, float]:
-    name, _, limit = text.partition(":")
-    if name not in OBJECTIVES:
-        raise argparse.ArgumentTypeError(f"must be NAME:MILLISECONDS with {', '.join(OBJECTIVES)}; got {text[:80]!r}")
-    return name, positive(limit)
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 async def measure(options: argparse.Namespace, prompts: PromptSet) -> dict[str, Any]:
-    """Probes the server, warms it up, and runs the load. Returns results for JSON."""
-    from .client import Client, Request
+    """Warms the server up, and runs the load. Returns results for JSON. Raises BenchmarkError if the first request fails."""
+    import aiohttp
 
-    sampling = {"temperature": options.temperature, **({"ignore_eos": True} if options.ignore_eos else {})}
-    async with Client(
-        options.base_url, options.backend, options.model or "", api_key=os.environ.get(KEY_VARIABLE),
-        timeout=options.request_timeout, **sampling,
-    ) as client:  # fmt: skip
-        client.model = options.model or await first_model(client)
-        requests = [Request.of(prompt, options.max_tokens) for prompt in prompts.prompts]
-        if options.backend == "sglang" and any(request.is_chat for request in requests):
-            raise ValueError("/generate takes no conversations, and the prompts are some: leave out --backend sglang")
-        first = Chat([{"role": "user", "content": PROBE}]) if requests[0].is_chat else PROBE
-        await probe(client, Request.of(first, min(options.max_tokens, PROBE_TOKENS)))
-        warm_ups = [requests[index % len(requests)] for index in range(options.num_warmups)]
-        if warm_ups:
-            await send(client, warm_ups, [0.0] * len(warm_ups), options.max_concurrency, "warming up")
-        before = await counters(client)
-        times = arrival_times(len(requests), options.request_rate, options.seed)
-        run = await send(client, requests, times, options.max_concurrency, "requests")
-        info = await page(client, "/server_info")
-        results = {
-            "served": {
-                "model": PurePath(client.model).name if client.model.startswith("/") else client.model,
-                "backend": options.backend,
-                "server": {name: info[name] for name in DESCRIBING if isinstance(info.get(name), str | int)},
-            },
-            "load": {
-                "num_prompts": len(requests),
-                "max_tokens": options.max_tokens,
-                "request_rate": None if math.isinf(options.request_rate) else options.request_rate,
-                "max_concurrency": options.max_concurrency,
-            },
-            **summarize(run, dict(options.goodput)),
-            "accept_length": await acceptance(client, before),
-        }
-    return results | {"notes": notes_of(results, run)}
+    key, slots = os.environ.get(KEY_VARIABLE), asyncio.Semaphore(options.max_concurrency or len(prompts.prompts))
+    how: dict[str, Any] = {"headers": {"Authorization": f"Bearer {key}"} if key else {}, "read_bufsize": 2**24}
+    how |= {"timeout": aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), "connector": aiohttp.TCPConnector(limit=0)}
+    async with aiohttp.ClientSession(**how) as session:
 
+        async def page(path: str) -> str:
+            """Empty if the server has none."""
+            try:
+                async with session.get(options.base_url + path) as response:
+                    return await response.text(errors="replace") if response.status == 200 else ""
+            except (aiohttp.ClientError, OSError) as error:
+                raise BenchmarkError(f"{options.base_url}: {type(error).__name__}: check --base-url") from None
 
-def recordable(options: argparse.Namespace) -> argparse.Namespace:
-    """The options as they are recorded: without the address of another machine, and without infinity, which JSON lacks."""
-    values = dict(vars(options))
-    if urlsplit(options.base_url).hostname not in ("127.0.0.1", "localhost", "::1"):
-        values["command"] = re.sub(r"--base[-_]url[= ]\S+", "--base-url URL", options.command)
-        values["base_url"] = None
-    values["request_rate"] = str(options.request_rate)
-    return argparse.Namespace(**values)
+        models = parsed(await page("/v1/models")).get("data") or [{}]
+        options.model = options.model or models[0].get("id", "")
+        first, *_ = await converse(session, options, prompts.prompts[0], slots)
+        if first.failure:
+            raise BenchmarkError(f"{options.base_url}: {first.failure}: check --base-url, --model and {KEY_VARIABLE}")
+        before, started = await page("/metrics"), perf_counter()
+        asked = [converse(session, options, prompt, slots) for prompt in prompts.prompts]
+        answers = [answer for each in await tqdm.gather(*asked, desc="requests", disable=None) for answer in each]
+        duration, after = perf_counter() - started, await page("/metrics")
+        info = parsed(await page("/server_info"))
+    return {
+        "served": {
+            "model": PurePath(options.model).name,
+            "server": {name: info[name] for name in ("version", "tree") if name in info},
+        },
+        "load": {"num_prompts": len(asked), "max_tokens": options.max_tokens, "max_concurrency": options.max_concurrency},
+        **summarize(answers, duration),
+        "accept_length": accept_length(before, after),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if requests failed."""
     options = parse(arguments)
+    try:
+        import aiohttp as aiohttp
+    except ImportError:
+        raise BenchmarkError("the HTTP client needs aiohttp: pip install 'jaxspec-llm[bench]'") from None
     prompts = load_prompts(options.prompts, options.num_prompts, BUILT_IN_PROMPTS)
     results = asyncio.run(measure(options, prompts))
     print("".join(f"\n{text}\n" for text in tables(results).values()))
-    for note in results["notes"]:
-        print(f"note: {note}")
-    record.write("serving", recordable(options), prompts, results)
+    if not re.match(r"https?://(127\.0\.0\.1|localhost)\b", options.base_url):  # no address of another machine
+        options.command, options.base_url = re.sub(r"--base[-_]url[= ]\S+", "--base-url URL", options.command), None
+    record.write("serving", options, prompts, results)
     return 1 if results["summary"]["failed"] else 0
 
 

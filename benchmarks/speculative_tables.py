@@ -30,9 +30,10 @@ def sglang_lines(results: dict, max_tokens: int) -> Iterator[dict]:
 
 
 def tables(results: dict) -> dict[str, str]:
-    """`best`: the choice per batch size; `brute force`: the choice against all trees; `batch N`: all trees at that batch size."""
-    made = {} if "simulated_accept_lengths" in results else {"best": best_table(results)}
-    made |= {"brute force": brute_force_table(results)} if results.get("exhaustive") else {}
+    """`best`: the choice per batch size; `time`: where its cycles' time goes; `batch N`: all trees at that batch size."""
+    made = {"best": best_table(results)}
+    if "per_cycle_ms" in results["batches"][0]["confirmed"]:  # records before 27 November 2026 have none
+        made["time"] = time_table(results)
     return made | {f"batch {each['batch']}": batch_table(results, each) for each in results["batches"]}
 
 
@@ -46,14 +47,14 @@ def best_table(results: dict) -> str:
     return table(header, rows)
 
 
-def brute_force_table(results: dict) -> str:
-    """The tuner's choice against the best tree, both measured in rounds that the tuner did not use."""
-    rows = []
-    for at in results["batches"]:
-        chosen, best = next((each for each in at["trees"] if each["tree"] == at["choice"]), None), best_of(at)
-        shown = [f"{name_of(each)} {speed_up_of(each):.2f}" for each in (best, chosen)]
-        rows.append([str(at["batch"]), *shown, f"{speed_up_of(chosen) / speed_up_of(best):.3f}"])
-    return table(["batch", "best tree by brute force", "the tuner's choice", "choice / best"], rows)
+def time_table(results: dict) -> str:
+    """The host's time per cycle, prefill included: of plain decoding, and of the tree that was measured last."""
+    rows = [
+        [str(at["batch"]), name, *(f"{milliseconds:.2f}" for milliseconds in at["confirmed"][times].values())]
+        for at in results["batches"]
+        for name, times in (("plain", "plain_per_cycle_ms"), (at["confirmed"]["tree"], "per_cycle_ms"))
+    ]
+    return table(["batch", "", "host, ms per cycle", "launching", "waiting"], rows)
 
 
 def chosen_cells(chosen: dict, results: dict) -> list[str]:
@@ -72,60 +73,28 @@ def plain_cells(at: dict) -> list[str]:
     return ["plain", "1.00", "1.00", "1.00", "1.00", f"{at['confirmed']['plain_tokens_per_second']['median']:.0f}"]
 
 
-def best_of(at: dict) -> dict | None:
-    """The fastest measured tree; None if plain decoding is faster."""
-    best = max((each for each in at["trees"] if "speed_up" in each), key=lambda each: each["speed_up"]["median"])
-    return best if best["speed_up"]["median"] > 1 else None
-
-
-def name_of(tree: dict | None) -> str:
-    return "plain" if tree is None else tree["tree"]
-
-
-def speed_up_of(tree: dict | None) -> float:
-    return 1.0 if tree is None else tree["speed_up"]["median"]
-
-
 def batch_table(results: dict, at: dict) -> str:
     """All trees timed at one batch size, best prediction first."""
-    lengths = results.get("simulated_accept_lengths")
     header = [f"tree, batch {at['batch']}", "cycle, ms", "in plain steps = break-even (min..max)"]
-    if lengths:
-        header += [f"SIMULATED speed-up at accept length {length:g}" for length in lengths]
-        rows = [[*timed_cells(each), *simulated_cells(each)] for each in at["trees"]]
-        return table(header, rows)
     header += ["accept length", "predicted speed-up", "measured (min..max)", "tokens/s"]
     rows = []
     for each in sorted(at["trees"], key=lambda each: each["predicted_speed_up"], reverse=True):
-        measured = (
-            [str(Spread(each["speed_up"]["values"])), f"{each['tokens_per_second']['median']:.0f}"]
-            if "speed_up" in each
-            else ["", ""]
-        )
+        timed = [each["tree"], f"{each['cycle_ms']:.2f}", str(Spread(each["cost"]["values"]))]
         length = results["acceptance"][each["tree"]]["accept_length"]
-        rows.append([*timed_cells(each), f"{length:.2f}", f"{each['predicted_speed_up']:.2f}", *measured])
+        measured = ["", ""]
+        if "speed_up" in each:
+            measured = [str(Spread(each["speed_up"]["values"])), f"{each['tokens_per_second']['median']:.0f}"]
+        rows.append([*timed, f"{length:.2f}", f"{each['predicted_speed_up']:.2f}", *measured])
     return table(header, rows)
 
 
-def timed_cells(each: dict) -> list[str]:
-    return [each["tree"], f"{each['cycle_ms']:.2f}", str(Spread(each["cost"]["values"]))]
-
-
-def simulated_cells(each: dict) -> list[str]:
-    return ["too short" if value is None else f"{value:.2f}" for value in each["simulated_speed_up"].values()]
-
-
 def notes(results: dict) -> str:
-    """Skipped trees, differing texts, and the assumption behind simulated figures."""
+    """Skipped trees and differing texts."""
     lines = []
-    if "simulated_accept_lengths" in results:
-        lines.append(
-            f"simulated: accept lengths are assumed, cycle times are measured (head: {results['head']}), prefill is not counted"
-        )
     if (dropped := results.get("dominated")) and not results["exhaustive"]:
         pairs = ", ".join(f"{tree} ({other})" for tree, other in dropped.items())
         lines.append(f"not timed because a smaller tree (in parentheses) accepts as much: {pairs}")
-    different = [tree for tree, each in results.get("acceptance", {}).items() if each["equal"] < each["prompts"]]
+    different = [tree for tree, each in results["acceptance"].items() if each["equal"] < each["prompts"]]
     if different:
         lines.append(f"texts differ from plain decoding with {', '.join(different)}: near ties, or run jaxspec check-lossless")
     return "\n".join(lines)

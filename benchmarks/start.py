@@ -22,9 +22,8 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -35,17 +34,13 @@ from . import record
 from .options import BenchmarkError, BenchmarkParser, exit_on_error
 from .record import Spread
 
-START_SECONDS = 900
-LOOK_SECONDS = 0.02
-PROMPT = "def main():"
+START_SECONDS, COMPILING_SECONDS, ANSWER_SECONDS = 900, 1800, 300
+"""The longest until it is ready, until all programs are there, and for an answer."""
+IDLE_SECONDS, LOOK_SECONDS = 3.0, 0.02
 CACHES = ("JAXSPEC_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
 """Either variable sets the folder of compiled programs; the second wins."""
 TOKENS = 200
 """Of each completion that is streamed while programs compile."""
-COMPILING_SECONDS = 1800
-"""For all programs to be there."""
-IDLE_SECONDS = 3.0
-"""Without requests, before memory is read."""
 COLUMNS = {
     "ready": "ready, s (min..max)",
     "completion": "first completion, s",
@@ -54,79 +49,51 @@ COLUMNS = {
     "pause": "longest pause, s",
     "megabytes": "memory, MB",
 }
+"""What is measured of a start. Times in seconds since the launch; CPU time depends less on what else the machine does."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """What was measured of one start. Times in seconds since the launch."""
-
-    ready: float
-    """The log says so."""
-    completion: float
-    """The first completion was answered."""
-    cpu: float
-    """CPU time of the server until then, which depends less on what else the machine does."""
-    programs: int
-    """Programs that were there then."""
-    compiled: float
-    """All programs are there."""
-    pause: float
-    """The longest time between two events of a stream, until then."""
-    megabytes: float
-    """Resident memory, once idle (Linux)."""
-
-
-def start(flags: Sequence[str], model: str, cache: str | None) -> Start:
-    """Starts a server and ends it.
+def start(flags: Sequence[str], model: str, cache: str | None) -> dict[str, float]:
+    """Starts a server and ends it. Returns what COLUMNS names.
 
     `cache`: the folder of compiled programs; None: the usual one.
     Raises BenchmarkError if the server does not start or answer.
     """
     launch = time.perf_counter()
+
+    def now() -> float:
+        return time.perf_counter() - launch
+
     with serving(flags, dict.fromkeys(CACHES, cache) if cache else None) as (url, process):
-        ready = time.perf_counter() - launch
-        complete(url, model)
-        completion, cpu, programs = time.perf_counter() - launch, cpu_seconds(process), programs_of(url)
-        pause, left = 0.0, programs["total"] - programs["ready"]
-        while left and time.perf_counter() - launch < COMPILING_SECONDS:
-            pause = max(pause, longest_pause(url, model))
-            left = (now := programs_of(url))["total"] - now["ready"]
-        compiled = time.perf_counter() - launch
+        found = {"ready": now()}
+        events(url, model, 1)
+        found |= {"completion": now(), "cpu": cpu_seconds(process), "pause": 0.0}
+        while missing_programs(url) and now() < COMPILING_SECONDS:
+            gaps = [after - before for before, after in itertools.pairwise(events(url, model, TOKENS))]
+            found["pause"] = max(found["pause"], *gaps, 0.0)
+        found["compiled"] = now()
         time.sleep(IDLE_SECONDS)
-        return Start(ready, completion, cpu, programs["ready"], compiled, pause, resident_megabytes(process))
+        return found | {"megabytes": resident_megabytes(process)}
 
 
-def complete(url: str, model: str) -> None:
-    """Asks for one token."""
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-    with post(f"{url}/v1/completions", body) as answer:
-        answer.read()
-
-
-def longest_pause(url: str, model: str) -> float:
-    """Of a stream: the longest time between two of its events."""
-    body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-    with post(f"{url}/v1/completions", body) as answer:
-        times = [time.perf_counter() for line in answer if line.startswith(b"data:")]
-    return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
-
-
-def programs_of(url: str) -> dict[str, int]:
-    """How many programs are there, and how many there will be."""
+def events(url: str, model: str, tokens: int) -> list[float]:
+    """Streams a completion, and returns when its events came."""
+    body = {"model": model, "prompt": "def main():", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
-            return json.load(answer)["programs"]
-    except (OSError, ValueError, KeyError) as error:
-        raise BenchmarkError(f"the server does not say how many programs are compiled: {error}") from None
-
-
-def post(url: str, body: dict[str, Any]) -> Any:
-    """The answer to a JSON body, to be read inside a `with` block."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    try:
-        return urllib.request.urlopen(request, timeout=300)
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            return [time.perf_counter() for line in answer if line.startswith(b"data:")]
     except OSError as error:
         raise BenchmarkError(f"the server gave no answer: {error}") from None
+
+
+def missing_programs(url: str) -> int:
+    """How many programs are not compiled yet."""
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
+            programs = json.load(answer)["programs"]
+            return programs["total"] - programs["ready"]
+    except (OSError, ValueError, KeyError) as error:
+        raise BenchmarkError(f"the server does not say how many programs are compiled: {error}") from None
 
 
 def cpu_seconds(process: int) -> float:
@@ -199,14 +166,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0."""
     options = parse(arguments)
-    results: dict[str, list[dict]] = {"everything cached": [], "nothing cached": []}
+    results: dict[str, list[dict[str, float]]] = {"everything cached": [], "nothing cached": []}
     for number in tqdm(range(options.rounds + 1), desc="cached", unit="start"):
         measured = start(options.flags, options.model, None)
         if number:  # the first one fills the cache, if it is not full
-            results["everything cached"].append(asdict(measured))
+            results["everything cached"].append(measured)
     for _ in tqdm(range(options.rounds if options.cold else 0), desc="cold", unit="start"):
         with tempfile.TemporaryDirectory() as empty:
-            results["nothing cached"].append(asdict(start(options.flags, options.model, empty)))
+            results["nothing cached"].append(start(options.flags, options.model, empty))
     print("\n" + tables(results)["starts"] + "\n")
     record.write("start", options, None, results)
     return 0

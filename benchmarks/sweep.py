@@ -11,17 +11,12 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import jax.numpy as jnp
-from flax import nnx
-
 from jaxspec import SamplingParams
 from jaxspec.commands.workbench import Workbench
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.request import GenerationRequest, Status
-from jaxspec.models.eagle3 import Eagle3, Eagle3Config
-from jaxspec.models.registry import LoadedHead, LoadedTarget, split_model
 
 from .load import Load, parts_of, run
 from .options import BenchmarkError
@@ -31,7 +26,6 @@ TIMED_CYCLES = 12
 LEAST_CYCLES = 2
 FIRST_CYCLES = 3
 """Cycles that are not timed, because other requests of the batch may still be in their prefill."""
-USUAL_DRAFT_VOCABULARY = 32_000
 
 
 class Sweep:
@@ -138,18 +132,3 @@ class Sweep:
 
     def _engine(self, tree: TreeShape) -> Engine:
         return self._plain if tree == PLAIN else self._drafting
-
-
-def random_head(target: LoadedTarget) -> LoadedHead:
-    """An untrained EAGLE-3 head of the usual size (one layer, at most 32,000 draft tokens), whose cycles cost as much as usual."""
-    vocabulary, layers = target.config.vocab_size, target.config.num_layers
-    drafts = min(USUAL_DRAFT_VOCABULARY, vocabulary)
-    config = Eagle3Config(
-        layer=replace(target.config, num_layers=1),
-        target_hidden_size=target.config.hidden_size,
-        captured_layers=tuple(sorted({0, layers // 2, layers - 1})),  # any three cost the same
-        draft_vocab_size=drafts,
-    )
-    head = split_model(Eagle3(config, dtype=target.dtype, rngs=nnx.Rngs(0)))
-    head.params["draft_to_target"] = jnp.arange(drafts, dtype=jnp.int32) * (vocabulary // drafts)
-    return head

@@ -208,19 +208,14 @@ def confirm(sweep: Sweep, best: Timed, rounds: int, counter: CompilationCounter)
     return again
 
 
-def describe(each: Timed, accept_length: float | None) -> dict:
+def describe(each: Timed, accept_length: float) -> dict:
     """For JSON."""
     described: dict = {"tree": str(each.tree), "cycle_ms": median(each.cycle_ms), "cost": Spread(each.cost).describe()}
-    if accept_length is not None:
-        described["predicted_speed_up"] = each.predicted(accept_length)
+    described["predicted_speed_up"] = each.predicted(accept_length)
     if each.tree_passes:
         described["speed_up"] = Spread(each.speed_ups).describe()
         described["tokens_per_second"] = Spread([load.tokens_per_second for load in each.tree_passes]).describe()
         described["plain_tokens_per_second"] = Spread([load.tokens_per_second for load in each.plain_passes]).describe()
+        for name, passes in (("per_cycle_ms", each.tree_passes), ("plain_per_cycle_ms", each.plain_passes)):
+            described[name] = {what: median(vars(load)[f"{what}_ms"] for load in passes) for what in ("host", "launch", "wait")}
     return described
-
-
-def simulated_speed_ups(each: Timed, accept_lengths: Sequence[float]) -> dict[str, float | None]:
-    """Speed-up by assumed accept length; None where the tree cannot emit that many tokens."""
-    possible = each.tree.num_steps + 1
-    return {str(length): length / median(each.cost) if length <= possible else None for length in accept_lengths}

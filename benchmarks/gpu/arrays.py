@@ -1,7 +1,7 @@
 """Random arrays for benchmarks.gpu: sequences in the middle of decoding, and arguments of kernels with results of order 1."""
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,7 @@ from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.rotate_qkv.api import QkvLayout
 from pallas_kernels.skinny_matmul import SwiGlu
 
-from .lab import Lab, random_array
-from .sizes import MOST_CALLS, Shape
+from .lab import MOST_CALLS, Lab, random_array
 
 PAGE = EngineConfig().page_size
 """Tokens per page in timed programs."""
@@ -56,15 +55,11 @@ def room(lab: Lab) -> int:
     return MOST_CALLS * max(tree.num_steps + 1 for tree in lab.size.trees)
 
 
-def pages_per_sequence(lab: Lab, context: int) -> int:
-    """Pages for the tokens that may be emitted, and one more cycle's rows."""
+def sizes_of(lab: Lab, batch: int, context: int) -> Sizes:
+    """With pages for the tokens that may be emitted, and one more cycle's rows."""
     longest = context + room(lab) + max(tree.num_steps for tree in lab.size.trees) + 2
-    return -(-longest // PAGE)
-
-
-def batch_bytes(lab: Lab, batch: int, context: int) -> int:
-    """Bytes of the caches of such a batch."""
-    return batch * pages_per_sequence(lab, context) * PAGE * lab.pair.cache
+    width = -(-longest // PAGE)
+    return Sizes(batch, batch * width, PAGE, max_length=width * PAGE, max_lag=1, dtype=lab.dtype)
 
 
 SAMPLING = {
@@ -83,7 +78,7 @@ def settings_of(params: SamplingParams, batch: int) -> Settings:
 
 
 def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> Batch:
-    """Random keys, values and hidden states; the pages of each sequence are scattered over the whole cache."""
+    """Random keys, values, roots and hidden states; the pages of each sequence are scattered over the whole cache."""
     state_shapes, _, table_shape = batch_shapes(lab, batch, context)
     table = np.random.default_rng(0).permutation(table_shape.size).reshape(table_shape.shape).astype(np.int32)
     # Not zeros: a GPU may be faster on those.
@@ -95,7 +90,14 @@ def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> 
     )
     rows, settings = jnp.arange(batch, dtype=jnp.int32), settings_of(SAMPLING[sampling], batch)
     state = admit(state, Admission(rows, state.history, jnp.zeros_like(rows), settings, state.bias))
-    state = fill(lab, state._replace(cache=target, draft=state.draft._replace(cache=draft)))
+    roots = jax.random.randint(jax.random.key(3), rows.shape, 0, lab.size.target.vocab_size, jnp.int32)
+    hidden, last = (random_array(next(seeds), field.shape, field.dtype, 1.0) for field in (state.draft.hidden, state.features.last))
+    state = state._replace(
+        cache=target,
+        sequences=state.sequences.but(root=roots),
+        draft=state.draft._replace(cache=draft, hidden=hidden),
+        features=state.features._replace(last=last),
+    )
     made = Batch(state, jnp.asarray(table), context, room(lab))
     made.put_back()
     return made
@@ -103,28 +105,10 @@ def make_batch(lab: Lab, batch: int, context: int, sampling: str = "greedy") -> 
 
 def batch_shapes(lab: Lab, batch: int, context: int) -> tuple[Any, Any, Any]:
     """The shapes of a batch's state, rows and page table; nothing is allocated."""
-    width = pages_per_sequence(lab, context)
-    state = jax.eval_shape(lambda: new_state(lab.size.target, lab.drafter(), sizes_of(lab, batch, context)))
-    return state, jax.ShapeDtypeStruct((batch,), jnp.int32), jax.ShapeDtypeStruct((batch, width), jnp.int32)
-
-
-def sizes_of(lab: Lab, batch: int, context: int) -> Sizes:
-    width = pages_per_sequence(lab, context)
-    return Sizes(batch, batch * width, PAGE, max_length=width * PAGE, max_lag=1, dtype=lab.dtype)
-
-
-def fill(lab: Lab, state: State) -> State:
-    """Random roots and outputs of the head."""
-    sequences = state.sequences
-    roots = jax.random.randint(jax.random.key(3), sequences.root.shape, 0, lab.size.target.vocab_size, jnp.int32)
-    hidden, last = (
-        random_array(seed, field.shape, field.dtype, 1.0) for seed, field in ((1, state.draft.hidden), (2, state.features.last))
-    )
-    return state._replace(
-        sequences=sequences.but(root=roots),
-        draft=state.draft._replace(hidden=hidden),
-        features=state.features._replace(last=last),
-    )
+    sizes = sizes_of(lab, batch, context)
+    state = jax.eval_shape(lambda: new_state(lab.size.target, lab.drafter(), sizes))
+    table = (batch, sizes.num_pages // batch)
+    return state, jax.ShapeDtypeStruct((batch,), jnp.int32), jax.ShapeDtypeStruct(table, jnp.int32)
 
 
 # Arguments of kernels
@@ -133,6 +117,43 @@ SMALL = 0.25
 """Standard deviation of products, and of rows to rotate: their rounding in bfloat16 stays well below the bound."""
 NORM_WEIGHT = 0.1
 """Standard deviation of the weights of norms. Real ones are near 1, but then the largest results have errors near the bound."""
+
+
+class Shape(NamedTuple):
+    """One call of tree attention: batch, rows, window keys, longest context, page size."""
+
+    name: str
+    batch: int
+    rows: int
+    window: int
+    context: int
+    page: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, batch {self.batch}, page {self.page}"
+
+
+def shapes(lab: Lab) -> tuple[Shape, ...]:
+    """Decode, draft levels, verification, extension and prefill, at two page sizes; two of them where figures mean nothing."""
+    if lab.size.few:
+        return (Shape("draft level 4 of 5/8/32", 8, 8, 32, 30, 16), Shape("verify 8", 1, 8, 8, 50, 4))
+    short, long, chunk = 700, 3000, 256
+    return (
+        Shape("decode", 1, 1, 1, long, 16),
+        Shape("decode", 8, 1, 1, short, 64),
+        Shape("draft level 2", 1, 4, 8, long, 16),
+        Shape("draft level 4 of 5/8/32", 8, 8, 32, short, 64),
+        Shape("extend 6 rows", 8, 6, 6, short, 16),
+        Shape("verify 8", 1, 8, 8, long, 16),
+        Shape("verify 8", 8, 8, 8, short, 64),
+        Shape("verify 32", 1, 32, 32, long, 64),
+        Shape("verify 32", 8, 32, 32, short, 16),
+        Shape("verify 64", 1, 64, 64, long, 16),
+        Shape("verify 64", 8, 64, 64, short, 64),
+        Shape("prefill", 1, chunk, chunk, long, 16),
+        Shape("prefill", 1, chunk, chunk, short, 64),
+        Shape("verify 8, empty cache", 1, 8, 8, 0, 16),
+    )
 
 
 def attention(lab: Lab, shape: Shape, bits: int = 16) -> tuple[Any, ...]:

@@ -1,9 +1,5 @@
 """Is every kernel that a cycle runs right on this device? Each is compared with its definition, in float32 on the same numbers."""
 
-import importlib.metadata
-import importlib.util
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,8 +22,8 @@ from pallas_kernels.tree_attention import api as tree_attention
 from pallas_kernels.weight import Dense
 
 from . import arrays
-from .cycles import time_cycle
 from .lab import Cases, Lab, Skip, Together
+from .products import ROWS
 
 BOUND = 2e-2
 """The largest allowed error in bfloat16; results are of order 1."""
@@ -35,11 +31,8 @@ STEP = 0.13
 """The same where numbers are rounded to 8 bits, and of a rough cut-off, whose steps are an eighth: the next one may be chosen."""
 ORDER = ("pallas_triton", "reference", "mosaic")
 """The implementations that cycles on GPUs may run. How long Mosaic's takes to compile is unknown: it may end the process."""
-MODULES = (
-    "jax", "jaxlib", "flax", "orbax.checkpoint", "jaxtyping", "safetensors", "flatbuffers", "torch", "triton", "jax_triton",
-    "transformers", "tokenizers", "aiohttp", "fastapi", "uvicorn", "pydantic",
-)  # fmt: skip
-DISTRIBUTIONS = {"orbax.checkpoint": "orbax-checkpoint", "jax_triton": "jax-triton"}
+ROW_SHAPES = ((8, 8), (1, 8), (1, 1))
+"""Sequences, and rows per sequence, of the norms and rotations."""
 
 
 class WrongResult(Exception):
@@ -65,23 +58,19 @@ class Checked:
 
     @property
     def smallest(self) -> str:
-        """The call with the fewest bytes."""
-        sizes = {shape: sum(map(size_of, jax.tree.leaves(jax.eval_shape(make)))) for shape, make in self.calls.items()}
+        """The call with the fewest numbers."""
+        sizes = {shape: sum(x.size for x in jax.tree.leaves(jax.eval_shape(make))) for shape, make in self.calls.items()}
         return min(sizes, key=lambda shape: sizes[shape])
-
-
-def size_of(array: Any) -> int:
-    return array.size * array.dtype.itemsize
 
 
 def checked_kernels(lab: Lab) -> Iterator[Checked]:
     """Every kernel that a cycle runs: first with 16 bits, then with 8 and 4."""
 
     def of_shapes(make: Callable, *options: Any) -> dict[str, Callable]:
-        return {str(shape): partial(make, lab, shape, *options) for shape in lab.size.shapes}
+        return {str(shape): partial(make, lab, shape, *options) for shape in arrays.shapes(lab)}
 
     def of_rows(make: Callable, *options: Any) -> dict[str, Callable]:
-        return {f"{rows} rows, batch {batch}": partial(make, lab, batch, rows, *options) for batch, rows in lab.size.row_shapes}
+        return {f"{rows} rows, batch {batch}": partial(make, lab, batch, rows, *options) for batch, rows in lab.few(ROW_SHAPES)}
 
     eps, side, plain = lab.size.target.rms_norm_eps, arrays.side(lab), arrays.layout(lab)
     yield Checked("rms_norm", partial(rms_norm.rms_norm, eps=eps), rms_norm.IMPLEMENTATIONS, of_rows(arrays.norm))
@@ -109,7 +98,7 @@ def checked_kernels(lab: Lab) -> Iterator[Checked]:
     for note, how in (ways | {" int4": QuantizedAs.default("int4", side, for_cpu=False)}).items():
         calls = {
             f"{rows} rows{', SwiGLU' if gated else ''}": partial(arrays.product, lab, rows, how, gated)
-            for rows, gated in product(lab.size.product_rows, (False, True))
+            for rows, gated in product(lab.few(ROWS), (False, True))
             if rows <= skinny_matmul.MAX_ROWS or not (how is None or gated)
         }
         yield Checked(f"skinny_matmul{note}", multiply, skinny_matmul.IMPLEMENTATIONS, calls)
@@ -153,14 +142,9 @@ def check(lab: Lab) -> Cases:
 
 def probe(lab: Lab) -> Cases:
     """The first minute: does anything work at all?"""
-    yield {"kernel": "machine"}, machine
     for name, checked in product(ORDER, checked_kernels(lab)):
         if name in checked.implementations and name != "reference":
             yield from comparisons(lab, checked, name, [checked.smallest])
-    short, tree = lab.of_one_layer(), lab.size.trees[1]
-    for sampling in ("greedy", "top_p"):
-        case = {"kernel": "cycle of one layer", "implementation": sampling, "shape": tree.name}
-        yield case, partial(time_cycle, short, tree, sampling, 1, lab.size.goal_context)
 
 
 def comparisons(lab: Lab, checked: Checked, name: str, shapes: Iterable[str]) -> Cases:
@@ -173,7 +157,7 @@ def comparisons(lab: Lab, checked: Checked, name: str, shapes: Iterable[str]) ->
 def compare_with_reference(lab: Lab, checked: Checked, name: str, shape: str, programs: Together[str]) -> dict[str, Any]:
     """The largest error, and the seconds for compiling and running."""
     started = time.perf_counter()
-    program, arguments = taken(lab, programs, shape, name), checked.calls[shape]()
+    program, arguments = compiled(lab, name, lambda: programs.take(shape)), checked.calls[shape]()
     got = jax.block_until_ready(program(*arguments))
     seconds = time.perf_counter() - started
     wide = jax.tree.map(lambda array: array.astype(jnp.float32) if array.dtype == lab.dtype else array, arguments)
@@ -183,14 +167,13 @@ def compare_with_reference(lab: Lab, checked: Checked, name: str, shape: str, pr
     return {"error": max(compare(*each, checked.bound) for each in pairs), "bound": checked.bound, "first_call_seconds": seconds}
 
 
-def taken[Key](lab: Lab, programs: Together[Key], key: Key, name: str) -> jax.stages.Compiled:
+def compiled(lab: Lab, name: str, compile: Callable[[], jax.stages.Compiled]) -> jax.stages.Compiled:
     """The program. Raises Skip if the implementation does not support this shape or device."""
     if name == "reference":
-        return programs[key]
-    if not lab.on_gpu:
-        raise Skip("it runs on GPUs only")
+        return compile()
+    lab.need_gpu()
     try:
-        return programs[key]
+        return compile()
     except (ValueError, NotImplementedError) as error:
         raise Skip(f"refused: {type(error).__name__}: {str(error)[:200]}") from error
 
@@ -202,18 +185,3 @@ def compare(got: jax.Array, expected: jax.Array, bound: float) -> float:
     if not error <= bound:
         raise WrongResult(f"the largest difference from the reference is {error:g}, allowed are {bound:g}")
     return error
-
-
-def machine() -> dict[str, Any]:
-    """Versions of what is installed, what is missing, and what nvidia-smi says."""
-    versions = {}
-    for module in MODULES:
-        try:
-            if importlib.util.find_spec(module) is not None:
-                versions[module] = importlib.metadata.version(DISTRIBUTIONS.get(module, module))
-        except (ImportError, importlib.metadata.PackageNotFoundError):
-            pass
-    smi = ""
-    if shutil.which("nvidia-smi"):
-        smi = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=False).stdout
-    return {"missing": " ".join(each for each in MODULES if each not in versions), "versions": versions, "nvidia_smi": smi}

@@ -1,7 +1,6 @@
 """The engine on this device: is its text the CPU's, and how much time does the host add to the device's?"""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -18,8 +17,12 @@ from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.prompts import encode
 
+from ..load import Load, run
 from .expected_text import PARAMS, PROMPTS, TOKENS
-from .lab import Cases, Lab, Skip
+from .lab import Cases, Lab
+
+TREES = (PLAIN, TreeShape(3, 1, 4), TreeShape(5, 4, 8))
+"""Of the built-in model, whose texts are compared."""
 
 # Text
 
@@ -31,53 +34,26 @@ def texts(lab: Lab) -> Cases:
 
 
 def compare_text(lab: Lab, kernel: str, dtype: str) -> dict[str, Any]:
-    """How many texts are the stored ones, and how many are those of plain decoding here: that rate is what trees promise."""
-    if not lab.on_gpu and (kernel, dtype) != ("reference", "float32"):
-        raise Skip("it runs on GPUs only")
-    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-        found = generate_all(kernel, dtype, lab.size.text_trees)
+    """How many texts are the stored ones, and how many are those of plain decoding here: that rate is what trees promise.
+
+    One request at a time, so that every program is compiled for one.
+    """
+    if (kernel, dtype) != ("reference", "float32"):
+        lab.need_gpu()
+    trees = TREES[:2] if lab.size.few else TREES
     row: dict[str, Any] = {"prompts": len(PROMPTS)}
-    for kind, expected in TOKENS.items():
-        texts = {tree.name: found[kind, tree.name] for tree in lab.size.text_trees}
-        plain = texts[PLAIN.name]
-        row[f"{kind}_same_as_stored"] = {tree: sum(map(equal, got, expected)) for tree, got in texts.items()}
-        row[f"{kind}_same_as_plain"] = {tree: sum(map(equal, got, plain)) for tree, got in texts.items()}
-        row[f"{kind}_first_difference_of_plain"] = list(map(first_difference, plain, expected))
+    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+        models = load_models(
+            spec=trees[-1], request_trees=trees[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1,
+            context_length=256, progress=False,
+        )  # fmt: skip
+        prompts = [encode(models.tokenizer, prompt) for prompt in PROMPTS]
+        for kind, expected in TOKENS.items():
+            stored = Load(tokens=dict(enumerate(expected)))
+            found = {tree.name: run(models.engine, prompts, [PARAMS[kind]] * len(prompts), 1, tree) for tree in trees}
+            row[f"{kind}_same_as_stored"] = {tree: load.count_equal(stored) for tree, load in found.items()}
+            row[f"{kind}_same_as_plain"] = {tree: load.count_equal(found[PLAIN.name]) for tree, load in found.items()}
     return row
-
-
-def generate_all(kernel: str | None, dtype: str, trees: Sequence[TreeShape]) -> dict[tuple[str, str], list[list[int]]]:
-    """Tokens of every prompt, by kind of sampling and tree; one request at a time, so that every program is compiled for one."""
-    models = load_models(
-        spec=trees[-1], request_trees=trees[:-1], dtype=dtype, attention_kernel=kernel, max_running_requests=1, context_length=256,
-        progress=False,
-    )  # fmt: skip
-    prompts = [tuple(encode(models.tokenizer, prompt)) for prompt in PROMPTS]
-    return {
-        (kind, tree.name): [generate(models.engine, GenerationRequest(prompt, PARAMS[kind], tree=tree)) for prompt in prompts]
-        for kind in TOKENS
-        for tree in trees
-    }
-
-
-def generate(engine: Engine, request: GenerationRequest) -> list[int]:
-    engine.add(request)
-    while engine.has_work:
-        for update in engine.step():
-            if update.output is not None:
-                if update.output.finish_reason == "error":
-                    raise RuntimeError(f"the engine could not complete a prompt with {request.tree}")
-                tokens = list(update.output.token_ids)
-    return tokens
-
-
-def equal(got: Sequence[int], expected: Sequence[int]) -> bool:
-    return list(got) == list(expected)
-
-
-def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
-    """Index of the first token that differs; None: all are equal."""
-    return next((place for place, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
 
 
 # Time
@@ -86,7 +62,7 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
 def cases(lab: Lab) -> Cases:
     """The random model with one tree at a time; its engines share the weights."""
     for tree in (lab.size.trees[1], PLAIN):
-        for requests in lab.size.engine_requests:
+        for requests in lab.few((1, 8)):
             yield {"tree": tree.name, "requests": requests}, partial(time_engine, lab, tree, requests)
 
 
@@ -96,28 +72,24 @@ def time_engine(lab: Lab, tree: TreeShape, requests: int) -> dict[str, Any]:
     One engine has both loops, so its programs compile once. The serial loop comes first: it leaves nothing to read.
     """
     engine, running = decoding(lab, tree, requests)
-    count = lab.size.engine_cycles
     engine.config = replace(engine.config, overlap=False)
-    serial = [time_steps(engine, count) for _ in range(3)]
+    serial = [time_steps(engine, lab.size.cycles) for _ in range(3)]
     engine.config = replace(engine.config, overlap=True)
     time_steps(engine, 3)
-    uploads = engine.stats().uploaded_arrays
-    samples = [time_steps(engine, count) for _ in range(3)]
-    uploads = engine.stats().uploaded_arrays - uploads
+    samples = [time_steps(engine, lab.size.cycles) for _ in range(3)]
     started = time.perf_counter()
-    for _ in range(count):
+    for _ in range(lab.size.cycles):
         launched = engine.runner.launch_cycle(running, tree)
-    queued = time.perf_counter() - started
+    queued = (time.perf_counter() - started) / lab.size.cycles * 1e3
     jax.block_until_ready(launched.report)
-    own = (time.perf_counter() - started) / count * 1e3
+    own = (time.perf_counter() - started) / lab.size.cycles * 1e3
     return {
         "milliseconds": samples,
         "serial_milliseconds": serial,
         "device_milliseconds": own,
-        "launch_milliseconds": queued / count * 1e3,
+        "launch_milliseconds": queued,
         "host_gap_milliseconds": median(samples) - own,
-        "uploaded_arrays_per_step": uploads / (3 * count),
-        "context": lab.size.goal_context,
+        "context": lab.size.context,
     }
 
 
@@ -134,16 +106,16 @@ def decoding(lab: Lab, tree: TreeShape, count: int) -> tuple[Engine, list[Reques
     target, head = lab.graphs
     loaded = replace(target, params=lab.params["target"])
     drafts = replace(head, params=lab.params["draft"]) if tree.num_steps else None
-    length = lab.size.goal_context + 9 * lab.size.engine_cycles * (tree.num_steps + 1)
+    length = lab.size.context + 9 * lab.size.cycles * (tree.num_steps + 1)
     length = min(-(-length // 16) * 16, lab.size.target.max_position_embeddings)
     config = EngineConfig(max_running_requests=count, context_length=length, num_pages=count * length // 16, prefix_cache=False)
     engine = Engine(loaded, drafts, None, tree, config)
     engine.runner.programs.compile_all(engine.runner.table.largest_of_all())
     engine.runner.programs.seal()
     draw = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=length - lab.size.goal_context, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=length - lab.size.context, temperature=0, ignore_eos=True)
     vocabulary = lab.size.target.vocab_size
-    prompts = [tuple(draw.integers(0, vocabulary, lab.size.goal_context).tolist()) for _ in range(count)]
+    prompts = [tuple(draw.integers(0, vocabulary, lab.size.context).tolist()) for _ in range(count)]
     running = [engine.add(GenerationRequest(prompt, params)) for prompt in prompts]
     while not all(request.generated for request in running):
         engine.step()

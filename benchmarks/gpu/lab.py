@@ -1,12 +1,11 @@
-"""Shared by all measurements of benchmarks.gpu: the device and its peaks, random weights, timing, and compiling."""
+"""Shared by all measurements of benchmarks.gpu: the models, the device and its peaks, random weights, timing, and compiling."""
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.checkpoints.storing import MATRIX, with_storage
-from jaxspec.config import ModelConfig
+from jaxspec.config import PLAIN, ModelConfig, TreeShape
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.head_drafter import HeadDrafter
 from jaxspec.engine.device_state import Merger
@@ -22,13 +21,11 @@ from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.linear import DEFAULT_KERNELS, Kernels
 from jaxspec.models.registry import LoadedHead, LoadedTarget, abstract_model
 from jaxspec.planner.estimate import Pair, pair
+from jaxspec.rope_config import RopeConfig
 from pallas_kernels.quantized import QuantizedAs
 
-from ..record import Spread
-from .sizes import MOST_CALLS, Size
-
-RESERVED = 0.03
-"""Share of the memory that stays free."""
+MOST_CALLS = 16
+"""The most cycles per sample: the context grows meanwhile."""
 Cases = Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
 """Of a part, in order: the first columns of a row, and a function that returns the others. It raises Skip if it can't."""
 
@@ -37,16 +34,68 @@ class Skip(Exception):
     """A case is not measured; the message says why."""
 
 
+@dataclass(frozen=True)
+class Size:
+    """The sizes of a run."""
+
+    target: ModelConfig
+    head: Eagle3Config
+    trees: tuple[TreeShape, ...]
+    """The most important first: plain decoding, then those of tables.ANCHORS."""
+    context: int
+    """Of the cycles at batch 1."""
+    contexts: tuple[int, ...]
+    """Of what is measured at several."""
+    few: int | None
+    """How many values of each list are measured; None: all."""
+    copy_bytes: int
+    more_than_caches: int
+    """Bytes that one timing of attention reads at least, so that the GPU's cache does not serve it."""
+    samples: int
+    sample_seconds: float
+    """About the time of a sample, filled with repeated calls."""
+    cycles: int
+    """Steps of an engine that are timed at a time."""
+
+
+def head_of(target: ModelConfig, captured_layers: tuple[int, ...], draft_vocab_size: int) -> Eagle3Config:
+    """An EAGLE-3 head of one layer with the target's sizes."""
+    return Eagle3Config(
+        layer=replace(target, num_layers=1), target_hidden_size=target.hidden_size, captured_layers=captured_layers,
+        draft_vocab_size=draft_vocab_size,
+    )  # fmt: skip
+
+
+LLAMA_8B = ModelConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
+    rms_norm_eps=1e-5, max_position_embeddings=131072, dtype="bfloat16",
+    rope=RopeConfig(theta=500000.0, kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0),
+)  # fmt: skip
+"""Llama 3.1 8B."""
+TINY = ModelConfig(
+    vocab_size=128, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16,
+    max_position_embeddings=4096, dtype="bfloat16",
+)  # fmt: skip
+FULL = Size(
+    LLAMA_8B, head_of(LLAMA_8B, (2, 16, 29), 32000),
+    trees=(PLAIN, TreeShape(3, 1, 4), TreeShape(7, 1, 8), TreeShape(5, 4, 8), TreeShape(5, 8, 32)),
+    context=1024, contexts=(512, 4096, 32768), few=None,
+    copy_bytes=1 << 30, more_than_caches=256 << 20, samples=7, sample_seconds=0.06, cycles=48,
+)  # fmt: skip
+SMALL = Size(
+    TINY, head_of(TINY, (0, 1), 64),
+    trees=(PLAIN, TreeShape(1, 2, 3)), context=32, contexts=(32,), few=1,
+    copy_bytes=1 << 16, more_than_caches=1 << 14, samples=3, sample_seconds=0.002, cycles=4,
+)  # fmt: skip
+SIZES = {"full": FULL, "tiny": SMALL}
+
+
 class Lab:
     """The device of this process, and the models. Weights are made on first use."""
 
-    def __init__(
-        self, size: Size, bandwidth: float | None = None, arithmetic: float | None = None, cache: str | Path | None = None
-    ):
-        """`cache`: the directory of compiled programs."""
-        self.size = size
-        self.cache = None if cache is None else Path(cache)
-        self._bandwidth, self._arithmetic = bandwidth, arithmetic
+    def __init__(self, size: Size, bandwidth: float | None = None):
+        """`bandwidth`: if another process has measured it."""
+        self.size, self._bandwidth = size, bandwidth
         self._newest: tuple[Any, Any] = (None, None)
         self.dtype = jnp.dtype(size.target.dtype)
 
@@ -54,11 +103,18 @@ class Lab:
     def device(self) -> jax.Device:
         return jax.devices()[0]
 
-    def use_cache(self) -> None:
-        """Keeps compiled programs and the results of autotuning in the cache directory."""
-        jax.config.update("jax_compilation_cache_dir", None if self.cache is None else str(self.cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.platform == "gpu"
+
+    def need_gpu(self) -> None:
+        """Raises Skip elsewhere."""
+        if not self.on_gpu:
+            raise Skip("it runs on GPUs only")
+
+    def few[Value](self, values: Sequence[Value]) -> Sequence[Value]:
+        """The values that are measured, the most important first."""
+        return values[: self.size.few]
 
     def newest[Made](self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns, or returned if this key was the last one: cases in a row share a program, and its memory is freed
@@ -68,18 +124,10 @@ class Lab:
             self._newest = (key, make())
         return self._newest[1]
 
-    def of_one_layer(self) -> "Lab":
-        """The same laboratory with a target of one layer."""
-        return Lab(self.size.one_layer(), self._bandwidth, self._arithmetic, self.cache)
-
     def with_weights(self, kind: str) -> "Lab":
         """The same laboratory with the matrices of both models stored in 8 or 4 bits, as `--quantization` does it."""
         size = replace(self.size, target=_stored_as(self.size.target, kind), head=_stored_as(self.size.head, kind))
-        return Lab(size, self._bandwidth, self._arithmetic, self.cache)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.platform == "gpu"
+        return Lab(size, self._bandwidth)
 
     @cached_property
     def bandwidth(self) -> float:
@@ -88,48 +136,17 @@ class Lab:
             return self._bandwidth
         array = jnp.ones(self.size.copy_bytes // 4, jnp.float32)
         copy = jax.jit(lambda array: array + 1.0)
-        times = self.time(lambda: copy(array))
-        return 2 * array.nbytes / (min(times.values) / 1e3)
-
-    @property
-    def known_bandwidth(self) -> float | None:
-        """The bandwidth if this or an earlier process has measured it: a process with torch can't."""
-        return self.__dict__.get("bandwidth", self._bandwidth)
-
-    @cached_property
-    def arithmetic(self) -> float:
-        """Operations per second of a large product of square matrices in the model's dtype."""
-        if self._arithmetic is not None:
-            return self._arithmetic
-        side = self.size.matrix
-        left, right = (random_array(seed, (side, side), self.dtype, 1.0) for seed in (1, 2))
-        product = jax.jit(lambda left, right: left @ right)
-        times = self.time(lambda: product(left, right))
-        return 2 * side**3 / (min(times.values) / 1e3)
-
-    @property
-    def memory_limit(self) -> int | None:
-        """Bytes that weights, caches and temporaries may take together; None: not known."""
-        stats = self.device.memory_stats() if self.on_gpu else None
-        return self.size.memory_limit or (stats or {}).get("bytes_limit")
+        return 2 * array.nbytes / (min(self.time(lambda: copy(array))) / 1e3)
 
     @cached_property
     def pair(self) -> Pair:
         """The models as jaxspec.planner counts them."""
         return pair(self.size.target, self.size.head, self.size.target.dtype)
 
-    def check_room(self, needed: int, what: str) -> None:
-        """Raises Skip if these bytes do not fit next to the weights."""
-        limit = self.memory_limit
-        total = needed + self.pair.weights
-        if limit is not None and total > (1 - RESERVED) * limit:
-            raise Skip(f"{what} needs {total / 1e9:.2f} GB with the weights, of {limit / 1e9:.2f} GB")
-
     @cached_property
     def graphs(self) -> tuple[LoadedTarget, LoadedHead]:
         """Both models with shapes in place of arrays."""
-        target, head = self.size.target, self.size.head
-        return abstract_model(target, self.dtype), abstract_model(head, self.dtype)
+        return abstract_model(self.size.target, self.dtype), abstract_model(self.size.head, self.dtype)
 
     @property
     def parameter_shapes(self) -> dict:
@@ -139,16 +156,13 @@ class Lab:
     @cached_property
     def params(self) -> dict:
         """Random weights: small matrices, norms of 1, and a map of draft tokens spread over the vocabulary."""
-        flat = flatten_dict(self.parameter_shapes)
         stride = self.size.target.vocab_size // (self.size.head.draft_vocab_size or self.size.target.vocab_size)
         made = {}
-        for seed, (path, shape) in enumerate(flat.items()):
+        for seed, (path, shape) in enumerate(flatten_dict(self.parameter_shapes).items()):
             if jnp.issubdtype(shape.dtype, jnp.int32):
                 made[path] = jnp.arange(shape.size, dtype=shape.dtype).reshape(shape.shape) * stride
-            elif len(shape.shape) == 1:
-                made[path] = jnp.ones(shape.shape, shape.dtype)
             else:
-                made[path] = random_matrix(seed, shape)
+                made[path] = random_matrix(seed, shape) if len(shape.shape) > 1 else jnp.ones(shape.shape, shape.dtype)
         return jax.block_until_ready(unflatten_dict(made))
 
     def merger(self, kernels: Kernels = DEFAULT_KERNELS) -> Callable[[dict], Models]:
@@ -159,7 +173,13 @@ class Lab:
         """The head as a drafter, with shapes in place of weights."""
         return HeadDrafter.of(self.graphs[1], kernels=kernels)
 
-    def time(self, call: Callable[[], Any], prepare: Callable[[], None] = lambda: None, most_calls: int = MOST_CALLS) -> Spread:
+    def time(
+        self,
+        call: Callable[[], Any],
+        prepare: Callable[[], None] = lambda: None,
+        most_calls: int = MOST_CALLS,
+        wait: Callable[[Any], Any] = jax.block_until_ready,
+    ) -> list[float]:
         """Milliseconds per call: several samples of consecutive calls, waiting for the last, after two untimed calls.
 
         `prepare` runs before each sample, untimed.
@@ -167,18 +187,17 @@ class Lab:
         prepare()
         for _ in range(2):
             started = time.perf_counter()
-            jax.block_until_ready(call())
+            wait(call())
             once = time.perf_counter() - started
-        calls = max(1, min(most_calls, round(self.size.sample_seconds / max(once, 1e-6))))
-        values = []
+        calls, values = max(1, min(most_calls, round(self.size.sample_seconds / max(once, 1e-6)))), []
         for _ in range(self.size.samples):
             prepare()
             started = time.perf_counter()
             for _ in range(calls):
                 out = call()
-            jax.block_until_ready(out)
+            wait(out)
             values.append((time.perf_counter() - started) / calls * 1e3)
-        return Spread(values)
+        return values
 
 
 class Together[Key]:
@@ -186,24 +205,18 @@ class Together[Key]:
 
     def __init__(self, lowerings: Mapping[Key, Callable[[], jax.stages.Lowered]]):
         self._lowerings = lowerings
-        self._programs: dict[Key, jax.stages.Compiled | Exception] = {}
+        self._programs: dict[Key, Future[jax.stages.Compiled]] = {}
 
-    def __getitem__(self, key: Key) -> jax.stages.Compiled:
+    def take(self, key: Key) -> jax.stages.Compiled:
         """Raises what tracing or compiling this program raised."""
         if not self._programs:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                self._programs = dict(zip(self._lowerings, pool.map(self._compile, self._lowerings.values()), strict=True))
-        program = self._programs.pop(key)  # dropped after use, which frees the memory of its CUDA graphs
-        if isinstance(program, Exception):
-            raise program
-        return program
+                self._programs = {name: pool.submit(_compile, make) for name, make in self._lowerings.items()}
+        return self._programs.pop(key).result()  # dropped after use, which frees the memory of its CUDA graphs
 
-    @staticmethod
-    def _compile(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled | Exception:
-        try:
-            return lower().compile()
-        except Exception as error:  # the other programs may be fine
-            return error
+
+def _compile(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
+    return lower().compile()
 
 
 @partial(jax.jit, static_argnums=1)

@@ -1,25 +1,24 @@
 """torch on the same GPU: a decoding step of the same Llama with random weights, beside our plain cycle, and its products."""
 
-import os
-import time
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
-from jaxspec.checkpoints.exporting import hf_config
 from jaxspec.config import ModelConfig
 
 from .lab import Cases, Lab, Skip
-from .products import Product, timed
+from .products import ROWS, matrices
 
 WARM_UP = 3
 
 
 def cases(lab: Lab) -> Cases:
-    """The hand-written one first, and torch.compile, which takes minutes, last."""
-    yield {"name": "torch: cuBLAS and SDPA in one CUDA graph"}, partial(time_by_hand, lab)
-    yield from timed(lab, {"torch": time_product})
-    yield {"name": "transformers: static cache, torch.compile"}, partial(time_transformers, lab)
+    """A whole step first."""
+    yield {"name": "torch: cuBLAS and SDPA in one CUDA graph"}, partial(time_step, lab)
+    for (name, (k, n)), rows in product(matrices(lab).items(), lab.few(ROWS)):
+        yield {"matrix": f"{name} {k}x{n}", "rows": rows, "way": "torch"}, partial(time_product, lab, k, n, rows)
 
 
 def torch_and_device(lab: Lab) -> tuple[Any, str]:
@@ -28,11 +27,9 @@ def torch_and_device(lab: Lab) -> tuple[Any, str]:
         import torch
     except ImportError as error:
         raise Skip(f"{error}: install torch") from error
-    if torch.cuda.is_available():
-        return torch, "cuda"
-    if lab.size.memory_limit is None:
+    if not torch.cuda.is_available() and lab.size.few is None:
         raise Skip("torch finds no CUDA device")
-    return torch, "cpu"
+    return torch, "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def time_graph(lab: Lab, torch: Any, device: str, call: Callable[[], Any]) -> list[float]:
@@ -40,46 +37,31 @@ def time_graph(lab: Lab, torch: Any, device: str, call: Callable[[], Any]) -> li
     with torch.no_grad():
         for _ in range(WARM_UP):
             call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                kept = call()  # noqa: F841  the graph writes to it
-            call = graph.replay
-        return time_calls(lab, torch, device, call)
+        if device == "cpu":
+            return lab.time(call, wait=lambda _: None)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = call()  # noqa: F841  the graph writes to it
+        return lab.time(graph.replay, most_calls=1000, wait=lambda _: torch.cuda.synchronize())
 
 
-def time_calls(lab: Lab, torch: Any, device: str, call: Callable[[], Any]) -> list[float]:
-    """As `Lab.time`, for torch."""
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    for _ in range(2):
-        started = time.perf_counter()
-        call()
-        synchronize()
-        once = time.perf_counter() - started
-    calls, values = max(1, min(1000, round(lab.size.sample_seconds / max(once, 1e-6)))), []
-    for _ in range(lab.size.samples):
-        started = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronize()
-        values.append((time.perf_counter() - started) / calls * 1e3)
-    return values
-
-
-def time_product(lab: Lab, product: Product, way: str, copies: int) -> list[float]:
-    """Milliseconds for one product with each of `copies` matrices, as products.time_jax, in one CUDA graph."""
+def time_product(lab: Lab, k: int, n: int, rows: int) -> dict[str, Any]:
+    """Microseconds for a product, as in products.timed, in one CUDA graph."""
     torch, device = torch_and_device(lab)
-    made = [torch.randn(product.k, product.n, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-    every = [torch.randn(product.rows, product.k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-    return time_graph(lab, torch, device, lambda: [x @ w for x, w in zip(every, made, strict=True)])
+    nbytes = k * n * lab.dtype.itemsize
+    copies = math.ceil(lab.size.copy_bytes / nbytes)
+    made = [torch.randn(k, n, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    every = [torch.randn(rows, k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    milliseconds = time_graph(lab, torch, device, lambda: [x @ w for x, w in zip(every, made, strict=True)])
+    return {"microseconds": [1e3 * value / copies for value in milliseconds], "bytes": nbytes}
 
 
-def time_by_hand(lab: Lab) -> dict[str, Any]:
+def time_step(lab: Lab) -> dict[str, Any]:
     torch, device = torch_and_device(lab)
-    step = decode_step(torch, lab.size.target, lab.size.goal_context, device)
-    milliseconds = time_graph(lab, torch, device, step)
-    return {"milliseconds": milliseconds, "context": lab.size.goal_context, "versions": versions(torch)}
+    milliseconds = time_graph(lab, torch, device, decode_step(torch, lab.size.target, lab.size.context, device))
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    return {"milliseconds": milliseconds, "context": lab.size.context, "versions": versions}
 
 
 def decode_step(torch: Any, config: ModelConfig, context: int, device: str) -> Callable[[], None]:
@@ -121,41 +103,3 @@ def decode_step(torch: Any, config: ModelConfig, context: int, device: str) -> C
         token.copy_(functional.linear(normed(x), head).argmax(-1))
 
     return step
-
-
-def time_transformers(lab: Lab) -> dict[str, Any]:
-    """A static cache, and the forward pass compiled with CUDA graphs. The prompt is prefilled without compiling."""
-    torch, device = torch_and_device(lab)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        import transformers
-    except ImportError as error:
-        raise Skip(f"{error}: install transformers") from error
-    transformers.utils.logging.set_verbosity_error()
-    torch.set_default_dtype(torch.bfloat16)
-    context, config = lab.size.goal_context, transformers.LlamaConfig.from_dict(hf_config(lab.size.target))
-    with torch.device(device), torch.no_grad():
-        model = transformers.LlamaForCausalLM(config).eval()
-        cache = transformers.StaticCache(config=model.config, max_cache_len=context + 1)
-        prompt = torch.randint(0, config.vocab_size, (1, context))
-        token, position = (
-            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1),
-            torch.tensor([[context]]),
-        )
-        forward = torch.compile(model.forward, mode="reduce-overhead") if device == "cuda" else model.forward
-
-        def step() -> None:
-            torch.compiler.cudagraph_mark_step_begin()
-            forward(token, position_ids=position, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
-
-        started = time.perf_counter()
-        for _ in range(WARM_UP):
-            step()
-        first = time.perf_counter() - started
-        milliseconds = time_calls(lab, torch, device, step)
-    found = versions(torch) | {"transformers": transformers.__version__}
-    return {"milliseconds": milliseconds, "context": context, "warm_up_seconds": first, "versions": found}
-
-
-def versions(torch: Any) -> dict[str, Any]:
-    return {"torch": torch.__version__, "cuda": torch.version.cuda}

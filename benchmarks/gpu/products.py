@@ -1,12 +1,12 @@
 """The matrix products of decoding, one to 64 rows: how close do XLA and our kernel come to the speed of a copy?"""
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
+from itertools import product
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxspec.config import QUANTIZATIONS
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.skinny_matmul import SwiGlu, skinny_matmul
 from pallas_kernels.skinny_matmul.pallas_triton import pallas_triton_matmul
-from pallas_kernels.skinny_matmul.tiling import Tiling, choose_tiling
+from pallas_kernels.skinny_matmul.tiling import choose_tiling
 
 from .lab import Cases, Lab, Skip, random_array, random_matrix
 
@@ -29,23 +29,11 @@ WAYS: dict[str, dict[str, bool | int]] = {
 """Compiler options by name. As it is, XLA autotunes; the proof without a GPU can't."""
 OURS = {"ours": "pallas_triton", "ours, jax-triton": "jax_triton"}
 """Implementations of pallas_kernels/skinny_matmul."""
-
-
+ROWS = (4, 1, 8, 64)
 PACKED_ROWS = 4
 """Rows of the products that `packed` times. All up to 16 take as long."""
-
-
-class Product(NamedTuple):
-    """rows x k times k x n."""
-
-    name: str
-    k: int
-    n: int
-    rows: int
-
-    def bytes(self, itemsize: int) -> int:
-        """Read and written at least."""
-        return itemsize * (self.k * self.n + self.rows * (self.k + self.n))
+TILES = {"columns": (32, 64, 128), "depth": (128, 256), "stages": (3, 4, 5), "warps": (2, 4, 8), "splits": (1, 2, 4, 8)}
+"""What `packed` tries, one setting at a time."""
 
 
 def matrices(lab: Lab) -> dict[str, tuple[int, int]]:
@@ -58,96 +46,65 @@ def matrices(lab: Lab) -> dict[str, tuple[int, int]]:
 
 
 def cases(lab: Lab) -> Cases:
-    return timed(lab, dict.fromkeys((*WAYS, *OURS), time_jax))
+    """Every matrix with each number of rows, in each way."""
+    for (name, (k, n)), rows, way in product(matrices(lab).items(), lab.few(ROWS), (*WAYS, *OURS)):
+        yield {"matrix": f"{name} {k}x{n}", "rows": rows, "way": way}, partial(time_way, lab, k, n, rows, way)
 
 
-def timed(lab: Lab, ways: Mapping[str, Callable[..., list[float]]]) -> Cases:
-    """Every matrix with each number of rows; `ways`: functions that time a product, by name."""
-    for name, (k, n) in matrices(lab).items():
-        for rows in lab.size.product_rows:
-            product = Product(name, k, n, rows)
-            for way, measure in ways.items():
-                case = {"matrix": f"{name} {k}x{n}", "rows": rows, "way": way}
-                yield case, partial(measured, lab, product, partial(measure, lab, product, way))
-
-
-def measured(lab: Lab, product: Product, time: Callable[[int], list[float]]) -> dict[str, Any]:
-    """Microseconds per product, and the share of the copy's bandwidth."""
-    copies = math.ceil(lab.size.copy_bytes / product.bytes(lab.dtype.itemsize))
-    microseconds = [1e3 * value / copies for value in time(copies)]
-    row: dict[str, Any] = {"microseconds": microseconds, "bytes": product.bytes(lab.dtype.itemsize)}
-    if (bandwidth := lab.known_bandwidth) is not None:
-        row["share"] = row["bytes"] / bandwidth / (median(microseconds) / 1e6)
-    return row
-
-
-@lru_cache(maxsize=1)
-def weights(lab: Lab, k: int, n: int, copies: int) -> list[jax.Array]:
-    return [random_array(seed, (k, n), lab.dtype, 0.02) for seed in range(copies)]
-
-
-def time_jax(lab: Lab, product: Product, way: str, copies: int) -> list[float]:
-    """Milliseconds for one product with each of `copies` matrices, which is more than the GPU's own cache holds, and more work than
-    the host's for launching the program.
-
-    Each has rows of its own, as XLA would join products of the same rows into one.
-    """
-    multiply, options = (ours(lab, OURS[way]), {}) if way in OURS else (lambda x, w: x @ w, WAYS[way])
-    every = [random_array(100 + seed, (product.rows, product.k), lab.dtype, 1.0) for seed in range(copies)]
-    made = weights(lab, product.k, product.n, copies)
-    multiply = jax.jit(multiply)  # traced once for all copies
-    function = jax.jit(lambda every, made: [multiply(x, w) for x, w in zip(every, made, strict=True)])
+def time_way(lab: Lab, k: int, n: int, rows: int, way: str) -> dict[str, Any]:
+    multiply: Callable = jnp.matmul
+    if way in OURS:
+        lab.need_gpu()
+        multiply = partial(skinny_matmul, implementation=OURS[way])
+    shape = jax.ShapeDtypeStruct((k, n), lab.dtype)
     try:
-        lowered = function.lower(every, made)
+        return timed(lab, multiply, shape, rows, WAYS.get(way))
     except (ValueError, ImportError) as error:
-        if way in OURS:
-            raise Skip(f"refused: {str(error)[:150]}") from error
-        raise
+        raise (Skip(f"refused: {str(error)[:150]}") if way in OURS else error) from error
+
+
+def timed(lab: Lab, multiply: Callable, like: Any, rows: int, options: Any = None) -> dict[str, Any]:
+    """Microseconds for a product with a weight like this, and the share of the copy's bandwidth at which it is read.
+
+    One program multiplies by more weights than the GPU's own cache holds, which is more work than the host's for launching it. Each
+    has rows of its own, as XLA would join products of the same rows into one.
+    """
+    nbytes = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(like))
+    copies = math.ceil(lab.size.copy_bytes / nbytes)
+    weights = lab.newest(str(like), lambda: [jax.tree.map(partial(random_matrix, seed), like) for seed in range(copies)])
+    every = [random_array(100 + seed, (rows, like.shape[0]), lab.dtype, 1.0) for seed in range(copies)]
+    multiply = jax.jit(multiply)  # traced once for all copies
+    lowered = jax.jit(lambda every, made: [multiply(x, w) for x, w in zip(every, made, strict=True)]).lower(every, weights)
     program = lowered.compile(compiler_options=options if lab.on_gpu else None)
-    return lab.time(lambda: program(every, made), most_calls=100).values
-
-
-TILES = {"columns": (32, 64, 128), "depth": (128, 256), "stages": (3, 4, 5), "warps": (2, 4, 8), "splits": (1, 2, 4, 8)}
-"""What `packed` tries, one setting at a time."""
+    microseconds = [1e3 * value / copies for value in lab.time(lambda: program(every, weights), most_calls=100)]
+    return {"microseconds": microseconds, "bytes": nbytes, "share": nbytes / lab.bandwidth / (median(microseconds) / 1e6)}
 
 
 def packed(lab: Lab) -> Cases:
     """Products of four rows with quantised matrices: as the kernel chooses its tiles, and with each setting changed."""
-    for kind, (name, (k, n)) in itertools.product(QUANTIZATIONS, matrices(lab).items()):
+    for kind, (name, (k, n)) in product(QUANTIZATIONS, matrices(lab).items()):
         how = QuantizedAs.default(kind, k, for_cpu=False)
-        weight: Any = jax.eval_shape(how, jax.ShapeDtypeStruct((k, n), lab.dtype))
-        form = "gate_up" if name.startswith("gate_up") else "logits" if name.endswith("lm_head") else "parts"
-        own = choose_tiling(
-            weight.packed, lab.dtype.itemsize, SwiGlu() if form == "gate_up" else None, PACKED_ROWS, form == "parts"
-        )
-        for setting, value in [("as it is", 0), *((setting, value) for setting, values in TILES.items() for value in values)]:
-            is_fixed = (setting == "depth" and how.group) or (setting == "splits" and (form != "parts" or k // own.depth % value))
-            if setting in TILES and (is_fixed or getattr(own, setting) == value):
-                continue
-            tiling = own if setting not in TILES else replace(own, **{setting: value})
-            case = {"weights": kind, "matrix": f"{name} {k}x{n}", "changed": f"{setting} {value or ''}".strip()}
-            yield case, partial(time_packed, lab, weight.packed, form, tiling)
+        weight: Any = jax.eval_shape(how, jax.ShapeDtypeStruct((k, n), lab.dtype)).packed
+        epilogue = SwiGlu() if name.startswith("gate_up") else None
+        parts = epilogue is None and not name.endswith("lm_head")
+        own = choose_tiling(weight, lab.dtype.itemsize, epilogue, PACKED_ROWS, parts)
+        dtype = lab.dtype if epilogue else jnp.dtype(jnp.float32)
+        for changed, tiling in changes(own, TILES):
+            fixed = {"depth": how.group, "splits": not parts or k // own.depth % tiling.splits}
+            if not fixed.get(changed.split()[0]):
+                case = {"weights": kind, "matrix": f"{name} {k}x{n}", "changed": changed}
+                multiply = partial(pallas_triton_matmul, epilogue=epilogue, dtype=dtype, parts=parts, tiling=tiling)
+                yield case, partial(time_packed, lab, multiply, weight)
 
 
-def time_packed(lab: Lab, shapes: Any, form: str, tiling: Tiling) -> dict[str, Any]:
-    """Microseconds per product, and the share of the copy's bandwidth."""
-    if not lab.on_gpu:
-        raise Skip("it runs on GPUs only")
-    nbytes = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(shapes))
-    copies = math.ceil(lab.size.copy_bytes / 2 / nbytes)
-    made = [jax.tree.map(partial(random_matrix, seed), shapes) for seed in range(copies)]
-    x = random_array(100, (PACKED_ROWS, shapes.shape[0]), lab.dtype, 1.0)
-    epilogue = SwiGlu() if form == "gate_up" else None
-    dtype = lab.dtype if epilogue else jnp.dtype(jnp.float32)
-    static: dict[str, Any] = {"dtype": dtype, "parts": form == "parts", "tiling": tiling}
-    multiply = jax.jit(lambda x, weight: pallas_triton_matmul(x, weight, epilogue, **static))
-    program = jax.jit(lambda x, made: [multiply(x, weight) for weight in made]).lower(x, made).compile()
-    microseconds = [1e3 * value / copies for value in lab.time(lambda: program(x, made), most_calls=100).values]
-    return {"microseconds": microseconds, "bytes": nbytes, "share": nbytes / lab.bandwidth / (median(microseconds) / 1e6)}
+def time_packed(lab: Lab, multiply: Callable, weight: Any) -> dict[str, Any]:
+    lab.need_gpu()
+    return timed(lab, multiply, weight, PACKED_ROWS)
 
 
-def ours(lab: Lab, implementation: str) -> Callable[..., Any]:
-    """Our kernel for few rows."""
-    if not lab.on_gpu:
-        raise Skip("it runs on GPUs only")
-    return partial(skinny_matmul, implementation=implementation)
+def changes[Tiling](own: Tiling, tiles: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tiling]]:
+    """A tiling as it is, and with one setting changed, by what was."""
+    yield "as it is", own
+    for setting, value in ((setting, value) for setting, values in tiles.items() for value in values):
+        if vars(own)[setting] != value:
+            yield f"{setting} {value}", replace(own, **{setting: value})  # type: ignore[type-var]

@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import jax
 from jaxspec.models.linear import DEFAULT_KERNELS
 
 from .arrays import make_batch
-from .cycles import build_cycle, cells
-from .lab import Cases, Lab, Skip
+from .cycles import GOAL_TREES, build_cycle
+from .lab import Cases, Lab
 
 CYCLES = 8
 """Cycles that are recorded."""
@@ -38,16 +39,15 @@ class Kernel(NamedTuple):
 
 def cases(lab: Lab) -> Cases:
     """The cycles of `goals`, greedy and filtered; both are one program."""
-    for case, _ in cells(lab, lab.size.trees[: lab.size.goal_trees], ("greedy", "top_p"), [(1, lab.size.goal_context)]):
-        tree = next(each for each in lab.size.trees if each.name == case["tree"])
-        yield case, partial(profiled, lab, tree, case["sampling"])
+    for tree, sampling in product(lab.size.trees[:GOAL_TREES], ("greedy", "top_p")):
+        case = {"tree": tree.name, "sampling": sampling, "batch": 1, "context": lab.size.context}
+        yield case, partial(profiled, lab, tree, sampling)
 
 
 def profiled(lab: Lab, tree: Any, sampling: str) -> dict[str, Any]:
     """Microseconds and launches per cycle of each kind of kernel, the longest first, and their sum."""
-    if not lab.on_gpu:
-        raise Skip("it runs on GPUs only")
-    context = lab.size.goal_context
+    lab.need_gpu()
+    context = lab.size.context
     built = lab.newest(tree, lambda: build_cycle(lab, tree, 1, context, DEFAULT_KERNELS, NO_GRAPH))
     made = make_batch(lab, 1, context, sampling)
 

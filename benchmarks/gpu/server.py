@@ -10,9 +10,12 @@ from typing import Any
 
 from .. import serving, start
 from .lab import Cases, Lab, Skip
-from .parts import AT_ONCE
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "aiohttp")
+TINY_FLAGS = (
+    *("--max-running-requests", "2", "--chunked-prefill-size", "64", "--speculative-request-trees", "none"),
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+)
 
 
 def cases(lab: Lab) -> Cases:
@@ -20,15 +23,17 @@ def cases(lab: Lab) -> Cases:
 
 
 def load(lab: Lab) -> dict[str, Any]:
-    """Requests per second and latencies, by the number of requests at once. Raises Skip without the server's packages."""
+    """Speeds and first tokens by the number of requests at once. Raises Skip without the server's packages."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise Skip(f"not installed: {', '.join(missing)}")
-    cache = {} if lab.cache is None else {"JAXSPEC_COMPILATION_CACHE": str(lab.cache)}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as until_measured:
-        url, _ = until_measured.enter_context(start.serving([*lab.size.server_flags], cache))
-        out = Path(folder) / "serving.jsonl"
-        for at_once in AT_ONCE:
-            options = {"base-url": url, "num-prompts": lab.size.server_requests, "max-concurrency": at_once, "out": out}
-            serving.main([f"--{name}={value}" for name, value in options.items()])
-        results = [json.loads(line)["results"] for line in out.read_text().splitlines()]
-        return {"at_once": dict(zip(AT_ONCE, results, strict=True))}
+        url, _ = until_measured.enter_context(start.serving(TINY_FLAGS if lab.size.few else ()))
+        out, prompts, found = Path(folder) / "serving.jsonl", 2 if lab.size.few else 32, {}
+        for at_once in lab.few((1, 8)):
+            options = {"base-url": url, "num-prompts": prompts, "max-concurrency": at_once, "out": out}
+            if serving.main([f"--{name}={value}" for name, value in options.items()]):
+                raise RuntimeError("requests failed")
+            results = json.loads(out.read_text().splitlines()[-1])["results"]
+            found[f"tokens_per_second_of_{at_once}"] = results["summary"]["output_tokens_per_second"]
+            found[f"first_token_ms_of_{at_once}"] = results["latency_ms"]["time_to_first_token"]["median"]
+        return found

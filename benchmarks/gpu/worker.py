@@ -1,19 +1,18 @@
-"""The process of benchmarks.gpu that uses the device: it runs the cases of one part and prints a line of JSON for each.
+"""The process of benchmarks.gpu that uses the device: it runs the cases of one part and adds their lines to the record.
 
-It is a process of its own, so that a kernel that hangs or breaks the device costs only its own case: a watchdog ends the process
-when a case is over its limit of time, and command.py starts another one for the cases behind it.
+A kernel that hangs or breaks the device costs only its own case: a watchdog ends the process when a case is over its limit of time,
+and command.py starts another one for the cases behind it.
 """
 
 import faulthandler
 import json
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +21,9 @@ import jax.numpy as jnp
 from jaxspec.commands.collect_env import driver
 
 from .. import record
-from .lab import Cases, Lab, Skip
+from .lab import SIZES, Cases, Lab, Skip
 from .parts import GRACE, ORDER, OUT_OF_TIME, PARTS, Part, Task
-from .sizes import SIZES
+from .tables import by_part
 
 START_LIMIT = 240.0
 """Seconds to load JAX and to find the device."""
@@ -33,18 +32,14 @@ SLOWER = 4
 
 
 def run_cases(task: Task, cases: Cases, clock: Callable[[], float] = time.time) -> Iterator[dict[str, Any]]:
-    """Runs the cases in order and yields messages: {"starts"} before one runs, {"case"} with its "row", or why there is none.
-
-    A part's first case runs even if its turn is over: an earlier part may have taken longer than it should.
-    """
-    for number, (name, measure) in enumerate(cases):
-        if number < task.first:
-            continue
-        if clock() > (min(task.until, task.deadline) if number else task.deadline):
-            yield {"case": name, "skipped": OUT_OF_TIME}
+    """Runs the cases in order and yields the record's lines, each when it is known."""
+    for name, measure in list(cases)[task.first :]:
+        line = {"part": task.part, "case": name}
+        if clock() > task.deadline:
+            yield line | {"skipped": OUT_OF_TIME}
         else:
-            yield {"starts": name}
-            yield {"case": name, **outcome(measure)}
+            yield line | {"starts": clock()}
+            yield line | outcome(measure)
 
 
 def outcome(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -54,15 +49,11 @@ def outcome(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except Skip as skip:
         return {"skipped": str(skip)}
     except Exception as error:
-        if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error):
-            return {"skipped": f"out of memory: {describe(error)}"}
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        if "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason:
+            return {"skipped": f"out of memory: {reason}"}
         traceback.print_exc()
-        return {"failed": describe(error)}
-
-
-def describe(error: Exception) -> str:
-    """The type and the beginning of the message, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        return {"failed": reason}
 
 
 def check_device() -> None:
@@ -72,45 +63,46 @@ def check_device() -> None:
 
 def environment() -> dict[str, Any]:
     """The environment of the record."""
-    device = jax.devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform == "gpu" else None
-    return {**record.environment(os.getloadavg()[0]), "platform": device.platform, "memory_limit": limit, "driver": driver()}
+    return {**record.environment(os.getloadavg()[0]), "platform": jax.devices()[0].platform, "driver": driver()}
 
 
-def end_with_parent() -> None:
-    """Ends this process and all that it started when the parent, which holds the other end of stdin, is gone."""
-    os.read(0, 1)
-    os.killpg(0, signal.SIGKILL)
-
-
-def watch(limit: float, task: Task) -> None:
+def watch(limit: float, deadline: float) -> None:
     """After so many seconds, or at the end of the budget, prints where all threads are and ends this process."""
-    faulthandler.dump_traceback_later(max(1.0, min(limit, task.deadline + GRACE - time.time())), exit=True)
+    faulthandler.dump_traceback_later(max(1.0, min(limit, deadline + GRACE - time.time())), exit=True)
 
 
 def main() -> None:
-    """Reads the task, one JSON object, from the command line."""
-    task = Task(**json.loads(sys.argv[1]))
-    watch(START_LIMIT, task)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries that print must not garble the answers
-    if task.part is None:
-        print(json.dumps(environment()), file=answers)
-    else:
-        part, lab = PARTS[ORDER.index(task.part)], Lab(SIZES[task.size], task.bandwidth, task.arithmetic, task.cache)
-        if part.uses_jax:
-            lab.use_cache()
-        for message in run_cases(task, cases_of(part, lab)):
-            print(json.dumps(message), file=answers)
-            if "starts" in message:
-                watch(part.limit * (SLOWER if task.size == "tiny" else 1), task)
-            elif "failed" in message and part.uses_jax:
+    """Reads the task, one JSON object, from the command line. Without one, prints the environment."""
+    watch(START_LIMIT, float("inf"))
+    if len(sys.argv) == 1:
+        print(json.dumps(environment()))
+        os._exit(sys.stdout.flush() or 0)
+    task, parent = Task(**json.loads(sys.argv[1])), os.getppid()
+    part, known = PARTS[ORDER.index(task.part)], by_part(map(json.loads, Path(task.out).read_text().splitlines()))
+    copies = known["copy"]["rows"] if "copy" in known else []
+    if part.uses_jax:
+        use_cache(task.cache)
+    with open(task.out, "ab", buffering=0) as out:
+        for line in run_cases(task, cases_of(part, Lab(SIZES[task.size], *(row["bytes_per_second"] for row in copies)))):
+            out.write(json.dumps(line).encode() + b"\n")  # in one step, so that a killed run leaves whole lines
+            if os.getppid() != parent:  # nobody waits for the rest
+                break
+            if "starts" in line:
+                print(f"{part.name}: {' '.join(map(str, line['case'].values()))}", flush=True)
+                watch(part.limit * (SLOWER if task.size == "tiny" else 1), task.deadline)
+            elif "failed" in line and part.uses_jax:
                 check_device()
     os._exit(0)  # not through the destructors of a device that may be broken
+
+
+def use_cache(directory: str | None) -> None:
+    """Keeps compiled programs and the results of autotuning there."""
+    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def cases_of(part: Part, lab: Lab) -> Cases:
     """The cases of a part. Only its module is imported."""
     module, function = part.function.split(".")
-    return getattr(import_module(f".{module}", __package__), function)(lab)
+    return vars(import_module(f".{module}", __package__))[function](lab)

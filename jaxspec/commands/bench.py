@@ -12,20 +12,17 @@ PACKAGE = "jaxspec.bench" if find_spec("jaxspec.bench") else "benchmarks"
 
 
 BENCHMARKS = {
-    "speculative": "find the fastest draft tree per batch size; writes a file for `serve --config` and a picture",
-    "throughput": "tokens/s with and without speculation, accept length, parts of a cycle, memory",
-    "prefill": "the time until first tokens, prompts computed together against one by one",
+    "speculative": "find the fastest draft tree per batch size, and by how much; writes a file for `serve --config` and a picture",
     "acceptance": "how many drafts a head gets accepted: by depth, chains against trees",
-    "serving": "latency, throughput and goodput of a running server (OpenAI or SGLang API)",
-    "peers": "compare with transformers, OpenVINO, CTranslate2, llama.cpp and vLLM on a CPU",
+    "serving": "latency, throughput and accept length of a running server with OpenAI's API",
+    "peers": "compare with transformers, OpenVINO, CTranslate2 and llama.cpp on a CPU",
     "gpu": "the first hour on a GPU: kernels, matrix products, whole cycles, the engine, and what takes the time",
-    "lossless": "check-lossless over several trees and many prompts, with a record",
     "start": "seconds from launching a server to its first token",
     "report": "one HTML page with tables and plots of all results",
 }
 """Modules of benchmarks/, each with its line in the list. Their `main` takes arguments and returns the exit status."""
-CLIENTS = """For more load patterns and data sets use these clients (`jaxspec serve` listens on port 30000; NAME is the model's name
-in the API, DIR its directory, for the tokenizer):
+CLIENTS = """For request rates, goodput, other endpoints and data sets use these clients (`jaxspec serve` listens on port 30000;
+NAME is the model's name in the API, DIR its directory, for the tokenizer):
 
   SGLang's (`pip install sglang`), which prints the accept length:
     python -m sglang.bench_serving --backend sglang --base-url http://127.0.0.1:30000 --tokenizer DIR \\
@@ -33,7 +30,8 @@ in the API, DIR its directory, for the tokenizer):
 
   vLLM's (`pip install vllm`):
     vllm bench serve --backend openai --base-url http://127.0.0.1:30000 --model NAME --tokenizer DIR \\
-      --dataset-name random --random-input-len 256 --random-output-len 128 --num-prompts 64 --max-concurrency 8
+      --dataset-name random --random-input-len 256 --random-output-len 128 --num-prompts 64 \\
+      --request-rate 4 --goodput ttft:200 tpot:50
 
   guidellm (`pip install guidellm`), whose "Output Tok per Stream Iter" is about the accept length:
     guidellm run --backend kind=openai_http,target=http://127.0.0.1:30000 --profile kind=concurrent,streams=8 \\

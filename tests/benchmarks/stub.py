@@ -79,7 +79,7 @@ def in_thread(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -
 
     async def start() -> web.AppRunner:
         app = web.Application()
-        for path in ("/v1/completions", "/v1/chat/completions", "/generate", "/v1/models", "/metrics", "/server_info", "/version"):
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics", "/server_info"):
             app.router.add_route("*", path, handler)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()

@@ -7,9 +7,11 @@ from benchmarks.load import Load
 from jaxspec.config import TreeShape
 
 
-def test_every_node_count_has_its_chain_and_the_trees_that_fit():
-    trees = acceptance.comparable([4, 8], steps=[2, 3], topks=[2, 8])
-    assert [str(tree) for tree in trees] == ["3/1/4", "2/2/4", "2/8/4", "3/2/4", "3/8/4", "7/1/8", "2/8/8", "3/2/8", "3/8/8"]
+def test_every_node_count_has_its_chain_and_trees():
+    nodes = {}
+    for each in acceptance.parse([]).trees:
+        nodes.setdefault(each.num_draft_tokens, []).append(each.topk)
+    assert len(nodes) > 2 and all(1 in topks and len(topks) > 1 for count, topks in nodes.items() if count < 32)
 
 
 def test_rates_are_counted_by_hand():

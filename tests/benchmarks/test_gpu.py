@@ -1,184 +1,141 @@
 """The GPU benchmark, at tiny sizes on this CPU: it measures everything, or says what it left out and why."""
 
+import itertools
 import json
 import os
-import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stdout
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import version
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pallas_kernels
-from benchmarks.gpu import command, main, profile, tables
+from benchmarks.gpu import command, main, profile, tables, worker
 from benchmarks.gpu.arrays import SAMPLING, make_batch
-from benchmarks.gpu.attention import times
 from benchmarks.gpu.checks import BOUND, WrongResult, check, checked_kernels, compare_with_reference, probe
+from benchmarks.gpu.command import run_part, run_process
 from benchmarks.gpu.cycles import known_gpu
 from benchmarks.gpu.expected_text import TOKENS
-from benchmarks.gpu.lab import Lab
-from benchmarks.gpu.parts import ANCHORS, FLAGS, ORDER, PARTS, RECORD
-from benchmarks.gpu.products import matrices
-from benchmarks.gpu.sizes import FULL, PLAIN, SMALL
-from benchmarks.gpu.tables import by_part
+from benchmarks.gpu.lab import FULL, SMALL, Lab, Skip
+from benchmarks.gpu.parts import ORDER, OUT_OF_TIME, PARTS, RECORD, Task
+from benchmarks.gpu.products import changes, matrices
+from benchmarks.gpu.tables import ANCHORS, by_part
+from benchmarks.gpu.worker import cases_of, run_cases
 from benchmarks.options import RESULTS, BenchmarkError
 from jaxspec.commands.options import tree
-from jaxspec.config import TreeShape
+from jaxspec.config import PLAIN, TreeShape
 from jaxspec.decoding.settings import SamplingKind, highest_kind
 from jaxspec.decoding.state import gather
 from jaxspec.planner import estimate
 from jaxspec.planner.gpus import GPUS
 from jaxspec.planner.models import weights_of
+from pallas_kernels.dispatch import lowered_for
 from pallas_kernels.quantized import QuantizedAs
 from pallas_kernels.skinny_matmul import SwiGlu
 from pallas_kernels.skinny_matmul.tiling import choose_tiling
 
-
-def run_parts(folder: Path, *only: str) -> SimpleNamespace:
-    """A run of these parts, or of all; its status, text and record."""
-    out = folder / "out.jsonl"
-    with redirect_stdout(StringIO()) as said:
-        status = main(["--size", "tiny", "--out", str(out), *(["--only", *only] if only else [])])
-    return SimpleNamespace(status=status, out=said.getvalue(), results=by_part(map(json.loads, out.read_text().splitlines())))
+BY_NAME = {part.name: part for part in PARTS}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> SimpleNamespace:
-    """One run with every part."""
-    return run_parts(tmp_path_factory.mktemp("gpu"))
+def measured(part: str) -> list[dict]:
+    """The rows of a part at tiny sizes, in this process; checks that every other case says why there is none."""
+    lab = Lab(SMALL, bandwidth=1e9)
+    said = [message for message in run_cases(Task(part, "tiny", "", 1e12), cases_of(BY_NAME[part], lab)) if "starts" not in message]
+    assert said and not [message for message in said if "failed" in message]
+    reasons = {message["skipped"] for message in said if "skipped" in message}
+    assert reasons <= {"it runs on GPUs only"} or (part == "peer" and "install torch" in min(reasons))
+    return [{**message["case"], **message["row"]} for message in said if "row" in message]
 
 
-def rows(run: SimpleNamespace, part: str) -> list[dict]:
-    return run.results[part]["rows"]
+# Parts
 
 
-@pytest.mark.variants
-def test_a_later_run_adds_its_parts_to_the_record(tmp_path):
-    here = {"devices": ["cpu"], "jax": version("jax"), "jaxlib": version("jaxlib")}
+def test_a_run_adds_its_parts_to_the_record(tmp_path, capsys):
+    """The only test of a whole run: its processes load JAX, which takes seconds."""
+    out, here = tmp_path / "out.jsonl", {"devices": ["cpu"], "jax": version("jax"), "jaxlib": version("jaxlib")}
     earlier = [{"part": "tiles", "begins": "today", "size": "tiny", "environment": here}, {"part": "tiles", "seconds": 1.0}]
-    (tmp_path / "out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in earlier))
-    run = run_parts(tmp_path, "copy")
-    assert run.status == 0 and list(run.results) == ["copy", "tiles"]
-    assert "NOT A GPU: these figures only show" in run.out
-    assert "nothing: tiles" in run.out and "complete: copy" in run.out and rows(run, "copy")[0]["bytes_per_second"] > 0
+    out.write_text("".join(json.dumps(line) + "\n" for line in earlier))
+    assert main(["--size", "tiny", "--out", str(out), "--only", "copy"]) == 0
+    found, printed = by_part(map(json.loads, out.read_text().splitlines())), capsys.readouterr().out
+    assert list(found) == ["copy", "tiles"] and found["copy"]["rows"][0]["bytes_per_second"] > 0
+    assert "NOT A GPU: these figures only show" in printed and "\ncopy (" in printed and "0 failed" in printed
+
+
+def test_cycles_read_the_bytes_of_the_estimate():
+    pair, rows = estimate.pair(SMALL.target, SMALL.head, "bfloat16"), measured("cycle")
+    assert [(row["tree"], row["sampling"]) for row in rows] == list(itertools.product((t.name for t in SMALL.trees), SAMPLING))
+    for row in rows:
+        assert row["bytes"] == sum(estimate.cycle_cost(pair, tree(row["tree"]), row["batch"], row["context"]).moved.values())
+        assert len(row["milliseconds"]) == SMALL.samples and min(row["milliseconds"]) > 0
+        assert row["share_of_byte_roofline"] == pytest.approx(row["bytes"] / 1e6 / sorted(row["milliseconds"])[1])
+        assert ("compile_seconds" in row) == (row["sampling"] == "greedy")
+    assert ANCHORS["plain"] and "| SGLang ms |" in " ".join(tables.table_of("cycle", rows).split())
 
 
 @pytest.mark.exhaustive
-def test_every_part_is_measured_or_says_why_not(run):
-    assert run.status == 0, run.out
-    assert list(run.results) == list(ORDER)
-    for part, found in run.results.items():
-        assert found["rows"] or found["skipped"], part
-        assert not found["failed"] and found["seconds"] >= 0
-        assert all(len(reason) > 10 for _, reason in found["skipped"]), found["skipped"]
-        assert f"\n{part} (" in run.out
+@pytest.mark.parametrize("part", [part for part in ORDER if part not in ("copy", "cycle", "text", "server", "engine")])
+def test_every_part_is_measured_or_says_why_not(part):
+    rows = measured(part)
+    if part in ("probe", "profile", "tiles", "packed"):
+        assert not rows
+    if part == "weights":
+        assert [(row["weights"], row["tree"]) for row in rows] == [("int8", "plain"), ("int8", "1/2/3")]
+    if part == "choices":  # Mosaic's attention is for GPUs
+        assert {row["kernels"] for row in rows} == {"matmul skinny"} and len(rows) == 4
+    if part == "check":
+        assert {row["kernel"] for row in rows} == {each.kernel for each in checked_kernels(Lab(SMALL))}
+        assert all(row["error"] <= row["bound"] for row in rows)
+    if part == "attention":
+        slots = 1 * (32 + 8)
+        assert [row["bytes"] for row in rows] == [2 * 2 * slots * SMALL.target.num_kv_heads * SMALL.target.head_dim]
 
 
 @pytest.mark.exhaustive
-def test_bytes_are_those_of_the_estimate(run):
-    pair = estimate.pair(SMALL.target, SMALL.head, "bfloat16")
-    measured = rows(run, "cycle") + rows(run, "grid")
-    assert {row["tree"] for row in measured} == {spec.name for spec in SMALL.trees}
-    kinds = [(row["tree"], row["sampling"]) for row in rows(run, "cycle")]
-    assert kinds == [(spec.name, kind) for spec in SMALL.trees for kind in SAMPLING]
-    for row in measured:
-        least = estimate.cycle_cost(pair, tree(row["tree"]), row["batch"], row["context"])
-        assert (row["bytes"], row["operations"]) == (sum(least.moved.values()), least.operations)
-        assert row["context_grew_by"] > 0 and len(row["milliseconds"]) == SMALL.samples and min(row["milliseconds"]) > 0
-        if row["sampling"] == "greedy":
-            assert min(row[f"{step}_seconds"] for step in ("trace", "lower", "compile", "first_run")) > 0
-    bandwidth = rows(run, "copy")[0]["bytes_per_second"]
-    row = rows(run, "grid")[0]  # by another process, with the bandwidth that the first one measured
-    assert row["byte_roofline_ms"] == pytest.approx(1e3 * row["bytes"] / bandwidth)
-    assert row["share_of_byte_roofline"] == pytest.approx(row["byte_roofline_ms"] / sorted(row["milliseconds"])[1])
-
-
-@pytest.mark.exhaustive
-def test_the_text_is_the_stored_one(run):
-    (row,) = rows(run, "text")
-    assert (row["attention"], row["dtype"]) == ("reference", "float32")
+def test_the_text_is_the_stored_one():
+    (row,) = measured("text")
     for kind in TOKENS:
         assert set(row[f"{kind}_same_as_stored"].values()) == set(row[f"{kind}_same_as_plain"].values()) == {row["prompts"]}
 
 
 @pytest.mark.exhaustive
-def test_settings_and_both_loops_are_timed(run):
-    assert [row["flags"] for row in rows(run, "flags")] == list(FLAGS)[:1]
-    assert [(row["weights"], row["tree"]) for row in rows(run, "weights")] == [("int8", "plain"), ("int8", "1/2/3")]
-    timed = rows(run, "engine")
-    assert [(row["tree"], row["requests"]) for row in timed] == [("1/2/3", 2), ("plain", 2)]
-    assert all(min(*row["milliseconds"], *row["serial_milliseconds"], row["device_milliseconds"]) > 0 for row in timed)
+def test_both_loops_of_the_engine_are_timed():
+    rows = measured("engine")
+    assert [(row["tree"], row["requests"]) for row in rows] == [("1/2/3", 1), ("plain", 1)]
+    assert all(min(*row["milliseconds"], *row["serial_milliseconds"], row["device_milliseconds"]) > 0 for row in rows)
 
 
 @pytest.mark.exhaustive
-def test_cycles_with_kernels_for_gpus_are_left_out_on_a_cpu(run):
-    found = run.results["choices"]
-    assert [(row["kernels"], row["tree"], row["sampling"]) for row in found["rows"]] == [
-        ("matmul skinny", tree.name, kind) for tree in SMALL.trees for kind in ("greedy", "top_p")
-    ]
-    assert {case.split(" 1")[0] for case, _ in found["skipped"]} >= {"attention mosaic plain greedy"}
-    assert {reason for _, reason in found["skipped"]} == {"it runs on GPUs only"}
+def test_a_server_is_measured():
+    (row,) = measured("server")
+    assert row["tokens_per_second_of_1"] > 0
 
 
-@pytest.mark.exhaustive
-def test_attention_reads_its_context_and_window_once(run):
-    for row in rows(run, "attention"):
-        config, slots = SMALL.target, row["batch"] * (row["context"] + row["rows"])
-        assert row["bytes"] == 2 * 2 * slots * config.num_kv_heads * config.head_dim
-    assert {row["implementation"] for row in rows(run, "attention")} >= {"reference"}
-
-
-@pytest.mark.exhaustive
-def test_implementations_are_compared_with_the_reference(run):
-    checked = rows(run, "check")
-    assert {row["kernel"] for row in checked} == {each.kernel for each in checked_kernels(Lab(SMALL))}
-    assert all(row["error"] <= row["bound"] for row in checked)
-
-
-@pytest.mark.exhaustive
-def test_what_does_not_fit_is_skipped_with_the_sizes(run):
-    skipped = run.results["grid"]["skipped"]
-    assert [case for case, _ in skipped] == ["plain greedy 2 32", "1/2/3 greedy 2 32"]
-    assert all("2 x 32 tokens needs" in reason for _, reason in skipped)
-
-
-@pytest.mark.exhaustive
-def test_killed_at_a_random_moment_it_leaves_valid_results_and_no_process(tmp_path):
-    out = tmp_path / "out.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu", "--size", "tiny", "--out", str(out), "--only", "copy", "gemm", "cycle"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    while not (out.exists() and out.read_text()):
-        assert process.poll() is None
-        time.sleep(0.1)
-    time.sleep(random.uniform(0, 20))
-    workers = [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert set(by_part(map(json.loads, out.read_text().splitlines()))) <= {"copy", "gemm", "cycle"}
-    deadline = time.time() + 30
-    while any(os.path.exists(f"/proc/{worker}") for worker in workers):
-        assert time.time() < deadline, workers
-        time.sleep(0.2)
+# Sizes, arguments, options
 
 
 def test_the_full_size_is_llama_3_1_8b():
-    weights = weights_of(FULL.target, "bfloat16")
-    assert weights.parameters == 8030261248
+    assert weights_of(FULL.target, "bfloat16").parameters == 8030261248
     assert FULL.head.captured_layers == (2, 16, 29) and FULL.head.draft_vocab_size == 32000
-    assert FULL.trees[0] == PLAIN and TreeShape(5, 8, 32) in FULL.trees
+    assert FULL.trees[0] == PLAIN and TreeShape(5, 8, 32) in FULL.trees and [spec.name for spec in FULL.trees[:3]] == list(ANCHORS)
+
+
+def test_every_part_has_cases_at_full_size_and_the_most_important_come_first():
+    for part in PARTS:
+        assert next(cases_of(part, Lab(FULL, 1.0)))
+    assert ORDER[:5] == ("probe", "copy", "cycle", "text", "engine")
+    cycles = [(case["tree"], case["sampling"]) for case, _ in cases_of(BY_NAME["cycle"], Lab(FULL))]
+    assert cycles[:9] == list(itertools.product(["plain", "3/1/4", "7/1/8"], ["greedy", "temperature", "top_p"]))
 
 
 def test_without_a_gpu_one_sentence_and_no_record(tmp_path):
@@ -194,17 +151,14 @@ def test_tiny_figures_are_not_kept_with_the_others(arguments, capsys):
     assert "figures" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_xla_knows_all_settings(name):
-    jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=dict(FLAGS[name]))
-
-
-def test_every_part_names_a_function():
-    for part in PARTS:
-        module, function = part.function.split(".")
-        assert callable(getattr(import_module(f"benchmarks.gpu.{module}"), function))
-    assert ORDER[:6] == ("probe", "copy", "cycle", "flags", "text", "engine")
-    assert [spec.name for spec in FULL.trees[:3]] == list(ANCHORS)
+def test_a_record_of_something_else_is_not_added_to(tmp_path):
+    out, here = tmp_path / "out.jsonl", {"devices": ["NVIDIA H200"]}
+    out.write_text(json.dumps({"part": "copy", "begins": "today", "size": "full", "environment": {"devices": ["NVIDIA H100"]}}))
+    with pytest.raises(BenchmarkError, match=r"full.*H100.*choose another --out"):
+        command.check_record(out, "full", here)
+    out.write_text("[]")
+    with pytest.raises(BenchmarkError, match="not written by this benchmark"):
+        command.check_record(out, "full", here)
 
 
 def test_the_matrices_of_a_cycle():
@@ -221,64 +175,18 @@ def test_the_time_model_knows_the_chip(kind, name):
     assert known_gpu(kind) is (GPUS[name] if name else None)
 
 
-def test_a_record_of_something_else_is_not_added_to(tmp_path):
-    out, here = tmp_path / "out.jsonl", {"devices": ["NVIDIA H200"]}
-    out.write_text(json.dumps({"part": "copy", "begins": "today", "size": "full", "environment": {"devices": ["NVIDIA H100"]}}))
-    with pytest.raises(BenchmarkError, match=r"H100.*choose another --out"):
-        command.read(out, "full", here)
-    with pytest.raises(BenchmarkError, match=r"with --size tiny: choose another --out"):
-        command.read(out, "tiny", here)
-    out.write_text("[]")
-    with pytest.raises(BenchmarkError, match="not written by this benchmark"):
-        command.read(out, "full", here)
-
-
-def test_the_summary_has_the_figures_beside_those_of_sglang():
-    compiled = {"trace_seconds": 5.0, "lower_seconds": 2.0, "compile_seconds": 40.0, "share_of_byte_roofline": 0.75}
-
-    def cycle(name: str, milliseconds: float, model: float | None, sampling: str = "greedy", **others: object) -> dict:
-        figures = {"milliseconds": [milliseconds], "model_milliseconds": model, **(compiled if sampling == "greedy" else {})}
-        return {"tree": name, "sampling": sampling, **figures, **others}
-
-    def part(*rows: dict, failed: tuple = ()) -> dict:
-        return {"rows": list(rows), "skipped": [], "failed": list(failed), "seconds": 1.0}
-
-    product = {"matrix": "o_proj 4096x4096", "rows": 8, "way": "XLA", "microseconds": [9.0], "share": 0.9}
-    loops = {"milliseconds": [7.0], "serial_milliseconds": [9.0], "device_milliseconds": 6.5}
-    results = {
-        "gemm": part(product, failed=(("down_proj 1", "Timeout (0:02:00)!"),)),
-        "cycle": part(
-            cycle("plain", 4.9, 4.62, launches=350, outside_the_graph=[]), cycle("plain", 5.1, None, "top_p"),
-            cycle("3/1/4", 5.7, 5.35, outside_the_graph=["kCustomCall"]),
-        ),
-        "flags": part(cycle("3/1/4", 5.4, 5.35, flags="PDL on")),
-        "engine": part({"tree": "3/1/4", "requests": 8, **loops}),
-        "peer": part({"name": "torch", "milliseconds": [6.0]}, {**product, "way": "torch", "microseconds": [11.0]}),
-    }  # fmt: skip
-    shown = tables.summary(results, {"platform": "gpu"}, "full")
-    lines = [" ".join(line.replace("|", " ").split()) for line in shown.splitlines()]
-    assert "plain 4.90 5.10 4.62 / - 5.26 0.75" in lines and "3/1/4 5.70 - 5.35 / - 7.10 0.75" in lines
-    assert "plain 350 yes 7.0 40.0 -" in lines and "3/1/4 - no: kCustomCall 7.0 40.0 -" in lines
-    assert "o_proj 4096x4096 8 9.0 (0.90) 11.0 (0.90)" in lines and "3/1/4 8 6.5 7.00 9.00" in lines
-    assert "as it is 5.70" in lines and "PDL on 5.40" in lines
-    assert "torch: 6.00 ms; our plain cycle: 4.90" in lines
-    assert "failed: gemm: down_proj 1: Timeout (0:02:00)!" in lines
-    assert any("with gaps: gemm" in line and "complete: cycle flags engine peer" in line for line in lines)
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"), [("greedy", 0), ("temperature", SamplingKind.TEMPERATURE), ("top_p", SamplingKind.FILTERED)]
 )
 def test_cycles_run_the_kind_of_sampling_that_they_are_named_after(kind, expected):
-    made = make_batch(Lab(SMALL, bandwidth=1.0, arithmetic=1.0), 2, 32, kind)
+    made = make_batch(Lab(SMALL), 2, 32, kind)
     settings = gather(made.state, made.rows, made.page_table).settings
     assert highest_kind(settings, jnp.ones(2, bool)) == expected
     assert settings.seed.tolist() == [[0, 0], [0, 1]] and settings.stop_tokens.shape == (2, 16)
 
 
 def test_contexts_are_put_back_and_pages_are_scattered():
-    lab = Lab(SMALL, bandwidth=1.0, arithmetic=1.0)
-    made = make_batch(lab, 2, 32)
+    made = make_batch(Lab(SMALL), 2, 32)
     assert sorted(made.page_table.ravel().tolist()) == list(range(made.page_table.size))
     made.state = made.state._replace(sequences=made.state.sequences.but(length=made.state.sequences.length + 3))
     made.put_back()
@@ -288,20 +196,31 @@ def test_contexts_are_put_back_and_pages_are_scattered():
     assert most <= made.page_table.shape[1] * made.state.cache[0].k.shape[1]
 
 
-def test_what_may_end_the_process_comes_last():
-    for cases in (times, check):
-        found = list(dict.fromkeys(case["implementation"] for case, _ in cases(Lab(SMALL))))
-        assert found == ["pallas_triton", "reference", "mosaic"]
-
-
 def test_check_and_probe_run_every_kernel_of_a_cycle():
-    """The folders of pallas_kernels that have a kernel for GPUs; each with all that a model's weights and cache may be."""
+    """The folders of pallas_kernels that have a kernel for GPUs; each with all that a model's weights and cache may be. What may
+    end the process comes last."""
     folders = {path.parent.name for path in Path(pallas_kernels.__path__[0]).glob("*/pallas_triton.py")}
     names = [each.kernel for each in checked_kernels(Lab(SMALL))]
     assert {name for folder in folders for name in names if name.startswith(folder)} | {"norm_pair", *names[2:5]} == set(names)
     assert all(any(name.startswith(folder) for name in names) for folder in folders)
     assert [sum(name.startswith(part) for name in names) for part in ("skinny_matmul", "tree_attention", "cutoff")] == [5, 2, 2]
-    assert {case["kernel"] for case, _ in probe(Lab(SMALL))} == {*names, "machine", "cycle of one layer"}
+    assert {case["kernel"] for case, _ in probe(Lab(SMALL))} == set(names)
+    order = list(dict.fromkeys(case["implementation"] for case, _ in check(Lab(SMALL))))
+    assert order == ["pallas_triton", "reference", "mosaic"]
+
+
+@pytest.mark.variants
+def test_what_runs_on_gpus_only_can_be_traced_for_one():
+    """At full size: each kernel of the probe, and the products of `packed` as they are."""
+    lab = Lab(FULL, 1.0)
+    with lowered_for("cuda"):
+        for each in checked_kernels(lab):
+            function, arguments = partial(each.function, implementation="pallas_triton"), each.calls[each.smallest]
+            assert jax.tree.leaves(jax.eval_shape(function, *jax.eval_shape(arguments)))
+        for case, measure in cases_of(BY_NAME["packed"], lab):
+            if case["changed"] == "as it is":
+                _, multiply, weight = measure.args
+                assert jax.tree.leaves(jax.eval_shape(multiply, jax.ShapeDtypeStruct((4, weight.shape[0]), lab.dtype), weight))
 
 
 @pytest.mark.variants
@@ -312,13 +231,11 @@ def test_a_wrong_kernel_is_found(bits):
     def wrong(*arguments, implementation):
         return attention.function(*arguments, implementation=implementation) * (1.0 if implementation == "reference" else 1.1)
 
-    shape = attention.smallest
-    lab = SimpleNamespace(on_gpu=True, dtype=Lab(SMALL).dtype)
-    broken = replace(attention, function=wrong)
-    programs = {shape: partial(wrong, implementation=None)}
+    shape, lab = attention.smallest, SimpleNamespace(need_gpu=lambda: None, dtype=Lab(SMALL).dtype)
+    programs = SimpleNamespace(take=lambda _: partial(wrong, implementation=None))
     with pytest.raises(WrongResult):
-        compare_with_reference(lab, broken, "pallas_triton", shape, programs)  # type: ignore
-    programs = {shape: partial(attention.function, implementation=None)}
+        compare_with_reference(lab, replace(attention, function=wrong), "pallas_triton", shape, programs)  # type: ignore
+    programs = SimpleNamespace(take=lambda _: partial(attention.function, implementation=None))
     assert compare_with_reference(lab, attention, "pallas_triton", shape, programs)["error"] <= BOUND  # type: ignore
 
 
@@ -328,7 +245,7 @@ def test_a_profile_is_by_what_kernels_do():
     kinds = profile.by_kind([*layers, profile.Kernel("", "MemcpyD2D", 800.0)], scopes)
     assert kinds == {"verify/layer/add_norm/dot_general gemm_fusion_dot": (16.0, 2.0), "MemcpyD2D": (0.1, 1 / profile.CYCLES)}
     row = {"tree": "plain", "sampling": "greedy", "busy_milliseconds": 0.0161, "kernels": 2.0, "microseconds_and_launches": kinds}
-    lines = [" ".join(line.replace("|", " ").split()) for line in tables.profiles([row]).splitlines()]
+    lines = [" ".join(line.replace("|", " ").split()) for line in tables.table_of("profile", [row]).splitlines()]
     assert "plain greedy verify/layer/add_norm/dot_general gemm_fusion_dot 2 0.016" in lines and "plain greedy all 2 0.016" in lines
 
 
@@ -346,3 +263,136 @@ def test_tiles_of_packed_weights_are_the_fastest_that_were_measured():
         own = choose_tiling(weight, 2, epilogue, 4, parts)
         name = f"columns {own.columns} depth {own.depth} stages {own.stages} warps {own.warps} splits {own.splits}"
         assert measured[name] <= 1.15 * min(measured.values()), (kind, matrix, name)
+
+
+def test_settings_are_changed_one_at_a_time():
+    own = choose_tiling(jax.eval_shape(QuantizedAs("int8"), jax.ShapeDtypeStruct((512, 512), "bfloat16")).packed, 2, None, 4, True)
+    made = dict(changes(own, {"warps": (own.warps, own.warps + 1)}))
+    assert made == {"as it is": own, f"warps {own.warps + 1}": replace(own, warps=own.warps + 1)}
+
+
+# Processes: what fails, hangs or is out of time costs no more than it must
+
+
+def breaks(message: str) -> dict:
+    raise RuntimeError(message)
+
+
+def refuses() -> dict:
+    raise Skip("too large")
+
+
+def test_a_failing_case_does_not_stop_the_others():
+    found = [partial(breaks, "no such kernel"), refuses, partial(breaks, "RESOURCE_EXHAUSTED: 9 bytes"), lambda: {"found": 5}]
+    said = list(run_cases(Task("a", "tiny", "", 9.0), (({"n": n}, measure) for n, measure in enumerate(found)), lambda: 5.0))
+    assert said[::2] == [{"part": "a", "case": {"n": n}, "starts": 5.0} for n in range(4)]
+    assert said[1] == {"part": "a", "case": {"n": 0}, "failed": "RuntimeError: no such kernel"}
+    assert said[3]["skipped"] == "too large" and "RESOURCE" in said[5]["skipped"] and said[7]["row"] == {"found": 5}
+    again = run_cases(Task("a", "tiny", "", 9.0, first=3), (({"n": n}, measure) for n, measure in enumerate(found)), lambda: 5.0)
+    assert list(again) == said[6:]
+
+
+def test_a_device_that_no_longer_works_ends_the_process(monkeypatch):
+    monkeypatch.setattr(worker.jnp, "arange", lambda _: breaks("illegal address"))
+    with pytest.raises(RuntimeError, match="illegal address"):
+        worker.check_device()
+
+
+def test_no_case_starts_behind_the_deadline():
+    clock = iter([5.0, 5.0, 15.0, 15.0])
+    said = list(run_cases(Task("a", "tiny", "", 10.0), (({"n": n}, dict) for n in range(3)), lambda: next(clock)))
+    assert [message["case"]["n"] for message in said if "row" in message] == [0]
+    assert [message["case"]["n"] for message in said if "skipped" in message] == [1, 2]
+
+
+PROCESS_OF_CASES = """
+import faulthandler, json, sys, time
+task, kind = json.loads(sys.argv[1]), KIND
+def say(**line):
+    with open(task["out"], "a") as out: print(json.dumps({"part": "copy", **line}), file=out)
+if kind == "never begins": sys.exit("no driver")
+for n in range(task["first"], 4):
+    say(case={"n": n}, starts=1)
+    if kind == "dies" and n == 1: sys.exit("kernel died")
+    if kind == "hangs" and n == 2: faulthandler.dump_traceback_later(0.3, exit=True); time.sleep(60)
+    if kind == "always dies": sys.exit(9)
+    broken = kind == "breaks the device" and n == 2
+    say(case={"n": n}, **({"failed": "wrong"} if broken else {"row": {}}))
+    if broken: sys.exit("illegal address")
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "measured", "failed"),
+    [
+        ("fine", [0, 1, 2, 3], []),
+        ("dies", [0, 2, 3], [("1", "the process ended with status 1: kernel died")]),
+        ("hangs", [0, 1, 3], [("2", "the process ended with status 1: Timeout (")]),
+        ("breaks the device", [0, 1, 3], [("2", "wrong")]),
+        ("always dies", [], [(n, "the process ended with status 9: it said nothing") for n in "012"]),
+        ("never begins", [], [("all", "the process ended with status 1: no driver")]),
+    ],
+)
+def test_a_process_that_ends_early_costs_only_its_case(tmp_path, part, measured, failed):
+    found = kept(tmp_path, PROCESS_OF_CASES.replace("KIND", repr(part)))
+    assert [row["n"] for row in found["rows"]] == measured
+    assert [
+        (case, reason[: len(expected)]) for (case, reason), (_, expected) in zip(found["failed"], failed, strict=True)
+    ] == failed
+    left_out = [("all", "3 processes ended early: the rest is left out")] if part == "always dies" else []
+    assert found["skipped"] == left_out
+
+
+def kept(folder: Path, script: str, deadline: float = 1e12) -> Mapping[str, Any]:
+    """What a run of one part has kept."""
+    out, file = folder / "out.jsonl", folder / "process.py"
+    file.write_text(script)
+    out.write_text('{"part": "copy", "begins": "today"}\n')
+
+    def keep(line: dict) -> None:
+        with out.open("a") as record:
+            print(json.dumps({"part": "copy", **line}), file=record)
+
+    run_part(Task("copy", "tiny", str(out), deadline), keep, [sys.executable, "-S", str(file)])
+    return by_part(map(json.loads, out.read_text().splitlines()))["copy"]
+
+
+def test_the_end_of_the_budget_is_no_failure(tmp_path):
+    script = PROCESS_OF_CASES.replace("KIND", "'hangs'")
+    found = kept(tmp_path, script.replace("later(0.3", "later(1.5"), deadline=time.time() + 1)
+    assert [row["n"] for row in found["rows"]] == [0, 1, 3] and found["skipped"] and not found["failed"]
+    assert kept(tmp_path, "no Python", deadline=0.0)["skipped"] == [("all", OUT_OF_TIME)]
+
+
+@pytest.mark.variants
+def test_a_process_that_hangs_says_where_and_the_starting_one_leaves_the_device_alone():
+    """The starting process would hold memory that its workers and the peer need."""
+    code = (
+        "import time, benchmarks.gpu\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+        "from benchmarks.gpu import worker\n"
+        "def stuck(): time.sleep(60)\n"
+        "worker.watch(0.0, 1e12); stuck()"
+    )
+    said = run_process(None, [sys.executable, "-c", code])
+    assert re.search(r'status 1: Timeout \(0:00:01\)! \(most recent call first\): File "<string>", line \d+ in stuck', said)
+
+
+@pytest.mark.exhaustive
+def test_killed_at_any_moment_it_leaves_valid_results_and_no_process(tmp_path):
+    """The process that uses the device ends with its case."""
+    out = tmp_path / "out.jsonl"
+    arguments = ["--size", "tiny", "--out", str(out), "--only", "copy", "gemm", "cycle"]
+    run = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", *arguments], stderr=subprocess.DEVNULL)
+    while not (out.exists() and "gemm" in out.read_text()):
+        assert run.poll() is None
+        time.sleep(0.1)
+    workers = [int(each) for each in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert by_part(map(json.loads, out.read_text().splitlines()))["copy"]["rows"]
+    deadline = time.time() + 60
+    while any(os.path.exists(f"/proc/{each}") for each in workers):
+        assert time.time() < deadline, workers
+        time.sleep(0.2)

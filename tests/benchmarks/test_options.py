@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import acceptance, peers, speculative
+from benchmarks import peers, speculative
 from benchmarks.options import BenchmarkParser, all_shortened, is_busy, shortened, without_out
 
 
@@ -32,12 +32,11 @@ def test_a_key_is_left_out_where_it_follows_its_option():
     assert all_shortened(given) == ["--", "--admin-api-key", "***", "--page-size", "8", "model"]
 
 
-@pytest.mark.parametrize("parse", [speculative.parse, acceptance.parse])
-def test_sizes_of_a_grid_are_refused_beside_trees(parse, capsys):
+def test_sizes_of_a_grid_are_refused_beside_trees(capsys):
     with pytest.raises(SystemExit) as exit:
-        parse(["--trees", "3/1/4", "--steps", "5", "--topk", "2"])
+        speculative.parse(["--trees", "3/1/4", "--steps", "5", "--topk", "2"])
     assert exit.value.code == 2 and "--trees names the trees: leave out --steps, --topk" in capsys.readouterr().err
-    assert parse(["--steps", "5"]).steps == [5]
+    assert speculative.parse(["--steps", "5"]).steps == [5]
 
 
 @pytest.mark.parametrize("option", ["--dtype bfloat16", "--quantization int8", "--speculative-draft-model-quantization int8"])

@@ -44,7 +44,7 @@ def test_arguments_and_status_pass_through_and_errors_are_lines(monkeypatch, cap
 
 def test_an_unknown_benchmark_is_one_line(capsys):
     assert main(["unknown"]) == 2
-    assert "unknown benchmark 'unknown'; benchmarks: speculative, throughput" in capsys.readouterr().err
+    assert "unknown benchmark 'unknown'; benchmarks: speculative, acceptance" in capsys.readouterr().err
 
 
 def test_the_standard_clients_are_told():
