@@ -9,6 +9,7 @@ socket: first {"vocabulary"}, then {"kind", "text"} of each grammar. The reply i
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -33,6 +34,11 @@ MOST_TRIES = 50
 """Parts of a schema that are compiled to find the one at fault."""
 LEAST_BYTES = 2**16
 """What a grammar counts at least."""
+UNFORCED = '%llguidance {"no_forcing": true}'
+"""A line of Lark. Without it llguidance reads ahead what a grammar forces, and never stops where a lexeme can only repeat itself:
+in `/a*/ "ab"` behind "aa". It reads no further than it must with it, and names no forced tokens."""
+SEPARATING = ("whitespace_pattern", "item_separator", "key_separator")  # x-guidance: what is between parts may be such a lexeme
+BRANCHING = re.compile(r"\\[sdw][*+]|\(\.\|\\n\)\*")  # repetitions that may always go on in more than one way
 OF_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
 OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -114,15 +120,29 @@ def _of_structural_tag(vocabulary: llguidance.LLTokenizer, tag: Any) -> llguidan
 
 
 def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})
+    text = json.dumps(schema)
+    made = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+    if not may_run_on("json_schema", text):
+        return made
+    [form] = json.loads(made)["grammars"]
+    return json.dumps({"grammars": [{"name": "all", "lark_grammar": f"start: @{form['name']}\n{UNFORCED}"}, form]})
+
+
+def may_run_on(kind: str, text: str) -> bool:
+    """Whether a part of a structural tag may hold a lexeme that can only repeat itself, if something follows it. It is said of some
+    that can't, and costs them forced drafts."""
+    if kind == "json_schema":
+        return any(f'"{name}"' in text for name in SEPARATING)
+    rest = BRANCHING.sub("", text.replace("\\\\", ""))
+    return kind == "grammar" or any(sign in rest for sign in ("*", "+", ",}"))
 
 
 def _grammar(kind: str, text: str) -> str:
     if kind == "json_schema":
         return _grammar_of_schema(json.loads(text))
-    if kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(text)
-    return llguidance.grammar_from({"grammar": "grammar", "choice": "choice"}[kind], text)  # type: ignore[arg-type]
+    if kind in ("regex", "choice"):
+        return llguidance.grammar_from(kind, text)  # type: ignore[arg-type]
+    return f"{llguidance.grammar_from('grammar', text)}\n{UNFORCED}"
 
 
 def _matcher(vocabulary: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
@@ -156,19 +176,12 @@ def _place(vocabulary: llguidance.LLTokenizer, schema: Any, reason: str) -> str:
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas directly inside one."""
     found = [(name, schema[name]) for name in OF_ONE if name in schema]
-    for name in OF_NAMES:
-        found += [(f"{name}/{key}", part) for key, part in _items(schema.get(name))]
-    for name in OF_MANY:
-        found += [(f"{name}/{number}", part) for number, part in enumerate(_list(schema.get(name)))]
+    for name, parts in schema.items():
+        if name in OF_NAMES and isinstance(parts, dict):
+            found += [(f"{name}/{key}", part) for key, part in parts.items()]
+        elif name in OF_MANY and isinstance(parts, list):
+            found += [(f"{name}/{number}", part) for number, part in enumerate(parts)]
     return ((name, part) for name, part in found if isinstance(part, dict))
-
-
-def _items(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 class Part(NamedTuple):
@@ -192,6 +205,8 @@ class StructuralTagWriter:
         """The whole. Raises ValueError, with the place."""
         lark = "\n".join([f"start: {self.written(format_of(tag), 'format')}", *self._rules, r"TEXT: /(.|\n)*/"])
         beside = [self._named(part, number) for number, part in enumerate(self.parts)]
+        if any(may_run_on(part.kind, part.text) for part in self.parts):
+            lark += f"\n{UNFORCED}"
         return json.dumps({"grammars": [{"name": "tag", "lark_grammar": lark}, *beside]})
 
     def written(self, form: Any, place: str) -> str:
@@ -279,7 +294,7 @@ class StructuralTagWriter:
             grammar = _grammar(part.kind, part.text)
         except ValueError as error:
             raise ValueError(f"{part.place}: {error}") from None
-        form = json.loads(grammar)["grammars"][0] if part.kind != "grammar" else {"lark_grammar": grammar}
+        form = json.loads(grammar)["grammars"][-1] if part.kind != "grammar" else {"lark_grammar": grammar}
         return {**form, "name": f"part{number}"}
 
 
@@ -351,10 +366,8 @@ class GrammarTrial:
         try:
             matcher = compiled(self._vocabulary, request["kind"], request["text"])
             return {"bytes": max(_used_bytes() - before, len(request["text"]) + LEAST_BYTES), "ended": matcher.is_stopped()}
-        except ValueError as error:
-            return {"error": str(error)}
-        except RecursionError:
-            return {"error": "it is nested too deeply"}
+        except (ValueError, RecursionError) as error:
+            return {"error": str(error) if isinstance(error, ValueError) else "it is nested too deeply"}
 
 
 def _used_bytes() -> int:

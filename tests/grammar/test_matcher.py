@@ -116,6 +116,35 @@ def test_a_text_is_cut_where_its_grammar_ends(grammars):
         walker.advance([ord("b")], None)
 
 
+def tag_of(content: dict[str, str], end: str) -> str:
+    return json.dumps({"format": {"type": "tag", "begin": "x", "content": content, "end": end}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("grammar", 'start: "x" /a+/ "ab"'),
+        ("grammar", 'root ::= "x" a "ab"\na ::= "a"+'),
+        ("structural_tag", tag_of({"type": "regex", "pattern": r"\\+"}, r"\a")),
+        ("structural_tag", tag_of({"type": "grammar", "grammar": "start: /a+/"}, "ab")),
+    ],
+)
+def test_what_can_only_repeat_itself_is_not_read_ahead(grammars, kind, text):
+    """Behind "xa" only "a" may come, again and again. llguidance would read on without an end, and hold the engine where this comes
+    later than the first token. It is tried in a process that is ended after two seconds."""
+    grammars.tried([(kind, text)]).result()
+
+
+def test_space_that_can_only_repeat_itself_is_not_read_ahead():
+    """As above, but only later: behind a number and two spaces."""
+    guided = {"whitespace_pattern": " +", "item_separator": " ,"}
+    assert compiling.may_run_on("json_schema", json.dumps({"x-guidance": guided}))
+    assert not compiling.may_run_on("json_schema", json.dumps({"x-guidance": {"whitespace_flexible": False}}))
+    assert [compiling.may_run_on("regex", each) for each in (r"\s*x", r"(.|\n)*", r"\\s*", "[a]*", "a{2,}", "a{2}")] == (
+        [False, False, True, True, True, False]
+    )
+
+
 def test_what_must_follow_is_drafted(grammars):
     walker = matcher(grammars, "regex", "(x|hello)[0-9]")
     legal, forced = walker.legal([ord("h"), ord("x"), ord("y")], [-1, -1, -1])
