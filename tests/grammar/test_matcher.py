@@ -116,6 +116,33 @@ def test_a_text_is_cut_where_its_grammar_ends(grammars):
         walker.advance([ord("b")], None)
 
 
+def test_a_node_that_nothing_can_follow_spoils_no_other(grammars):
+    """The vocabulary can't write "é": behind "b" the library gives up, and never works again."""
+    walker, fresh = (matcher(grammars, "regex", "x(a[cd]{2}|bé)") for _ in range(2))
+    tokens, parents = [ord(letter) for letter in "xbéacd"], [-1, 0, 1, 0, 3, 4]
+    tokens[2] = 1
+    for each in (walker, fresh):
+        each.advance([ord("x")], None)
+    masks = np.zeros((len(tokens), 4), np.uint32)
+    assert walker.masks(tokens, parents, masks) == [1]
+    legal, forced = walker.legal(tokens[1:], [parent - 1 for parent in parents[1:]])
+    assert legal == [True, False, True, True, True]
+    for node, text in ((3, "a"), (4, "c")):
+        fresh.advance([ord(text)], None)
+        assert masks[node].tolist() == fresh.step.words.tolist()
+    assert masks[0].tolist() == walker.step.words.tolist()
+    assert walker.advance([ord("a"), ord("c")], None) == ([ord("a"), ord("c")], None, False)
+    walker.check()
+
+
+def test_a_text_ends_before_a_token_that_nothing_can_follow(grammars):
+    """Whether it comes alone or with others."""
+    walker = matcher(grammars, "regex", "[a-z](a|bé)")
+    assert walker.advance([ord("x"), ord("b")], None) == ([ord("x")], None, False)
+    with pytest.raises(GrammarError, match="can't be followed"):
+        walker.check()
+
+
 def tag_of(content: dict[str, str], end: str) -> str:
     return json.dumps({"format": {"type": "tag", "begin": "x", "content": content, "end": end}})
 
