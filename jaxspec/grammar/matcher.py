@@ -62,15 +62,15 @@ class Matcher:
         """Adds new tokens to the text, up to where the grammar ends. `finish`: why the device ended the text with the last of them,
         or None. Returns the tokens that count, why the text has ended, if it has, and whether the grammar has ended it.
 
-        Raises GrammarError: one of the tokens may not follow. Where nothing can follow one of them, the text ends before it, as it
-        would if they came one by one, and `check` raises.
+        Where a token may not follow, or nothing can follow it, the text ends before it, as it would if they came one by one, and
+        `check` raises.
         """
         own = len(tokens) - (finish == "stop")  # a stop token is not part of the grammar's text
         for index, token in enumerate(tokens[:own]):
-            if not self._automaton.consume_token(token):
-                raise GrammarError(f"the grammar does not allow token {token}: {self._reason()}")
-            self._read.append(token)
             try:
+                if not self._automaton.consume_token(token):
+                    raise GrammarError(f"the grammar does not allow token {token}: {self._reason()}")
+                self._read.append(token)
                 self.step = self._step()
             except GrammarError as error:
                 self._failure = error

@@ -112,8 +112,9 @@ def test_a_text_is_cut_where_its_grammar_ends(grammars):
     walker = matcher(grammars, "regex", "a{1,3}")
     assert walker.advance([ord("a"), END], "stop") == ([ord("a"), END], "stop", False)
     assert tokens_of(walker.step.words) == [END, ord("a")]
+    assert walker.advance([ord("b"), ord("a")], None) == ([], None, False)
     with pytest.raises(GrammarError, match="does not allow token 98"):
-        walker.advance([ord("b")], None)
+        walker.check()
 
 
 def test_a_node_that_nothing_can_follow_spoils_no_other(grammars):
@@ -125,7 +126,7 @@ def test_a_node_that_nothing_can_follow_spoils_no_other(grammars):
         each.advance([ord("x")], None)
     masks = np.zeros((len(tokens), 4), np.uint32)
     assert walker.masks(tokens, parents, masks) == [1]
-    legal, forced = walker.legal(tokens[1:], [parent - 1 for parent in parents[1:]])
+    legal, _ = walker.legal(tokens[1:], [parent - 1 for parent in parents[1:]])
     assert legal == [True, False, True, True, True]
     for node, text in ((3, "a"), (4, "c")):
         fresh.advance([ord(text)], None)
@@ -141,6 +142,11 @@ def test_a_text_ends_before_a_token_that_nothing_can_follow(grammars):
     assert walker.advance([ord("x"), ord("b")], None) == ([ord("x")], None, False)
     with pytest.raises(GrammarError, match="can't be followed"):
         walker.check()
+
+
+def test_a_token_that_ends_texts_is_no_text(grammars):
+    """Here it has bytes, too: those of the character 0."""
+    assert END not in tokens_of(matcher(grammars, "regex", "[^a]{2}").step.words)
 
 
 def tag_of(content: dict[str, str], end: str) -> str:
