@@ -8,6 +8,7 @@ socket: first {"vocabulary"}, then {"kind", "text"} of each grammar. The reply i
 
 import contextlib
 import json
+import math
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import llguidance
@@ -35,10 +37,12 @@ MOST_TRIES = 50
 LEAST_BYTES = 2**16
 """What a grammar counts at least."""
 UNFORCED = '%llguidance {"no_forcing": true}'
-"""A line of Lark. Without it llguidance reads ahead what a grammar forces, and never stops where a lexeme can only repeat itself:
-in `/a*/ "ab"` behind "aa". It reads no further than it must with it, and names no forced tokens."""
+"""A line of Lark. Without it llguidance reads ahead all that a grammar forces, for every mask, and never stops where a lexeme can
+only repeat itself: in `/a*/ "ab"` behind "aa". With it no tokens are known to be forced."""
+MOST_FORCED = 8192  # characters, or repetitions in a regular expression; reading so far ahead takes 2 ms
 SEPARATING = ("whitespace_pattern", "item_separator", "key_separator")  # x-guidance: what is between parts may be such a lexeme
 BRANCHING = re.compile(r"\\[sdw][*+]|\(\.\|\\n\)\*")  # repetitions that may always go on in more than one way
+COUNTS = re.compile(r'(?:[{,]|"min(?:Length|Items)": )(\d{1,18})[,}]')
 OF_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
 OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -122,27 +126,30 @@ def _of_structural_tag(vocabulary: llguidance.LLTokenizer, tag: Any) -> llguidan
 def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
     text = json.dumps(schema)
     made = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
-    if not may_run_on("json_schema", text):
-        return made
-    [form] = json.loads(made)["grammars"]
-    return json.dumps({"grammars": [{"name": "all", "lark_grammar": f"start: @{form['name']}\n{UNFORCED}"}, form]})
+    return _unforced(made) if may_run_on("json_schema", text) else made
 
 
-def may_run_on(kind: str, text: str) -> bool:
-    """Whether a part of a structural tag may hold a lexeme that can only repeat itself, if something follows it. It is said of some
-    that can't, and costs them forced drafts."""
+def may_run_on(kind: str, text: str, *, is_part: bool = False) -> bool:
+    """Whether a grammar might force a very long text. `is_part`: something may follow it. (Some that can't lose forced drafts.)"""
+    if kind == "grammar" or max(len(text), math.prod(map(int, COUNTS.findall(text)))) > MOST_FORCED:
+        return True
     if kind == "json_schema":
         return any(f'"{name}"' in text for name in SEPARATING)
-    rest = BRANCHING.sub("", text.replace("\\\\", ""))
-    return kind == "grammar" or any(sign in rest for sign in ("*", "+", ",}"))
+    return kind == "regex" and is_part and re.search(r"[*+]|,\}", BRANCHING.sub("", text.replace("\\\\", ""))) is not None
+
+
+def _unforced(grammar: str) -> str:
+    [form] = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"name": "", "lark_grammar": f"start: @all\n{UNFORCED}"}, {**form, "name": "all"}]})
 
 
 def _grammar(kind: str, text: str) -> str:
     if kind == "json_schema":
         return _grammar_of_schema(json.loads(text))
-    if kind in ("regex", "choice"):
-        return llguidance.grammar_from(kind, text)  # type: ignore[arg-type]
-    return f"{llguidance.grammar_from('grammar', text)}\n{UNFORCED}"
+    made, runs_on = llguidance.grammar_from(kind, text), may_run_on(kind, text)  # type: ignore[arg-type]
+    if kind == "regex":
+        return _unforced(made) if runs_on else made
+    return f"{made}\n{UNFORCED}" if runs_on else made
 
 
 def _matcher(vocabulary: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
@@ -205,7 +212,7 @@ class StructuralTagWriter:
         """The whole. Raises ValueError, with the place."""
         lark = "\n".join([f"start: {self.written(format_of(tag), 'format')}", *self._rules, r"TEXT: /(.|\n)*/"])
         beside = [self._named(part, number) for number, part in enumerate(self.parts)]
-        if any(may_run_on(part.kind, part.text) for part in self.parts):
+        if len(lark) > MOST_FORCED or any(may_run_on(part.kind, part.text, is_part=True) for part in self.parts):
             lark += f"\n{UNFORCED}"
         return json.dumps({"grammars": [{"name": "tag", "lark_grammar": lark}, *beside]})
 
@@ -329,22 +336,15 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _string(form: Any, name: str, place: str) -> str:
-    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, str):
-        raise ValueError(f"{name} must be a string (at {place})")
+def _field(form: Any, name: str, place: str, kind: type) -> Any:
+    value = form.get(name) if isinstance(form, dict) else None
+    if not isinstance(value, kind) or value == []:
+        said: dict[type, str] = {str: "a string", dict: "an object", list: "a list that holds something"}[kind]
+        raise ValueError(f"{name} must be {said} (at {place})")
     return value
 
 
-def _object(form: Any, name: str, place: str) -> dict[str, Any]:
-    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, dict):
-        raise ValueError(f"{name} must be an object (at {place})")
-    return value
-
-
-def _listed(form: Any, name: str, place: str) -> list[Any]:
-    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, list) or not value:
-        raise ValueError(f"{name} must be a list that holds something (at {place})")
-    return value
+_string, _object, _listed = (partial(_field, kind=kind) for kind in (str, dict, list))
 
 
 # Everything below runs in the process.

@@ -173,9 +173,25 @@ def test_space_that_can_only_repeat_itself_is_not_read_ahead():
     guided = {"whitespace_pattern": " +", "item_separator": " ,"}
     assert compiling.may_run_on("json_schema", json.dumps({"x-guidance": guided}))
     assert not compiling.may_run_on("json_schema", json.dumps({"x-guidance": {"whitespace_flexible": False}}))
-    assert [compiling.may_run_on("regex", each) for each in (r"\s*x", r"(.|\n)*", r"\\s*", "[a]*", "a{2,}", "a{2}")] == (
-        [False, False, True, True, True, False]
-    )
+    parts = {r"\s*x": False, r"(.|\n)*": False, r"\\s*": True, "[a]*": True, "a{2,}": True, "a{2}": False}
+    assert {each: compiling.may_run_on("regex", each, is_part=True) for each in parts} == parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json_schema", {"const": "x" * 10_000}),
+        ("json_schema", {"type": "array", "items": {"const": 1}, "minItems": 10**6, "x-guidance": {"whitespace_flexible": False}}),
+        ("regex", "xx{1000000}"),
+        ("regex", "(x{1000}){1000}"),
+        ("choice", ["x" * 10_000]),
+        ("structural_tag", {"format": {"type": "const_string", "value": "x" * 10_000}}),
+    ],
+)
+def test_very_long_texts_are_not_read_ahead(grammars, kind, value):
+    """It would take longer than the mask, again for every node."""
+    walker = matcher(grammars, kind, value)
+    assert walker.legal([ord("x")], [-1])[1] in ({-1: []}, {-1: [], 0: []})
 
 
 def test_what_must_follow_is_drafted(grammars):
