@@ -41,7 +41,7 @@ class GrammarsBusy(RuntimeError):
 
 
 class _Kept(NamedTuple):
-    """A compiled grammar: the matcher at its beginning, which is copied, and its size."""
+    """A compiled grammar: the automaton at its beginning, which is copied, and its size."""
 
     automaton: llguidance.LLMatcher
     bytes: int
@@ -129,7 +129,7 @@ class Grammars:
                 self._kept.move_to_end(constraint)
         try:
             kept = kept or self._keep(constraint, compiling.LEAST_BYTES + len(constraint[1]))
-            return Matcher(kept.automaton.deep_copy(), self.vocabulary, bans)
+            return Matcher(kept.automaton, self.vocabulary, bans)
         except (ValueError, GrammarError) as error:
             raise ValueError(f"{constraint[0]} {error}") from None
 

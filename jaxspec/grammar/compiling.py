@@ -8,12 +8,15 @@ socket: first {"vocabulary"}, then {"kind", "text"} of each grammar. The reply i
 
 import contextlib
 import json
+import math
 import os
+import re
 import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import llguidance
@@ -33,6 +36,13 @@ MOST_TRIES = 50
 """Parts of a schema that are compiled to find the one at fault."""
 LEAST_BYTES = 2**16
 """What a grammar counts at least."""
+UNFORCED = '%llguidance {"no_forcing": true}'
+"""A line of Lark. Without it llguidance reads ahead all that a grammar forces, for every mask, and never stops where a lexeme can
+only repeat itself: in `/a*/ "ab"` behind "aa". With it no tokens are known to be forced."""
+MOST_FORCED = 8192  # characters, or repetitions in a regular expression; reading so far ahead takes 2 ms
+SEPARATING = ("whitespace_pattern", "item_separator", "key_separator")  # x-guidance: what is between parts may be such a lexeme
+BRANCHING = re.compile(r"\\[sdw][*+]|\(\.\|\\n\)\*")  # repetitions that may always go on in more than one way
+COUNTS = re.compile(r'(?:[{,]|"min(?:Length|Items)": )(\d{1,18})[,}]')
 OF_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
 OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -114,15 +124,32 @@ def _of_structural_tag(vocabulary: llguidance.LLTokenizer, tag: Any) -> llguidan
 
 
 def _grammar_of_schema(schema: Mapping[str, Any]) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})
+    text = json.dumps(schema)
+    made = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+    return _unforced(made) if may_run_on("json_schema", text) else made
+
+
+def may_run_on(kind: str, text: str, *, is_part: bool = False) -> bool:
+    """Whether a grammar might force a very long text. `is_part`: something may follow it. (Some that can't lose forced drafts.)"""
+    if kind == "grammar" or max(len(text), math.prod(map(int, COUNTS.findall(text)))) > MOST_FORCED:
+        return True
+    if kind == "json_schema":
+        return any(f'"{name}"' in text for name in SEPARATING)
+    return kind == "regex" and is_part and re.search(r"[*+]|,\}", BRANCHING.sub("", text.replace("\\\\", ""))) is not None
+
+
+def _unforced(grammar: str) -> str:
+    [form] = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"name": "", "lark_grammar": f"start: @all\n{UNFORCED}"}, {**form, "name": "all"}]})
 
 
 def _grammar(kind: str, text: str) -> str:
     if kind == "json_schema":
         return _grammar_of_schema(json.loads(text))
+    made, runs_on = llguidance.grammar_from(kind, text), may_run_on(kind, text)  # type: ignore[arg-type]
     if kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(text)
-    return llguidance.grammar_from({"grammar": "grammar", "choice": "choice"}[kind], text)  # type: ignore[arg-type]
+        return _unforced(made) if runs_on else made
+    return f"{made}\n{UNFORCED}" if runs_on else made
 
 
 def _matcher(vocabulary: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
@@ -156,19 +183,12 @@ def _place(vocabulary: llguidance.LLTokenizer, schema: Any, reason: str) -> str:
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas directly inside one."""
     found = [(name, schema[name]) for name in OF_ONE if name in schema]
-    for name in OF_NAMES:
-        found += [(f"{name}/{key}", part) for key, part in _items(schema.get(name))]
-    for name in OF_MANY:
-        found += [(f"{name}/{number}", part) for number, part in enumerate(_list(schema.get(name)))]
+    for name, parts in schema.items():
+        if name in OF_NAMES and isinstance(parts, dict):
+            found += [(f"{name}/{key}", part) for key, part in parts.items()]
+        elif name in OF_MANY and isinstance(parts, list):
+            found += [(f"{name}/{number}", part) for number, part in enumerate(parts)]
     return ((name, part) for name, part in found if isinstance(part, dict))
-
-
-def _items(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 class Part(NamedTuple):
@@ -192,6 +212,8 @@ class StructuralTagWriter:
         """The whole. Raises ValueError, with the place."""
         lark = "\n".join([f"start: {self.written(format_of(tag), 'format')}", *self._rules, r"TEXT: /(.|\n)*/"])
         beside = [self._named(part, number) for number, part in enumerate(self.parts)]
+        if len(lark) > MOST_FORCED or any(may_run_on(part.kind, part.text, is_part=True) for part in self.parts):
+            lark += f"\n{UNFORCED}"
         return json.dumps({"grammars": [{"name": "tag", "lark_grammar": lark}, *beside]})
 
     def written(self, form: Any, place: str) -> str:
@@ -279,7 +301,7 @@ class StructuralTagWriter:
             grammar = _grammar(part.kind, part.text)
         except ValueError as error:
             raise ValueError(f"{part.place}: {error}") from None
-        form = json.loads(grammar)["grammars"][0] if part.kind != "grammar" else {"lark_grammar": grammar}
+        form = json.loads(grammar)["grammars"][-1] if part.kind != "grammar" else {"lark_grammar": grammar}
         return {**form, "name": f"part{number}"}
 
 
@@ -314,22 +336,15 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _string(form: Any, name: str, place: str) -> str:
-    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, str):
-        raise ValueError(f"{name} must be a string (at {place})")
+def _field(form: Any, name: str, place: str, kind: type) -> Any:
+    value = form.get(name) if isinstance(form, dict) else None
+    if not isinstance(value, kind) or value == []:
+        said: dict[type, str] = {str: "a string", dict: "an object", list: "a list that holds something"}[kind]
+        raise ValueError(f"{name} must be {said} (at {place})")
     return value
 
 
-def _object(form: Any, name: str, place: str) -> dict[str, Any]:
-    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, dict):
-        raise ValueError(f"{name} must be an object (at {place})")
-    return value
-
-
-def _listed(form: Any, name: str, place: str) -> list[Any]:
-    if not isinstance(value := form.get(name) if isinstance(form, dict) else None, list) or not value:
-        raise ValueError(f"{name} must be a list that holds something (at {place})")
-    return value
+_string, _object, _listed = (partial(_field, kind=kind) for kind in (str, dict, list))
 
 
 # Everything below runs in the process.
@@ -351,10 +366,8 @@ class GrammarTrial:
         try:
             matcher = compiled(self._vocabulary, request["kind"], request["text"])
             return {"bytes": max(_used_bytes() - before, len(request["text"]) + LEAST_BYTES), "ended": matcher.is_stopped()}
-        except ValueError as error:
-            return {"error": str(error)}
-        except RecursionError:
-            return {"error": "it is nested too deeply"}
+        except (ValueError, RecursionError) as error:
+            return {"error": str(error) if isinstance(error, ValueError) else "it is nested too deeply"}
 
 
 def _used_bytes() -> int:

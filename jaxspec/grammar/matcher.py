@@ -43,8 +43,11 @@ class Matcher:
     Raises GrammarError if it has ended, or allows no token, before the first one.
     """
 
-    def __init__(self, automaton: llguidance.LLMatcher, vocabulary: Vocabulary, bans: Bans):
-        self._automaton, self._vocabulary = automaton, vocabulary
+    def __init__(self, beginning: llguidance.LLMatcher, vocabulary: Vocabulary, bans: Bans):
+        """`beginning`: of the grammar; it is copied."""
+        self._beginning, self._automaton, self._vocabulary = beginning, beginning.deep_copy(), vocabulary
+        self._read: list[int] = []
+        self._failure: GrammarError | None = None
         self._stops = frozenset(bans.stops)
         stops, bad = packed(sorted(self._stops), vocabulary.words), packed(bans.bad, vocabulary.words)
         allowed = ~packed((), vocabulary.words) if bans.allowed is None else packed(bans.allowed, vocabulary.words)
@@ -59,19 +62,27 @@ class Matcher:
         """Adds new tokens to the text, up to where the grammar ends. `finish`: why the device ended the text with the last of them,
         or None. Returns the tokens that count, why the text has ended, if it has, and whether the grammar has ended it.
 
-        Raises GrammarError: one of the tokens may not follow.
+        Where a token may not follow, or nothing can follow it, the text ends before it, as it would if they came one by one, and
+        `check` raises.
         """
         own = len(tokens) - (finish == "stop")  # a stop token is not part of the grammar's text
         for index, token in enumerate(tokens[:own]):
-            if not self._automaton.consume_token(token):
-                raise GrammarError(f"the grammar does not allow token {token}: {self._reason()}")
-            self.step = self._step()
+            try:
+                if not self._automaton.consume_token(token):
+                    raise GrammarError(f"the grammar does not allow token {token}: {self._reason()}")
+                self._read.append(token)
+                self.step = self._step()
+            except GrammarError as error:
+                self._failure = error
+                return list(tokens[:index]), None, False
             if self.step.is_end:
                 return list(tokens[: index + 1]), "stop", True
         return list(tokens), finish, False
 
     def check(self) -> None:
         """Raises GrammarError if no token may follow the text."""
+        if self._failure is not None:
+            raise self._failure
         if not self.step.words.any():
             raise GrammarError("bad_token_ids or allowed_token_ids leave no token that the grammar allows")
 
@@ -98,7 +109,11 @@ class Matcher:
         out[0] = self.step.words
         empty = []
         for node in self._walk(tokens[1:], [parent - 1 for parent in parents[1:]], set()):
-            step = self._step()
+            try:
+                step = self._step()
+            except GrammarError:
+                empty.append(node + 1)
+                continue
             out[node + 1] = step.words
             if step.is_end:
                 out[node + 1] |= self._vocabulary.text  # what follows is cut off, and there must be something
@@ -113,23 +128,34 @@ class Matcher:
         for node, parent in enumerate(parents):
             children.setdefault(parent, []).append(node)
         stack = [(node, 0) for node in reversed(children.get(-1, ()))]
-        depth = 0
+        path: list[int] = []
         while stack:
-            node, at = stack.pop()
-            if depth > at:
-                self._automaton.rollback(depth - at)
-                depth = at
+            node, depth = stack.pop()
+            if len(path) > depth:
+                self._automaton.rollback(len(path) - depth)
+                del path[depth:]
             token = tokens[node]
             if token in self._stops and self._automaton.is_accepting():
                 stops.add(node)
                 continue
-            if not holds(self._text, token) or self._automaton.try_consume_tokens([token]) != 1:
+            if not holds(self._text, token):
                 continue
-            depth += 1
-            yield node
-            stack += [(child, depth) for child in reversed(children.get(node, ()))]
-        if depth:
-            self._automaton.rollback(depth)
+            if self._automaton.try_consume_tokens([token]) == 1:
+                yield node
+                if not self._automaton.is_error():
+                    path.append(token)
+                    stack += [(child, len(path)) for child in reversed(children.get(node, ()))]
+            if self._automaton.is_error():
+                self._read_again(path)
+        if path:
+            self._automaton.rollback(len(path))
+
+    def _read_again(self, path: Sequence[int]) -> None:
+        """Replaces the automaton, which can't leave a state of error, by one behind the text and a path."""
+        self._automaton = self._beginning.deep_copy()
+        for token in self._read:
+            self._automaton.consume_token(token)
+        self._automaton.try_consume_tokens(list(path))
 
     def _step(self) -> Step:
         buffer = self._buffer

@@ -41,8 +41,8 @@ class Vocabulary:
     def __init__(self, source: VocabularySource):
         self.size, self.words = source.size, -(-source.size // 32)
         self.tokenizer: llguidance.LLTokenizer = source.load()
-        self.text = ~packed(self.tokenizer.eos_tokens, self.words) & packed(range(self.size), self.words)
-        """The tokens that a text consists of."""
+        self.text = ~packed([*self.tokenizer.eos_tokens, *source.ends], self.words) & packed(range(self.size), self.words)
+        """The tokens that a text consists of: all but those that end it, even where one has bytes, too."""
         self.library_words = -(-self.tokenizer.vocab_size // 32)
         """The size of llguidance's masks."""
 

@@ -112,8 +112,86 @@ def test_a_text_is_cut_where_its_grammar_ends(grammars):
     walker = matcher(grammars, "regex", "a{1,3}")
     assert walker.advance([ord("a"), END], "stop") == ([ord("a"), END], "stop", False)
     assert tokens_of(walker.step.words) == [END, ord("a")]
+    assert walker.advance([ord("b"), ord("a")], None) == ([], None, False)
     with pytest.raises(GrammarError, match="does not allow token 98"):
-        walker.advance([ord("b")], None)
+        walker.check()
+
+
+def test_a_node_that_nothing_can_follow_spoils_no_other(grammars):
+    """The vocabulary can't write "é": behind "b" the library gives up, and never works again."""
+    walker, fresh = (matcher(grammars, "regex", "x(a[cd]{2}|bé)") for _ in range(2))
+    tokens, parents = [ord(letter) for letter in "xbéacd"], [-1, 0, 1, 0, 3, 4]
+    tokens[2] = 1
+    for each in (walker, fresh):
+        each.advance([ord("x")], None)
+    masks = np.zeros((len(tokens), 4), np.uint32)
+    assert walker.masks(tokens, parents, masks) == [1]
+    legal, _ = walker.legal(tokens[1:], [parent - 1 for parent in parents[1:]])
+    assert legal == [True, False, True, True, True]
+    for node, text in ((3, "a"), (4, "c")):
+        fresh.advance([ord(text)], None)
+        assert masks[node].tolist() == fresh.step.words.tolist()
+    assert masks[0].tolist() == walker.step.words.tolist()
+    assert walker.advance([ord("a"), ord("c")], None) == ([ord("a"), ord("c")], None, False)
+    walker.check()
+
+
+def test_a_text_ends_before_a_token_that_nothing_can_follow(grammars):
+    """Whether it comes alone or with others."""
+    walker = matcher(grammars, "regex", "[a-z](a|bé)")
+    assert walker.advance([ord("x"), ord("b")], None) == ([ord("x")], None, False)
+    with pytest.raises(GrammarError, match="can't be followed"):
+        walker.check()
+
+
+def test_a_token_that_ends_texts_is_no_text(grammars):
+    """Here it has bytes, too: those of the character 0."""
+    assert END not in tokens_of(matcher(grammars, "regex", "[^a]{2}").step.words)
+
+
+def tag_of(content: dict[str, str], end: str) -> str:
+    return json.dumps({"format": {"type": "tag", "begin": "x", "content": content, "end": end}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("grammar", 'start: "x" /a+/ "ab"'),
+        ("grammar", 'root ::= "x" a "ab"\na ::= "a"+'),
+        ("structural_tag", tag_of({"type": "regex", "pattern": r"\\+"}, r"\a")),
+        ("structural_tag", tag_of({"type": "grammar", "grammar": "start: /a+/"}, "ab")),
+    ],
+)
+def test_what_can_only_repeat_itself_is_not_read_ahead(grammars, kind, text):
+    """Behind "xa" only "a" may come, again and again. llguidance would read on without an end, and hold the engine where this comes
+    later than the first token. It is tried in a process that is ended after two seconds."""
+    grammars.tried([(kind, text)]).result()
+
+
+def test_space_that_can_only_repeat_itself_is_not_read_ahead():
+    """As above, but only later: behind a number and two spaces."""
+    guided = {"whitespace_pattern": " +", "item_separator": " ,"}
+    assert compiling.may_run_on("json_schema", json.dumps({"x-guidance": guided}))
+    assert not compiling.may_run_on("json_schema", json.dumps({"x-guidance": {"whitespace_flexible": False}}))
+    parts = {r"\s*x": False, r"(.|\n)*": False, r"\\s*": True, "[a]*": True, "a{2,}": True, "a{2}": False}
+    assert {each: compiling.may_run_on("regex", each, is_part=True) for each in parts} == parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json_schema", {"const": "x" * 10_000}),
+        ("json_schema", {"type": "array", "items": {"const": 1}, "minItems": 10**6, "x-guidance": {"whitespace_flexible": False}}),
+        ("regex", "xx{1000000}"),
+        ("regex", "(x{1000}){1000}"),
+        ("choice", ["x" * 10_000]),
+        ("structural_tag", {"format": {"type": "const_string", "value": "x" * 10_000}}),
+    ],
+)
+def test_very_long_texts_are_not_read_ahead(grammars, kind, value):
+    """It would take longer than the mask, again for every node."""
+    walker = matcher(grammars, kind, value)
+    assert walker.legal([ord("x")], [-1])[1] in ({-1: []}, {-1: [], 0: []})
 
 
 def test_what_must_follow_is_drafted(grammars):

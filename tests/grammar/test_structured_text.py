@@ -4,6 +4,7 @@ grammar and the other parameters. (One file, so that its engines share their pro
 import random
 import threading
 import time
+from contextlib import closing
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from jaxspec.engine.request import GenerationRequest, Request
 from jaxspec.grammar.matcher import GrammarError
 from jaxspec.grammar.trees import best_nodes
 from jaxspec.sampling_params import SamplingParams
-from tests.grammar.cases import TREES, check, engine, random_case
+from tests.grammar.cases import TREES, Bench, engine, random_case
 from tests.sets import exhaustive
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -27,7 +28,8 @@ WORDS = {"regex": "[a-c]{2,4}"}
 def test_text_under_a_tree_is_that_of_plain_masked_decoding(count, trees):
     rng = random.Random(7)
     cases = [random_case(rng) for _ in range(count)]
-    result = check(cases, trees)
+    with closing(Bench(trees)) as bench:
+        result = bench.check(cases)
     assert (result.wrong, result.unequal) == ([], [])
     assert result.ended >= count / 2 and result.preemptions and result.hits and result.forced, result
 
