@@ -10,6 +10,7 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import serve_loading as loading
+from jaxspec.commands.flags import in_flags
 from jaxspec.commands.serve_loading import (
     MAX_TEMPLATE_BYTES,
     compile_programs,
@@ -148,8 +149,9 @@ def test_requests_may_turn_speculation_off_unless_told_otherwise(places, more, d
 
 
 def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_weights):
-    with pytest.raises(ValueError, match=r"the draft tree 3/1/4 needs a draft head, and .*target comes with none"):
+    with pytest.raises(ValueError, match=r"the draft tree 3/1/4 needs a draft head, and .*target comes with none") as refused:
         load(arguments(places, "target", None, "--speculative-num-steps 3 --speculative-eagle-topk 1"))
+    assert in_flags(str(refused.value)).endswith("give --speculative-draft-model-path, or --speculative-ngram")
 
 
 @pytest.mark.parametrize(
