@@ -33,19 +33,18 @@ GRAMMARS = (
 class Case(NamedTuple):
     """One request."""
 
-    prompt: tuple[int, ...]
-    params: SamplingParams
+    asked: GenerationRequest
     at_once: int
     """The number of requests that come together with it."""
 
     def fits(self, text: str) -> bool:
         """Whether a finished text is what was asked for, by other means than the grammar."""
-        kind, value = self.params.constraint
+        kind, value = self.asked.params.constraint
         if kind == "json_schema":
             jsonschema.validate(json.loads(text), json.loads(value))
             return True
         if kind == "choice":
-            return text in self.params.choice
+            return text in self.asked.params.choice
         return re.fullmatch(dict(GRAMMARS).get(value, value), text) is not None
 
 
@@ -94,7 +93,7 @@ def random_case(rng: random.Random) -> Case:
     )
     prompt = (*range(10, 10 + 4 * rng.randint(0, 3)), *(rng.randrange(1, 128) for _ in range(rng.randint(1, 6))))
     params = SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=rng.randrange(2**32), **constraint, **more)
-    return Case(prompt, params, rng.randint(1, 8))
+    return Case(GenerationRequest(prompt, params), rng.randint(1, 8))
 
 
 def engine(tree: TreeShape, **options: Any) -> Engine:
@@ -110,9 +109,14 @@ def run(made: Engine, cases: Sequence[Case]) -> list[GenerationOutput]:
         running = [request for request in requests if request.finish_reason is None]
         if left and len(running) <= 4:
             group, left = left[: left[0].at_once], left[left[0].at_once :]
-            requests += [made.add(GenerationRequest(case.prompt, case.params)) for case in group]
+            requests += [made.add(case.asked) for case in group]
         made.step()
     return [request.result() for request in requests]
+
+
+def said(output: GenerationOutput) -> tuple[tuple[int, ...], str, str, int | str | None]:
+    """All of a result that its drafts must not change."""
+    return output.token_ids, output.text, output.finish_reason, output.matched_stop
 
 
 class Result(NamedTuple):
@@ -144,8 +148,7 @@ def check(cases: Sequence[Case], trees: Sequence[TreeShape]) -> Result:
         own = list(range(place, len(cases), len(trees)))
         again = own + own[: len(own) // 8]
         for number, output in zip(again, run(made, [cases[number] for number in again]), strict=True):
-            plainly = expected[number]
-            if (output.token_ids, output.text, output.finish_reason) != (plainly.token_ids, plainly.text, plainly.finish_reason):
+            if said(output) != said(expected[number]):
                 unequal.append((tree, cases[number]))
         preemptions += made.stats().preemptions
         hits += made.stats().prefix_hit_tokens
