@@ -5,14 +5,13 @@ storage of weights and cache, batch, pages and loop. It says per source how many
 """
 
 import argparse
-import importlib.metadata
 import json
+import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -21,11 +20,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.record import environment
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing, stored_so
 from jaxspec.config import FP8, PLAIN, QUANTIZATIONS, EngineConfig, TreeShape
-from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET
+from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, UNASKED
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationOutput, GenerationRequest
@@ -42,10 +42,9 @@ from jaxspec.testing import (
     random_mtp,
 )
 from jaxspec.text.tokenizer import load_tokenizer
-from jaxspec.version import own_version
 from tests.grammar.cases import Case, random_case, run, said
 
-GROUP = 20
+GROUP = 40
 """Requests of one engine; a quarter comes twice, to meet what the first time left in the prefix cache and the store."""
 CONTEXT, PAGE_SIZES = 200, (1, 4, 7, 16)
 TOKENS = range(1, 128)
@@ -79,6 +78,7 @@ SOURCES = {
     "n-grams": Source("7/4/8 4/1/5 5/4/16", None, NGRAMS),
     "n-grams, shared": Source("7/4/8 3/2/5", None, SHARED),
     "n-grams, adaptive": Source("7/4/8", None, NGRAMS | ADAPTIVE),
+    "n-grams beside plain decoding": Source("plain", None, {**NGRAMS, **ADAPTIVE, "adaptive_trees": UNASKED}),
     "EAGLE": Source("3/2/5 2/1/3", lambda target: random_eagle(target.config)),
     "EAGLE-3": Source("3/2/5 4/1/5 5/4/16", eagle3),
     "EAGLE-3, adaptive": Source("3/2/5", eagle3, ADAPTIVE),
@@ -279,6 +279,7 @@ def main() -> None:
     options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", options.devices)
     enable_compilation_cache()
+    load_average = os.getloadavg()[0]
     started, by_source = time.perf_counter(), dict[str, Counter[str]]()
     for outcome in outcomes(options):
         by_source.setdefault(outcome.setting.source, Counter()).update(outcome.counts)
@@ -286,9 +287,8 @@ def main() -> None:
     print(f"{total['requests']} requests in {time.perf_counter() - started:.0f} s: {total['unequal']} differ from plain decoding")
     print(dict(total))
     if options.out is not None:
-        record = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "jaxspec": own_version()}
-        record |= {"jax": importlib.metadata.version("jax"), "total": total, "sources": by_source}
-        record |= {name: vars(options)[name] for name in ("count", "seed", "group", "devices")}
+        flags = {name: vars(options)[name] for name in ("count", "seed", "group", "devices")}
+        record = {"environment": environment(load_average), "flags": flags, "total": total, "sources": by_source}
         with options.out.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
