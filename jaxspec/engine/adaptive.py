@@ -37,7 +37,7 @@ TIMES_KEPT = 11
 """Cycle times in a median: few enough for a probe to outvote the old ones."""
 MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
 """In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
-again, and that of the first guess, half of the drafts."""
+again, and that of the first guess, half of the head's levels."""
 OWN_MEMORY, OWN_PRIOR = 50.0, 10.0
 """In verifications: the weight of a request's factor, and of its first guess, which is 1."""
 OF_TEXT, PROMISING = 1.2, 1.3
@@ -83,7 +83,9 @@ class AdaptiveTrees:
         self._bucket: int | None = None
         self._probe_cycles = 0  # left of the running probe
         self._of_text = frozenset(of_text)
-        self._accept = {tree: OF_TEXT if tree in self._of_text else 1 + tree.num_steps / 2 for tree in trees}
+        self._accept = {
+            tree: OF_TEXT if tree in self._of_text or tree.head_steps == 0 else 1 + tree.of_head.num_steps / 2 for tree in trees
+        }
         self._weight = dict.fromkeys(trees, PRIOR)  # of the accept lengths
         self._times: dict[tuple[TreeShape, int], deque[float]] = {}  # of all that were tried
         self._seconds: dict[tuple[TreeShape, int], float] = {}  # their medians

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from jaxspec.config import PLAIN, TreeShape
 from jaxspec.defaults import UNASKED
+from jaxspec.engine.adaptive import AdaptiveTrees, DraftFactors
 from jaxspec.engine.request import GenerationRequest, Request
-from jaxspec.engine.trees import TreeChoice
+from jaxspec.engine.trees import TreeChoice, adaptive_trees
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Detokenizer
 from tests.engine.test_repeats import cycles_of, emitted_by
@@ -76,3 +77,17 @@ def test_a_tree_is_used_when_its_program_is_there():
     served, rng = Served(), random.Random(0)
     assert served.serve(edited(rng), [PLAIN]) == 1 and set(served.cycles) == {PLAIN}
     assert served.serve(edited(rng)) > 1.5
+
+
+def test_beside_a_head_the_first_cycles_are_those_of_its_own_tree():
+    """Deeper n-grams and n-grams alone promise nothing yet, however fast they are; of a text that repeats they soon do."""
+    trees = adaptive_trees(TreeShape(5, 4, 8), limits_head=True)
+    seconds = dict(zip(trees, (3.0, 3.0, 1.6, 2.2, 1.0), strict=True))
+    of_text = TreeShape(7, 4, 8, 0)
+    adaptive, factors = AdaptiveTrees(trees, [of_text]), DraftFactors.new()
+    for tree, time in seconds.items():
+        adaptive.observe_time(tree, 1, time)
+    assert adaptive.choose(1, [factors]) == trees[0]
+    for _ in range(8):
+        adaptive.observe_accept(of_text, [8], [factors])
+    assert adaptive.choose(1, [factors]) == of_text
