@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,7 +42,7 @@ from jaxspec.testing import (
     random_mtp,
 )
 from jaxspec.text.tokenizer import load_tokenizer
-from tests.grammar.cases import Case, random_case, run, said
+from tests.grammar.cases import random_schema
 
 GROUP = 40
 """Requests of one engine; a quarter comes twice, to meet what the first time left in the prefix cache and the store."""
@@ -54,6 +54,22 @@ STORAGES: dict[str, tuple[Storing, str | None]] = {
     "rows": (Storing.ROWS, None),
     **{f"{kind}{by}": (how, kind) for kind in QUANTIZATIONS for by, how in ((", dense", Storing.DENSE), ("", Storing.ROWS))},
 }
+
+
+GRAMMARS = (
+    {"regex": "[0-9]{1,3}(,[0-9]{3})*"},
+    {"regex": "(ab[0-9]){8}"},
+    {"grammar": 'root ::= "(" root ")" | [a-z]'},
+    {"choice": ["on", "off", "onto"]},
+)
+
+
+class Case(NamedTuple):
+    """One request."""
+
+    asked: GenerationRequest
+    at_once: int
+    """The number of requests that come together with it."""
 
 
 class Source(NamedTuple):
@@ -178,7 +194,8 @@ def random_prompt(rng: random.Random, common: list[int]) -> tuple[int, ...]:
 
 
 def random_params(rng: random.Random) -> SamplingParams:
-    """Any that may change what is drawn or where it ends. Of few tokens, or under a penalty below zero, a text repeats."""
+    """Any that may change what is drawn or where it ends; a third is under grammars. A text of few tokens, or under a penalty below
+    zero, repeats."""
     few = rng.sample(TOKENS, rng.randint(2, 6))
     drawn = [{"top_p": 0.9}, {"top_k": rng.randint(1, 20)}, {"min_p": 0.05}, {"top_p": 0.7, "top_k": 30, "min_p": 0.01}]
     moved = [
@@ -195,7 +212,10 @@ def random_params(rng: random.Random) -> SamplingParams:
         pair = [bytes(rng.choices(few, k=2)).decode() for _ in range(2)]
         ends = [{"stop": pair}, {"stop": pair[0], "min_tokens": 5}, {"stop_token_ids": few[:1], "min_tokens": 3}]
     chosen: dict[str, Any] = {"allowed_token_ids": few} if repeats else {}
-    for kinds, share in ((drawn, 0.4), (moved, 0.5), (ends, 0.4)):
+    shares = [(drawn, 0.4), (moved, 0.5), (ends, 0.4)]
+    if rng.random() < 0.33:
+        chosen, shares = {"json_schema": random_schema(rng)} if rng.random() < 0.7 else dict(rng.choice(GRAMMARS)), shares[:1]
+    for kinds, share in shares:
         chosen |= rng.choice(kinds) if rng.random() < share else {}
     if "bad_token_ids" in chosen and repeats:
         chosen["bad_token_ids"] = few[:1]
@@ -204,18 +224,34 @@ def random_params(rng: random.Random) -> SamplingParams:
 
 
 def random_cases(rng: random.Random, count: int, trees: list[TreeShape | None]) -> list[Case]:
-    """Of one group. A third is under grammars. `trees`: what a request may ask for."""
+    """Of one group. `trees`: what a request may ask for."""
     common = [rng.choice(TOKENS) for _ in range(40)]
     cases = []
     for _ in range(count):
         prompt = random_prompt(rng, common)
-        params = random_case(rng).asked.params if rng.random() < 0.33 else random_params(rng)
+        params = random_params(rng)
         asked = GenerationRequest(
             prompt, params, rng.choice([0, 0, 1]), tree=rng.choice(trees), cache_salt=rng.choice([None, None, "a"]),
             wants_trees=rng.random() < 0.15,
         )  # fmt: skip
         cases.append(Case(asked, rng.randint(1, 8)))
     return cases
+
+
+def run(engine: Engine, cases: Sequence[Case]) -> list[GenerationOutput]:
+    """Adds the cases in groups, each when at most four requests run."""
+    requests, left = [], list(cases)
+    while left or engine.has_work:
+        if left and sum(request.finish_reason is None for request in requests) <= 4:
+            group, left = left[: left[0].at_once], left[left[0].at_once :]
+            requests += [engine.add(case.asked) for case in group]
+        engine.step()
+    return [request.result() for request in requests]
+
+
+def said(output: GenerationOutput) -> tuple[tuple[int, ...], str, str, int | str | None, str | None]:
+    """All of a result that its drafts must not change."""
+    return output.token_ids, output.text, output.finish_reason, output.matched_stop, output.error
 
 
 class Outcome(NamedTuple):
@@ -259,7 +295,7 @@ def check(number: int, seed: int, *, count: int = GROUP, source: str | None = No
 
 def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     """Of the groups that are asked for, which are told while they come."""
-    for number in range(-(-options.count // GROUP)) if options.group is None else [options.group]:
+    for number in options.group or range(-(-options.count // GROUP)):
         started = time.perf_counter()
         outcome = check(number, options.seed, devices=options.devices)
         seconds, equal = time.perf_counter() - started, outcome.requests - len(outcome.unequal)
@@ -273,7 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m tests.engine.sources", description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--group", type=int, help="this one only")
+    parser.add_argument("--group", type=int, nargs="+", help="these only, by their numbers")
     parser.add_argument("--devices", type=int, default=1, help="virtual devices that share the models of every other group")
     parser.add_argument("--out", type=Path, help="append the record to this file")
     options = parser.parse_args()

@@ -33,18 +33,19 @@ GRAMMARS = (
 class Case(NamedTuple):
     """One request."""
 
-    asked: GenerationRequest
+    prompt: tuple[int, ...]
+    params: SamplingParams
     at_once: int
     """The number of requests that come together with it."""
 
     def fits(self, text: str) -> bool:
         """Whether a finished text is what was asked for, by other means than the grammar."""
-        kind, value = self.asked.params.constraint
+        kind, value = self.params.constraint
         if kind == "json_schema":
             jsonschema.validate(json.loads(text), json.loads(value))
             return True
         if kind == "choice":
-            return text in self.asked.params.choice
+            return text in self.params.choice
         return re.fullmatch(dict(GRAMMARS).get(value, value), text) is not None
 
 
@@ -93,7 +94,7 @@ def random_case(rng: random.Random) -> Case:
     )
     prompt = (*range(10, 10 + 4 * rng.randint(0, 3)), *(rng.randrange(1, 128) for _ in range(rng.randint(1, 6))))
     params = SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=rng.randrange(2**32), **constraint, **more)
-    return Case(GenerationRequest(prompt, params), rng.randint(1, 8))
+    return Case(prompt, params, rng.randint(1, 8))
 
 
 def engine(tree: TreeShape, **options: Any) -> Engine:
@@ -109,14 +110,9 @@ def run(made: Engine, cases: Sequence[Case]) -> list[GenerationOutput]:
         running = [request for request in requests if request.finish_reason is None]
         if left and len(running) <= 4:
             group, left = left[: left[0].at_once], left[left[0].at_once :]
-            requests += [made.add(case.asked) for case in group]
+            requests += [made.add(GenerationRequest(case.prompt, case.params)) for case in group]
         made.step()
     return [request.result() for request in requests]
-
-
-def said(output: GenerationOutput) -> tuple[tuple[int, ...], str, str, int | str | None]:
-    """All of a result that its drafts must not change."""
-    return output.token_ids, output.text, output.finish_reason, output.matched_stop
 
 
 class Result(NamedTuple):
@@ -148,7 +144,8 @@ def check(cases: Sequence[Case], trees: Sequence[TreeShape]) -> Result:
         own = list(range(place, len(cases), len(trees)))
         again = own + own[: len(own) // 8]
         for number, output in zip(again, run(made, [cases[number] for number in again]), strict=True):
-            if said(output) != said(expected[number]):
+            plainly = expected[number]
+            if (output.token_ids, output.text, output.finish_reason) != (plainly.token_ids, plainly.text, plainly.finish_reason):
                 unequal.append((tree, cases[number]))
         preemptions += made.stats().preemptions
         hits += made.stats().prefix_hit_tokens
