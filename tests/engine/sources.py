@@ -1,7 +1,8 @@
 """Generated requests through every source of drafts and their mixtures: each gets what plain decoding says in the same storage.
 
 python -m tests.engine.sources --count 1000 serves so many in groups, each by an engine of its own, drawn with its source, trees,
-storage of weights and cache, batch, pages and loop. It says per source how many requests were equal, and of how many drafts.
+storage of weights and cache, batch, pages and loop. It says per source how many requests were unequal, and of how many drafts. What
+was found is in sources.jsonl beside this file (`--out`).
 """
 
 import argparse
@@ -10,7 +11,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -293,16 +294,28 @@ def check(number: int, seed: int, *, count: int = GROUP, source: str | None = No
     return Outcome(setting, len(again), unequal, counts)
 
 
-def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
-    """Of the groups that are asked for, which are told while they come."""
-    for number in options.group or range(-(-options.count // GROUP)):
-        started = time.perf_counter()
-        outcome = check(number, options.seed, devices=options.devices)
-        seconds, equal = time.perf_counter() - started, outcome.requests - len(outcome.unequal)
-        print(f"{number}: {equal} of {outcome.requests} equal, {seconds:.0f} s, {outcome.setting}", flush=True)
-        for case, plainly, output in outcome.unequal[:3]:
-            print(f"  {case}\n    plain {said(plainly)}\n    drafts {said(output)}", flush=True)
-        yield outcome
+def recorded(out: Path | None, seed: int, devices: int) -> dict[int, dict[str, Any]]:
+    """The lines of a file that other runs with this seed have added, by group."""
+    lines = map(json.loads, out.read_text().splitlines()) if out is not None and out.exists() else ()
+    return {line["group"]: line for line in lines if (line["seed"], line["devices"]) == (seed, devices)}
+
+
+def serve(number: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Serves a group, says what became of it, and records that."""
+    started = time.perf_counter()
+    outcome = check(number, options.seed, devices=options.devices)
+    seconds, equal = time.perf_counter() - started, outcome.requests - len(outcome.unequal)
+    print(f"{number}: {equal} of {outcome.requests} equal, {seconds:.0f} s, {outcome.setting}", flush=True)
+    for case, plainly, output in outcome.unequal[:3]:
+        print(f"  {case}\n    plain {said(plainly)}\n    drafts {said(output)}", flush=True)
+    known = environment(os.getloadavg()[0])
+    line = {name: known[name] for name in ("date", "jaxspec", "jax", "python", "cpu", "xla_flags")}
+    line |= {"seed": options.seed, "devices": options.devices, "group": number}
+    line |= {"setting": repr(outcome.setting), "source": outcome.setting.source, "counts": outcome.counts}
+    if options.out is not None:
+        with options.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return line
 
 
 def main() -> None:
@@ -311,22 +324,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--group", type=int, nargs="+", help="these only, by their numbers")
     parser.add_argument("--devices", type=int, default=1, help="virtual devices that share the models of every other group")
-    parser.add_argument("--out", type=Path, help="append the record to this file")
+    parser.add_argument("--out", type=Path, help="add a line per group to this file; those that it has are not served again")
     options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", options.devices)
     enable_compilation_cache()
-    load_average = os.getloadavg()[0]
-    started, by_source = time.perf_counter(), dict[str, Counter[str]]()
-    for outcome in outcomes(options):
-        by_source.setdefault(outcome.setting.source, Counter()).update(outcome.counts)
+    before, by_source = recorded(options.out, options.seed, options.devices), dict[str, Counter[str]]()
+    for number in options.group or range(-(-options.count // GROUP)):
+        line = before.get(number) or serve(number, options)
+        by_source.setdefault(line["source"], Counter()).update(line["counts"])
+    for source, counts in by_source.items():
+        print(f"{source}: {dict(counts)}")
     total = sum(by_source.values(), Counter[str]())
-    print(f"{total['requests']} requests in {time.perf_counter() - started:.0f} s: {total['unequal']} differ from plain decoding")
-    print(dict(total))
-    if options.out is not None:
-        flags = {name: vars(options)[name] for name in ("count", "seed", "group", "devices")}
-        record = {"environment": environment(load_average), "flags": flags, "total": total, "sources": by_source}
-        with options.out.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+    print(f"{total['requests']} requests: {total['unequal']} differ from plain decoding")
 
 
 if __name__ == "__main__":
