@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from jaxspec.commands.collect_env import cores
 from jaxspec.commands.common import PromptSet, add_prompt_options, load_prompts, run_guarded
+from jaxspec.commands.flags import in_flags
 from jaxspec.commands.options import Parser, add_model_options, whole
 from jaxspec.sampling_params import SamplingParams
 
@@ -71,7 +72,7 @@ def is_busy(load_average: float, cores: int) -> bool:
 
 def exit_on_error(name: str, main: Callable[[], int]) -> NoReturn:
     """Runs a benchmark and ends the process with its exit status."""
-    raise SystemExit(run_guarded(f"jaxspec bench {name}", main))
+    raise SystemExit(run_guarded(f"jaxspec bench {name}", main, in_flags))
 
 
 def add_common_options(parser: BenchmarkParser, *, num_prompts: int, max_tokens: int = 128, rounds: int | None = None) -> None:

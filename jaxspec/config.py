@@ -347,9 +347,9 @@ class EngineConfig:
         if not self.ngram:
             for name in ("ngram_min_match", "ngram_max_match", "ngram_share"):
                 if getattr(self, name) != getattr(EngineConfig, name):
-                    raise ValueError(f"{name} has no effect without n-gram drafts: set ngram too")
+                    raise ValueError(f"{name} has no effect without n-gram drafts: give ngram=True")
         if self.adaptive_trees and not self.adaptive:
-            raise ValueError("adaptive_trees needs an adaptive engine: set adaptive too")
+            raise ValueError("adaptive_trees needs an adaptive engine: give adaptive=True")
         known: dict[str, Sequence[str]] = {"matmul": MATMULS, "kv_cache_dtype": KV_CACHE_DTYPES}
         optional = {"attention_kernel": ATTENTION_KERNELS, "draft_kv_cache_dtype": KV_CACHE_DTYPES}
         require_one_of(self, known | {name: values for name, values in optional.items() if getattr(self, name) is not None})

@@ -12,6 +12,9 @@ from jaxspec.config import NGRAM_TREE, PLAIN, TreeShape
 
 NGRAM, FROM_TEXT = "NGRAM", "ngram"
 """The name of drafts without a head as an algorithm, and in place of a head's."""
+UNASKED = (NGRAM_TREE, TreeShape(3, 1))
+"""The trees of n-grams that a target without a head may use on a CPU, where plain decoding is the first choice: a chain costs a CPU
+half of what the tree does."""
 BLOCK_TREE = TreeShape(7, 4, 16)
 """Nothing was measured: `jaxspec bench speculative` finds a better one."""
 BUILT_IN_NAME = "jaxspec-demo"

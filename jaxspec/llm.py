@@ -41,6 +41,7 @@ class LLM:
         draft: a draft head for it (EAGLE, EAGLE-3 or MTP) or a small model with its tokenizer (docs/checkpoints.md), a directory,
             a file or a name on the Hub; or "ngram": drafts from the text itself, without a head. None: the head that comes with
             the model (MiMo's MTP layer, the built-in model's and SmolLM2's heads), if there is one; `ngram=True` merges both.
+            Without one, on a CPU: "ngram" beside plain decoding, where the text repeats.
         spec: the draft tree: a TreeShape, "5/4/8" or (5, 4, 8) for steps/topk/nodes; with `ngram` also "7/4/8/3", where the
             head drafts three levels. None: 5/4/8 with an EAGLE head, 1/1/2 with MTP, 3/1/4 for SmolLM2 and with a small model,
             7/4/8 for "ngram". TreeShape(num_steps=0) is plain decoding.

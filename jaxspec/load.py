@@ -17,7 +17,7 @@ from jaxspec.checkpoints.hub import DEFAULTS, HubOptions, local_path
 from jaxspec.checkpoints.loading import load_target, target_model_config
 from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import DTYPES, PLAIN, QUANTIZATIONS, UNQUANTIZED, EngineConfig, TreeLike, TreeShape
-from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, NGRAM, default_tree, draft_path, gpu_dtype, model_directory
+from jaxspec.defaults import BUILT_IN_NAME, FROM_TEXT, NGRAM, UNASKED, default_tree, draft_path, gpu_dtype, model_directory
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.hosts import ALONE, HostGroup
 from jaxspec.engine.program_cache import enable_compilation_cache
@@ -106,6 +106,8 @@ def load_models(
     _warn(config, target.config.max_position_embeddings)
     if tree is None and head is not None:
         tree = default_tree(head.config.algorithm, files.head, head.config.max_steps)
+    if tree is None and head is None and not config.ngram and jax.default_backend() == "cpu":
+        config, tree = replace(config, ngram=True, adaptive=True, adaptive_trees=UNASKED), PLAIN
     tree = tree or default_tree(NGRAM if config.ngram else None)
     return LoadedModels(
         BUILT_IN_NAME if model is None else str(model), files.target, target, head, tokenizer, tree, config, progress

@@ -17,7 +17,7 @@ from multiprocessing import AuthenticationError
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from jaxspec.commands.options import in_flags
+from jaxspec.commands.flags import in_flags
 from jaxspec.commands.replicas import serve_replicas
 from jaxspec.commands.serve_options import PROG, ServerArguments, parse_arguments, settings_in_use
 from jaxspec.config import EngineConfig

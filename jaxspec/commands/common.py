@@ -31,8 +31,11 @@ FORMATS = (
 """What --prompts takes."""
 
 
-def run_guarded(prog: str, run: Callable[[], int]) -> int:
-    """The exit status of a command. Errors that the user can fix become one line and status 2, Ctrl-C 130; warnings are lines."""
+def run_guarded(prog: str, run: Callable[[], int], words: Callable[[str], str] = str) -> int:
+    """The exit status of a command. Errors that the user can fix become one line and status 2, Ctrl-C 130; warnings are lines.
+
+    `words`: puts an error in the command's own words.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
@@ -42,7 +45,7 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except (ValueError, OSError) as error:
-            print(f"{prog}: error: {error}", file=sys.stderr)
+            print(f"{prog}: error: {words(str(error))}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print(f"{prog}: interrupted", file=sys.stderr)

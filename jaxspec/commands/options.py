@@ -375,15 +375,6 @@ def chosen_tree(options: argparse.Namespace) -> TreeShape | None:
     return TreeShape(*parts)
 
 
-def in_flags(message: str) -> str:
-    """An engine's message with flags in place of field names; TreeShape's names stay, as they end their flags' names.
-
-    In:  "prefill_chunk must be at least 1, got 0"
-    Out: "--chunked-prefill-size must be at least 1, got 0"
-    """
-    return re.sub(r"[a-z]+(_[a-z]+)+", lambda word: FLAG_OF.get(word[0], word[0]), message)
-
-
 def help_of(config: Any, field: str, default: Any = None) -> str:
     """The docstring of a dataclass's field as the help of an option.
 

@@ -13,7 +13,7 @@ import jax
 
 from jaxspec.checkpoints.draft_models import draft_kind
 from jaxspec.checkpoints.json_files import read_object
-from jaxspec.commands.options import in_flags
+from jaxspec.commands.flags import in_flags
 from jaxspec.commands.serve_options import ALGORITHMS, ServerArguments
 from jaxspec.config import PLAIN
 from jaxspec.decoding.programs import Program
@@ -76,6 +76,8 @@ def log_model(models: LoadedModels, arguments: ServerArguments) -> None:
     """Logs the model, its tree, and options with surprising effects."""
     engine, stats = models.engine, models.engine.stats()
     tree = f"{models.algorithm} draft tree {engine.tree}" if engine.tree.num_steps else "plain decoding"
+    if engine.tree == PLAIN and models.config.ngram:
+        tree += ", and n-gram drafts where the text repeats (--speculative-algorithm NONE turns them off)"
     logger.info("model %s, context length %d tokens, %s", models.name, engine.context_length, tree)
     if (tokens := stats.total_pages * stats.page_size) < engine.context_length:
         logger.warning("the cache holds less than the context length: requests may have up to %d tokens", tokens)

@@ -14,7 +14,8 @@ from jaxspec.checkpoints.hub import HubOptions
 from jaxspec.commands.compat import FLAG as VLLM_FLAG
 from jaxspec.commands.compat import SpeculativeConfig, add_ignored, list_ignored, parse_speculative_config
 from jaxspec.commands.config_file import read_config
-from jaxspec.commands.options import HEAD, OPTIONS, TABLE, TREE, Parser, chosen_tree, in_flags
+from jaxspec.commands.flags import in_flags
+from jaxspec.commands.options import HEAD, OPTIONS, TABLE, TREE, Parser, chosen_tree
 from jaxspec.config import NGRAM_TREE, PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import FROM_TEXT, NGRAM, SMOLLM2
 from jaxspec.engine.hosts import Hosts, group_key

@@ -12,10 +12,14 @@ accept what its tree promises, times the mean factor of its requests. Of a reque
 only what its factor does not explain: its first ten cycles or so count, and then ever less. So a request whose drafts don't pay
 falls to plain decoding within some tens of cycles, and the next one begins with the tree as before; only several such requests
 change that.
+
+What n-grams alone would have drafted is known while other trees are in use (repeats.py). So their trees begin with a low guess,
+are first tried when a text repeats, and need few probes: only their times may have changed.
 """
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -33,9 +37,13 @@ TIMES_KEPT = 11
 """Cycle times in a median: few enough for a probe to outvote the old ones."""
 MEMORY, OLD_MEMORY, PRIOR = 200.0, 40.0, 10.0
 """In verifications: the weight of an accept length (several requests, as they differ), that of an old one when its tree is used
-again, and that of the first guess, half of the drafts."""
+again, and that of the first guess, half of the head's levels."""
 OWN_MEMORY, OWN_PRIOR = 50.0, 10.0
 """In verifications: the weight of a request's factor, and of its first guess, which is 1."""
+OF_TEXT, PROMISING = 1.2, 1.3
+"""The first guess of trees that n-grams draft alone, and the accept length from which one without a known time is tried."""
+RARER = 10
+"""How much longer these wait for a probe."""
 LEAST = 0.05
 """Accepted drafts per verification that a tree promises, at least: factors are quotients by it."""
 
@@ -66,14 +74,18 @@ class AdaptiveTrees:
     """Chooses the tree so that speculation costs little at worst. Call `choose` before each cycle and the observers when its
     results arrive; nothing depends on how late that is."""
 
-    def __init__(self, trees: Sequence[TreeShape]):
-        """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known."""
+    def __init__(self, trees: Sequence[TreeShape], of_text: Collection[TreeShape] = ()):
+        """`trees` may be chosen, plain decoding among them; the first is used as long as nothing is known. `of_text`: those that
+        n-grams draft alone, of which `observe_accept` is told whatever is in use."""
         if len(set(trees)) != len(trees) or PLAIN not in trees:
             raise ValueError(f"trees must differ and include plain decoding, got {', '.join(map(str, trees))}")
         self._current = self._last = trees[0]  # they differ during a probe
         self._bucket: int | None = None
         self._probe_cycles = 0  # left of the running probe
-        self._accept = {tree: 1 + tree.num_steps / 2 for tree in trees}
+        self._of_text = frozenset(of_text)
+        self._accept = {
+            tree: OF_TEXT if tree in self._of_text or tree.head_steps == 0 else 1 + tree.of_head.num_steps / 2 for tree in trees
+        }
         self._weight = dict.fromkeys(trees, PRIOR)  # of the accept lengths
         self._times: dict[tuple[TreeShape, int], deque[float]] = {}  # of all that were tried
         self._seconds: dict[tuple[TreeShape, int], float] = {}  # their medians
@@ -105,39 +117,41 @@ class AdaptiveTrees:
         self._weight[tree] = min(self._weight[tree], MEMORY) + verifications
         self._accept[tree] = max(1 + LEAST, self._accept[tree] + unexplained / self._weight[tree])
 
-    def choose(self, bucket: int, factors: Sequence[DraftFactors] = ()) -> TreeShape:
-        """The tree for the next cycle, at this compiled batch size, of the requests with these factors. (): of new ones."""
+    def choose(self, bucket: int, factors: Sequence[DraftFactors] = (), ready: Collection[TreeShape] | None = None) -> TreeShape:
+        """The tree for the next cycle, at this compiled batch size, of the requests with these factors. (): of new ones. `ready`:
+        those with programs. None: all."""
         # A new batch size ends a probe, because its cycle times differ.
         self._probe_cycles = max(0, self._probe_cycles - 1) if bucket == self._bucket else 0
         self._bucket, before = bucket, self._last
         if not self._probe_cycles:
             means = [sum([own[kind].value for own in factors]) / len(factors) for kind in (0, 1)] if factors else (1.0, 1.0)
-            self._last = self._best_or_probe(bucket, means)
+            self._last = self._best_or_probe(bucket, means, self._accept if ready is None else ready)
         self._switches += self._last != before
         self._unused = {tree: 0 if tree == self._last else cycles + 1 for tree, cycles in self._unused.items()}
         return self._last
 
     def describe(self) -> AdaptiveState:
         """A snapshot for the statistics; cheap enough for every step."""
-        best = {bucket: max(rates := self._rates(bucket), key=rates.__getitem__) for _, bucket in self._seconds}
+        best = {bucket: max(rates := self._rates(bucket, self._expected()), key=rates.__getitem__) for _, bucket in self._seconds}
         return AdaptiveState(self._current, best, dict(self._accept), dict(self._seconds), self._switches, self._probes)
 
-    def _rates(self, bucket: int, means: Sequence[float] = (1.0, 1.0)) -> dict[TreeShape, float]:
-        """Tokens per second and request of the trees with known cycle times, of requests with these mean factors."""
-        return {
-            tree: (1 + min(means[tree.head_steps == 0] * (accept - 1), tree.num_steps)) / self._seconds[tree, bucket]
-            for tree, accept in self._accept.items()
-            if (tree, bucket) in self._seconds
-        }
+    def _expected(self, means: Sequence[float] = (1.0, 1.0)) -> dict[TreeShape, float]:
+        """Tokens per cycle and request of each tree, of requests with these mean factors."""
+        return {tree: 1 + min(means[tree.head_steps == 0] * (accept - 1), tree.num_steps) for tree, accept in self._accept.items()}
 
-    def _best_or_probe(self, bucket: int, means: Sequence[float]) -> TreeShape:
+    def _rates(self, bucket: int, expected: dict[TreeShape, float]) -> dict[TreeShape, float]:
+        """The same per second, of the trees with known cycle times."""
+        return {tree: tokens / self._seconds[tree, bucket] for tree, tokens in expected.items() if (tree, bucket) in self._seconds}
+
+    def _best_or_probe(self, bucket: int, means: Sequence[float], ready: Collection[TreeShape]) -> TreeShape:
         """The current tree, which changes if another is better by more than errors; or one that begins a probe."""
-        rates = self._rates(bucket, means)
+        expected = {tree: tokens for tree, tokens in self._expected(means).items() if tree in ready}
+        rates = self._rates(bucket, expected)
         best = max(rates, key=rates.__getitem__, default=self._current)
         if self._current in rates and rates[best] > rates[self._current] * (1 + MARGIN):
             self._current, self._weight[best] = best, min(self._weight[best], OLD_MEMORY)
-        others = {tree: cycles for tree, cycles in self._unused.items() if tree != self._current}
-        due = [tree for tree, cycles in others.items() if cycles >= len(others) * self._wait(tree, rates, bucket)]
+        others = {tree: self._unused[tree] for tree in expected if tree != self._current}
+        due = [tree for tree, cycles in others.items() if cycles >= len(others) * self._wait(tree, rates, bucket, expected[tree])]
         if not due:
             return self._current
         tree = max(due, key=lambda tree: rates.get(tree, float("inf")))
@@ -146,11 +160,12 @@ class AdaptiveTrees:
         self._times.setdefault((tree, bucket), deque(maxlen=TIMES_KEPT))
         return tree
 
-    def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int) -> float:
+    def _wait(self, tree: TreeShape, rates: dict[TreeShape, float], bucket: int, expected: float) -> float:
         """Cycles out of use after which the only other tree is probed: none before the first time, and more the further it is
         behind, as it is then unlikelier to have become the best."""
         if (tree, bucket) not in self._times:
-            return 0.0
+            return math.inf if tree in self._of_text and expected < PROMISING else 0.0
+        patience = PATIENCE * (RARER if tree in self._of_text else 1)
         if tree not in rates or self._current not in rates:
-            return PATIENCE
-        return PATIENCE * (((1 + MARGIN) * max(1.0, rates[self._current] / rates[tree])) ** 2 - 1)
+            return patience
+        return patience * (((1 + MARGIN) * max(1.0, rates[self._current] / rates[tree])) ** 2 - 1)

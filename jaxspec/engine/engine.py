@@ -67,7 +67,7 @@ class Engine:
         adaptive = config.adaptive and drafter.max_topk > 0
         self.trees = TreeChoice(
             tree, adaptive, config.request_trees, candidates=config.adaptive_trees, may_lag=drafter.lags,
-            limits_head=drafter.limits_head,
+            limits_head=drafter.limits_head, from_text=drafter.from_text,
         )  # fmt: skip
         self.runner = Runner(target, drafter, self.trees, config, self.context_length, start)
         self.pages = PageAllocator(self.runner.num_pages, config.page_size)
@@ -188,7 +188,7 @@ class Engine:
         programs.compile_all(table.all() if wait_for_all else table.first(), progress=progress)
         programs.seal()
         self.runner.run_once()
-        self.trees.measure(self.runner.time_cycle, self.runner.programs.ready.batches)
+        self.trees.measure(self.runner.time_cycle, programs.ready.batches, programs.ready.trees)
         if not wait_for_all:
             programs.ask_for_more()
         return time.perf_counter() - started

@@ -25,7 +25,7 @@ class Ready(NamedTuple):
     """What launches may use."""
 
     batches: tuple[int, ...]
-    """The batch sizes at which each tree that the engine chooses from has a program."""
+    """The batch sizes at which each of `trees` that the engine chooses from has a program."""
     trees: tuple[TreeShape, ...]
     """The trees whose programs are there."""
     in_two: tuple[TreeShape, ...]
@@ -104,8 +104,10 @@ class ProgramTable:
         return sorted(programs, key=self._place)
 
     def first(self) -> list[Program]:
-        """The programs that serve every request: the largest of each kind and tree. (The costly ones first.)"""
-        return self._serving(self.own if self.own_first else self.trees)
+        """The programs that serve every request: the largest of each kind and tree. (The costly ones first.) An engine whose own
+        tree is plain decoding begins with that."""
+        own = self.own[:1] if self.own[0] == PLAIN else self.own
+        return self._serving(own if self.own_first else self.trees)
 
     def next_after_start(self) -> list[Program]:
         """The programs that compile in the background without a launch that needs them, unless they are there: cycles of one
@@ -164,8 +166,9 @@ class ProgramTable:
 
     def ready(self, can_launch: Callable[[Program], bool]) -> Ready:
         """What may be used if these programs can be launched."""
-        usable = (batch for batch in self.batches if all(can_launch(CycleProgram(batch, self.pages, tree)) for tree in self.own))
         trees = tuple(tree for tree in self.trees if all(map(can_launch, self.largest(tree))))
+        own = [tree for tree in self.own if tree in trees]
+        usable = (batch for batch in self.batches if all(can_launch(CycleProgram(batch, self.pages, tree)) for tree in own))
         in_two = tuple(tree for tree in self.trees if all(map(can_launch, self.under_masks(tree))))
         return Ready(tuple(usable) or self.batches[-1:], trees, in_two)
 

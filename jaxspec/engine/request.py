@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxspec.config import TreeLike, TreeShape
 from jaxspec.engine.adaptive import DraftFactors
 from jaxspec.engine.pages import HeldPages
+from jaxspec.engine.repeats import Repeats
 from jaxspec.engine.speculation import CycleCounts, Speculation, Verification
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.text.detokenizer import Decoder, Detokenizer
@@ -179,6 +180,7 @@ class Request:
     """Prompt and output together, at most: the slots that it can need."""
     cycles: list[CycleCounts] = field(default_factory=list)
     draft_factors: DraftFactors = field(default_factory=DraftFactors.new)
+    repeats: Repeats = field(default_factory=Repeats)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish_reason: str | None = None

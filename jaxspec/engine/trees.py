@@ -54,6 +54,7 @@ class TreeChoice:
         candidates: Sequence[TreeShape] = (),
         may_lag: bool = True,
         limits_head: bool = False,
+        from_text: bool = False,
     ):
         """Args:
         tree: the configured tree.
@@ -61,6 +62,7 @@ class TreeChoice:
         candidates: as for `adaptive_trees`.
         may_lag: the drafter may be left out of plain cycles (Drafter.lags).
         limits_head: it merges a head with n-grams (Drafter.limits_head).
+        from_text: it has n-grams alone (Drafter.from_text).
         """
         self.own = adaptive_trees(tree, candidates, limits_head=limits_head) if adaptive else (tree,)
         """The trees to choose from."""
@@ -69,17 +71,21 @@ class TreeChoice:
         """Tokens that a cycle emits per request, at most."""
         self.lags = may_lag and PLAIN in self.all
         """Plain cycles leave the drafter out, so it lags and catches up."""
-        self._adaptive = AdaptiveTrees(self.own) if len(self.own) > 1 else None
+        self._of_text = [tree for tree in self.own if tree.num_steps and (from_text or tree.head_steps == 0)]
+        self._depths = {tree.num_steps for tree in self._of_text}
+        self._adaptive = AdaptiveTrees(self.own, self._of_text) if len(self.own) > 1 else None
         self._clock = clock
         self._last_read: float | None = None
         """When the previous cycle's result arrived; None if no cycle came directly before."""
         self._unread: list[UnreadCycle] = []
         self._prefills_before = False
 
-    def measure(self, time_cycle: Callable[[int, TreeShape], list[float]], batches: Sequence[int]) -> None:
-        """Times every program (Runner.time_cycle), so that the first choices are not blind."""
+    def measure(
+        self, time_cycle: Callable[[int, TreeShape], list[float]], batches: Sequence[int], ready: Collection[TreeShape]
+    ) -> None:
+        """Times every program that is there (Runner.time_cycle), so that the first choices are not blind."""
         if self._adaptive:
-            for tree in self.own:
+            for tree in (tree for tree in self.own if tree in ready):
                 for batch in batches:
                     for seconds in time_cycle(batch, tree):
                         self._adaptive.observe_time(tree, batch, seconds)
@@ -122,11 +128,11 @@ class TreeChoice:
         self._prefills_before = prefills
         return cycles
 
-    def choose(self, bucket: int, requests: Sequence[Request]) -> TreeShape:
-        """The tree for a cycle of these requests at this compiled batch size."""
+    def choose(self, bucket: int, requests: Sequence[Request], ready: Collection[TreeShape]) -> TreeShape:
+        """The tree for a cycle of these requests at this compiled batch size, one with programs."""
         if self._adaptive is None:
             return self.own[0]
-        return self._adaptive.choose(bucket, [request.draft_factors for request in requests])
+        return self._adaptive.choose(bucket, [request.draft_factors for request in requests], ready)
 
     def was_read(self, emitted: Sequence[int]) -> None:
         """Records the result of the oldest unread cycle: `emitted` tokens for each of its requests."""
@@ -137,6 +143,16 @@ class TreeChoice:
         self._adaptive.observe_accept(cycle.tree, emitted, [request.draft_factors for request in cycle.requests])
         if before is not None and cycle.is_timed:
             self._adaptive.observe_time(cycle.tree, cycle.bucket, now - before)
+        others = [tree for tree in self._of_text if tree != cycle.tree]
+        for request in cycle.requests if others else ():
+            self._observe_text(self._adaptive, request, others)
+
+    def _observe_text(self, adaptive: AdaptiveTrees, request: Request, trees: Sequence[TreeShape]) -> None:
+        """Records what these trees would have emitted, of the tokens that were read by now."""
+        for depth, emitted in request.repeats.follow(request.tokens, len(request.prompt), self._depths):
+            for tree in trees:
+                if tree.num_steps == depth:
+                    adaptive.observe_accept(tree, [emitted], [request.draft_factors])
 
     def forget_launched(self) -> None:
         """Drops the launched cycles, whose results are lost."""
@@ -157,7 +173,7 @@ class TreeChoice:
         if len(decided) == len(asked):
             return decided
         undecided = [request for request in requests if request.tree not in decided]
-        chosen = self.choose(bucket(len(undecided), batches), undecided)
+        chosen = self.choose(bucket(len(undecided), batches), undecided, ready)
         groups = {chosen if chosen in ready else self.own[0]: undecided}
         for tree, group in decided.items():
             groups[tree] = groups.get(tree, []) + group

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import peers, speculative
-from benchmarks.options import BenchmarkParser, all_shortened, is_busy, shortened, without_out
+from benchmarks.options import BenchmarkParser, all_shortened, exit_on_error, is_busy, shortened, without_out
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,12 @@ def test_a_busy_machine_is_told(monkeypatch, capsys):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert BenchmarkParser("start", "").parse([]).load_average == load
         assert capsys.readouterr().err.startswith(told) and (told or not capsys.readouterr().err)
+
+
+def test_a_refusal_names_options_and_not_arguments_of_python(capsys):
+    def refused() -> int:
+        raise ValueError("it needs a head: give draft, or ngram=True")
+
+    with pytest.raises(SystemExit):
+        exit_on_error("speculative", refused)
+    assert capsys.readouterr().err.endswith("it needs a head: give --speculative-draft-model-path, or --speculative-ngram\n")

@@ -10,6 +10,7 @@ import pytest
 
 from jaxspec import serve
 from jaxspec.commands import serve_loading as loading
+from jaxspec.commands.flags import in_flags
 from jaxspec.commands.serve_loading import (
     MAX_TEMPLATE_BYTES,
     compile_programs,
@@ -25,6 +26,7 @@ from jaxspec.commands.serve_loading import (
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import TreeShape
 from jaxspec.decoding.programs import AdmitProgram, CatchUpProgram, CycleProgram, PrefillProgram
+from jaxspec.defaults import UNASKED
 from jaxspec.engine.programs import Compilation, ProgramError
 from jaxspec.load import LoadedModels, load_models
 from jaxspec.serve import known_settings
@@ -137,8 +139,6 @@ def test_the_built_in_model_has_an_eagle3_head():
         ("", "eagle3", (PLAIN,)),
         ("--speculative-request-trees none", "eagle3", ()),
         ("--speculative-request-trees 2/1/3", "eagle3", (TreeShape(2, 1, 3),)),
-        ("", None, ()),
-        ("--speculative-request-trees none", None, ()),
         ("--speculative-algorithm NONE", None, ()),
     ],
 )
@@ -147,9 +147,28 @@ def test_requests_may_turn_speculation_off_unless_told_otherwise(places, more, d
     assert engine.config.request_trees == trees and engine.trees.all == (engine.tree, *trees)
 
 
+def test_without_a_head_a_cpu_uses_n_grams_where_they_pay_and_starts_with_plain_decoding(places, caplog, monkeypatch):
+    """The start waits for the programs of plain decoding only. The log says it in its one line of the model."""
+    with caplog.at_level(logging.INFO, "jaxspec"):
+        models = load(arguments(places, "target"))
+        plain = load(arguments(places, "target", None, "--speculative-algorithm NONE"))
+    unasked, turned_off = (record.message for record in caplog.records if record.message.startswith("model "))
+    assert "plain decoding, and n-gram drafts where the text repeats (--speculative-algorithm NONE" in unasked
+    assert turned_off.endswith("plain decoding")
+    assert models.engine.trees.own == (PLAIN, *UNASKED) and plain.engine.trees.own == (PLAIN,)
+    assert models.algorithm == "NGRAM" and models.config.adaptive and not plain.config.ngram
+    assert models.engine.runner.table.first() == plain.engine.runner.table.first()
+    later = models.engine.runner.table.next_after_start()
+    assert {program.tree for program in later if isinstance(program, CycleProgram)} == {PLAIN, *UNASKED}
+    assert load_models(places["target"], spec="3/1/4", ngram=True).config.adaptive is False, "who asks gets what was asked for"
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert not load_models(places["target"]).config.ngram
+
+
 def test_a_tree_without_a_head_is_refused_before_weights_are_read(places, no_weights):
-    with pytest.raises(ValueError, match=r"the draft tree 3/1/4 needs a draft head, and .*target comes with none"):
+    with pytest.raises(ValueError, match=r"the draft tree 3/1/4 needs a draft head, and .*target comes with none") as refused:
         load(arguments(places, "target", None, "--speculative-num-steps 3 --speculative-eagle-topk 1"))
+    assert in_flags(str(refused.value)).endswith("give --speculative-draft-model-path, or --speculative-ngram")
 
 
 @pytest.mark.parametrize(

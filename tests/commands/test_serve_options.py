@@ -9,7 +9,8 @@ import pytest
 
 from jaxspec.commands.compat import IGNORED
 from jaxspec.commands.config_file import MAX_BYTES
-from jaxspec.commands.options import FLAG_OF, OPTIONS, in_flags
+from jaxspec.commands.flags import in_flags
+from jaxspec.commands.options import FLAG_OF, OPTIONS
 from jaxspec.commands.serve_options import ServerArguments, help_text, make_parser, parse_arguments
 from jaxspec.config import EngineConfig, TreeShape
 from jaxspec.engine.hosts import Hosts
@@ -247,6 +248,12 @@ def test_the_value_of_an_unknown_option_is_not_repeated(capsys: pytest.CaptureFi
         ("accept_threshold_acc must be in (0, 1]", "--speculative-accept-threshold-acc must be in (0, 1]"),
         ("lower context_length, or raise mem_fraction", "lower --context-length, or raise --mem-fraction-static"),
         ("my_page_size stays, pages too", "my_page_size stays, pages too"),
+        (
+            "the draft comes with none: give draft, or ngram=True",
+            "the draft comes with none: give --speculative-draft-model-path, or --speculative-ngram",
+        ),
+        ("give one, ngram=True, or TreeShape(num_steps=0)", "give one, --speculative-ngram, or --tree plain"),
+        ("adaptive_trees is for adaptive engines", "--speculative-adaptive-trees is for adaptive engines"),
     ],
 )
 def test_messages_of_the_engine_in_flags(message: str, flags: str):
@@ -342,7 +349,7 @@ def test_origins_by_commas_or_as_vllm_writes_them(given: str, origins: tuple[str
         ),
         (
             "--speculative-ngram-max-match-window-size 5",
-            "--speculative-ngram-max-match-window-size has no effect without n-gram drafts: set ngram too",
+            "--speculative-ngram-max-match-window-size has no effect without n-gram drafts: give --speculative-ngram",
         ),
         ("--speculative-ngram --speculative-ngram-max-match-window-size 99", "--speculative-ngram-max-match-window-size"),
         ("--speculative-algorithm banana", "'banana'"),

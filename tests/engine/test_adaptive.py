@@ -302,7 +302,7 @@ def test_a_text_that_repeats_is_drafted_by_n_grams_alone_though_the_head_pays_fo
     """And one that the head knows by the head, where the other kind came before: each kind of tree has a factor of its own."""
     alone, plain_time = TreeShape(7, 4, 8, 0), {PLAIN: 1.0}
     seconds = {LARGE: 2.0, alone: 1.4, **plain_time}
-    controller, rng, chosen = AdaptiveTrees(tuple(seconds)), random.Random(0), list[list[TreeShape]]()
+    controller, rng, chosen = AdaptiveTrees(tuple(seconds), [alone]), random.Random(0), list[list[TreeShape]]()
     for tree, time in seconds.items():
         controller.observe_time(tree, 1, time)
     for of_text in (0.05, 0.9) * 10:
@@ -312,6 +312,8 @@ def test_a_text_that_repeats_is_drafted_by_n_grams_alone_though_the_head_pays_fo
             tree = controller.choose(1, factors)
             hits = max(0.75, of_text) if tree == LARGE else of_text
             controller.observe_accept(tree, [accepted(hits, tree.num_steps, rng)], factors)
+            if tree != alone:  # the text tells
+                controller.observe_accept(alone, [accepted(of_text, alone.num_steps, rng)], factors)
             chosen[-1].append(tree)
     prose, repeats = chosen[-10::2], chosen[-9::2]
     assert min(each.count(LARGE) for each in prose) > 200, [each.count(LARGE) for each in prose]

@@ -1,5 +1,7 @@
 """A small model as the draft: the same text as plain decoding, and a model that drafts for itself is fully accepted."""
 
+from pathlib import Path
+
 import pytest
 
 from jaxspec.checkpoints.draft_models import as_draft
@@ -7,8 +9,10 @@ from jaxspec.config import FP8, TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.pages import PageAllocator
 from jaxspec.engine.request import GenerationRequest, Request
+from jaxspec.load import load_models
 from jaxspec.sampling_params import SamplingParams
-from jaxspec.testing import engine_target, random_draft_model, tiny_engine
+from jaxspec.testing import engine_target, largest_sizes_only, random_draft_model, tiny_engine, write_target
+from pallas_kernels.quantized import QuantizedAs
 from tests.engine.test_equality import PROMPTS, run
 from tests.sets import exhaustive
 
@@ -110,3 +114,29 @@ def test_a_model_that_drafts_for_itself_is_fully_accepted(tree, options):
         for seed in range(4)
     ]
     assert sum(sampled) / 4 > 0.75 * full, "drafted under the noise of its own choice; the learnt weights cost a little"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose rows have whole groups of 4 bits."""
+    return write_target(tmp_path_factory.mktemp("model"), engine_target(hidden_size=64, intermediate_size=128, head_dim=16))
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize(
+    ("of_target", "of_draft", "kind"),
+    [(None, "int8", "int8"), exhaustive("int8", None, "int8"), exhaustive("fp8", "int4", "int4"), exhaustive("int8", "none", None)],
+)
+def test_a_draft_is_quantised_as_its_target_or_apart(written, of_target, of_draft, kind):
+    """The text is the target's own, in its bits; the same model in fewer bits still drafts much of it."""
+    options = {"quantization": of_target, "max_running_requests": 2, "page_size": 4, "prefill_chunk": 16, "context_length": 80}
+    models = load_models(written, written, "3/1/4", speculative_draft_model_quantization=of_draft, progress=False, **options)
+    plain = load_models(written, spec="plain", progress=False, **options)
+    for engine in (models.engine, plain.engine):
+        largest_sizes_only(engine)
+    assert models.head is not None and models.algorithm == "STANDALONE"
+    kinds = {storage.kind for _, storage in models.head.config.layer.storages if isinstance(storage, QuantizedAs)}
+    assert kinds == ({kind} if kind else set())
+    assert run(models.engine, PROMPTS, PARAMS) == run(plain.engine, PROMPTS, PARAMS)
+    stats = models.engine.stats()
+    assert stats.accepted_tokens > 0.2 * stats.draft_tokens
