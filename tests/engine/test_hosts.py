@@ -24,6 +24,7 @@ from jaxspec.engine import messages
 from jaxspec.engine.following import PROGRAMS, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
+from jaxspec.engine.relay import relay
 from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group, free_address, group
 from tests.engine.group_process import KEY, Stub
 from tests.sets import exhaustive
@@ -294,6 +295,31 @@ def test_a_process_may_be_told_to_end_while_it_answers(left):
             signal.signal(signal.SIGALRM, before)
         compiling.join(20)
         assert handled and stopped.wait(20) and not compiling.is_alive()
+
+
+def test_of_jaxs_service_its_end_is_not_seen():
+    """Bytes pass both ways, and the service sees the end of its client; it may come later than that."""
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        address = service.getsockname()
+    host, _, port = relay(address).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(b"one")
+        with socket.create_server(address) as service:
+            passed, _ = service.accept()
+        passed.settimeout(20)
+        assert passed.recv(9) == b"one"
+        passed.sendall(b"two")
+        assert client.recv(9) == b"two"
+        passed.close()
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(9)
+    with socket.create_connection((host, int(port)), timeout=20) as client, socket.create_server(address) as service:
+        passed, _ = service.accept()
+        client.close()
+        passed.settimeout(20)
+        assert passed.recv(9) == b""
+        passed.close()
 
 
 # The end
