@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from jaxspec.checkpoints.layout import COPIED, Stacked
 from jaxspec.checkpoints.storing import with_storage
 from jaxspec.models.linear import parameters
 from jaxspec.models.registry import layer_config
@@ -81,6 +82,19 @@ def test_a_part_of_a_matrix_makes_a_part_of_the_product(name):
             for number, stretch in enumerate(shares.slices("gate_up", device, width)):
                 own_columns = slice(number * room, number * room + stretch.stop - stretch.start)
                 np.testing.assert_allclose(product[:, own_columns], whole[:, stretch], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("rows", [[7], [COPIED + 3], [5, 2 * COPIED, 9]])
+def test_a_part_is_written_as_it_is_read(rows, is_transposed):
+    rng = np.random.default_rng(0)
+    stacked = Stacked([rng.standard_normal((count, 6)).astype(np.float16) for count in rows], is_transposed)
+    whole, size = stacked.join(), sum(rows)
+    for own, others in ((slice(None), slice(None)), (slice(2, size - 1), slice(1, 4)), (slice(3, 3), slice(0, 2))):
+        index = (others, own) if is_transposed else (own, others)
+        out = np.empty(whole[index].shape, np.float32)
+        stacked.copy_to(out, index)
+        np.testing.assert_array_equal(out, whole[index])
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 8])

@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.checkpoints.gguf_tensors import SUFFIX as GGUF
 from jaxspec.checkpoints.gguf_tensors import GgufTensors
 from jaxspec.checkpoints.json_files import check_files, read_object
-from jaxspec.checkpoints.tensor_files import SafetensorsFile, TensorFile, TensorInfo
+from jaxspec.checkpoints.tensor_files import SafetensorsFile, Tensor, TensorFile, TensorInfo
 from jaxspec.checkpoints.torch_file import TorchFile
 from jaxspec.checks import short
 
@@ -102,7 +102,12 @@ class Checkpoint:
         """A tensor's values. Raises ValueError naming tensor and file if they can't be read."""
         return self._files[self.file_of[name]].read(name)
 
-    def blocks(self, name: str) -> np.ndarray:
+    def view(self, name: str) -> Tensor:
+        """A tensor, of which no more is read than is asked for. Raises as `read`, then or later."""
+        file = self._files[self.file_of[name]]
+        return file.view(name) if isinstance(file, GgufTensors) else file.read(name)
+
+    def blocks(self, name: str) -> Tensor:
         """The blocks of a tensor that has a format, uint8 [rows, bytes]."""
         file = self._files[self.file_of[name]]
         assert isinstance(file, GgufTensors)

@@ -11,17 +11,22 @@ A converted checkpoint is a directory:
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from jaxspec.checkpoints.json_files import check_files, read_object
 from jaxspec.checkpoints.kinds import MANIFEST
-from jaxspec.checkpoints.parameter_store import load_parameters, mapped_parameters
+from jaxspec.checkpoints.layout import Keys
+from jaxspec.checkpoints.parameter_store import mapped_parameters
+from jaxspec.checkpoints.storing import Storing, config_so, layer_so
 from jaxspec.checks import (
     MAX_LAYERS,
     MAX_REASON,
@@ -44,7 +49,8 @@ from jaxspec.models.eagle import EagleConfig
 from jaxspec.models.eagle3 import Eagle3Config
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.mtp import MTPConfig
-from jaxspec.models.registry import LoadedModel, abstract_model
+from jaxspec.models.registry import LoadedModel, abstract_model, build_model, layer_config
+from jaxspec.placement import ONE_DEVICE, Placement
 from jaxspec.rope_config import RopeConfig
 from pallas_kernels.quantized import QuantizedAs
 
@@ -194,10 +200,33 @@ def _build(config: type, values: dict[str, Any]) -> Any:
     return config(**built | numbers)
 
 
-def load_converted(path: Path, config: ModelConfig | HeadConfig, dtype: DTypeLike, *, progress: bool) -> LoadedModel:
-    """The model in this dtype. Raises ValueError naming parameters that are missing, misshapen or can't be read."""
-    model = abstract_model(config, dtype)
-    return replace(model, params=load_parameters(path / PARAMETERS, model.params, progress=progress))
+def load_converted(
+    path: Path,
+    config: ModelConfig | HeadConfig,
+    dtype: DTypeLike,
+    *,
+    storing: Storing,
+    quantization: str | None,
+    placement: Placement,
+    progress: bool,
+) -> LoadedModel:
+    """The model in this dtype, its matrices stored so, on these devices. On one device without a cast its arrays are the mapped
+    files; of several each reads its part.
+
+    Raises ValueError naming parameters that are missing, misshapen or can't be read, or as `config_so`.
+    """
+    published = abstract_model(config, dtype)
+    model = abstract_model(config_so(published, storing, quantization), dtype)
+    before, after = layer_config(config), layer_config(model.config)
+    params, expected = dict[Keys, Any](), flatten_dict(model.params)
+    mapped = mapped_parameters(path / PARAMETERS, published.params, f"loading {path.name}", progress=progress)
+    for layer, views in groupby(mapped, lambda each: each[0][:-1]):
+        named = layer_so(layer, {str(keys[-1]): array for keys, array in views}, before, after)
+        arrays: dict[Keys, Any] = {(*layer, name): array for name, array in named.items()}
+        if placement == ONE_DEVICE:
+            arrays = {keys: jax.device_put(each) if isinstance(each, np.ndarray) else each for keys, each in arrays.items()}
+        params |= placement.parameters(arrays, after, expected)
+    return build_model(model.config, unflatten_dict(params), dtype, placement.weights)
 
 
 def head_directory(path: Path) -> Path | None:

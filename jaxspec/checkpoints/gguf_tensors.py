@@ -5,8 +5,10 @@ to the file, LINK.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +31,8 @@ PLAIN: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16),
 }  # fmt: skip
 """GGUF's types that are numbers; all others are blocks."""
+DECODED = 64
+"""Rows that are decoded at once."""
 
 
 def index_of(file: Path, tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -94,20 +98,30 @@ class GgufTensors:
 
     def read(self, name: str) -> np.ndarray:
         """The tensor's values; those of blocks in float32."""
-        kind, shape, *_ = self._tensors[name]
+        return np.asarray(self.view(name))
+
+    def view(self, name: str) -> "StoredRows":
+        """The tensor, whose rows are read when they are asked for; those of blocks become float32."""
+        kind, shape, _, _, heads = self._tensors[name]
         if kind in PLAIN:
-            return self._rotated(name, self._stored(name).view(PLAIN[kind]).reshape(shape))
-        from gguf import GGMLQuantizationType, dequantize
+            return StoredRows(self._stored(name).view(PLAIN[kind]).reshape(shape), heads)
 
-        try:
-            values = dequantize(self._stored(name), GGMLQuantizationType[kind]).reshape(shape)
-        except (KeyError, ValueError, NotImplementedError) as error:
-            raise ValueError(f"{self.file}: tensor {name!r} of kind {kind[:40]} can't be dequantised: {str(error)[:200]}") from None
-        return self._rotated(name, values)
+        def dequantised(rows: np.ndarray) -> np.ndarray:
+            from gguf import GGMLQuantizationType, dequantize
 
-    def blocks(self, name: str) -> np.ndarray:
+            try:
+                return dequantize(rows, GGMLQuantizationType[kind])
+            except (KeyError, ValueError, NotImplementedError) as error:
+                what = f"tensor {name!r} of kind {kind[:40]} can't be dequantised: {str(error)[:200]}"
+                raise ValueError(f"{self.file}: {what}") from None
+
+        if len(shape) == 1:
+            return StoredRows(dequantised(self._stored(name)))
+        return StoredRows(self._stored(name), heads, Decoding(shape[1], dequantised))
+
+    def blocks(self, name: str) -> "StoredRows":
         """The rows of a tensor in blocks, uint8 [rows, bytes]."""
-        return self._rotated(name, self._stored(name))
+        return StoredRows(self._stored(name), self._tensors[name][-1])
 
     def close(self) -> None:
         """Nothing to do: the mapping ends with the last array that views it."""
@@ -116,15 +130,61 @@ class GgufTensors:
         _, shape, offset, size, _ = self._tensors[name]
         return self._bytes[offset : offset + size].reshape(*shape[:-1], -1)
 
-    def _rotated(self, name: str, rows: np.ndarray) -> np.ndarray:
-        heads = self._tensors[name][-1]
-        return halves_rotated(rows, heads) if heads else rows
+
+class Decoding(NamedTuple):
+    """What the rows of a tensor in blocks become."""
+
+    columns: int
+    decode: Callable[[np.ndarray], np.ndarray]
+    """The values of some rows, float32, from uint8 [rows, bytes]."""
 
 
-def halves_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders a projection's rows from RoPE on adjacent pairs (GGUF's architecture llama) to RoPE on the two halves of each head.
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a tensor in a file, which are put in order and decoded when they are asked for."""
 
-    In:  one head of 4 rows, 0 1 2 3
-    Out: 0 2 1 3
-    """
-    return rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+    rows: np.ndarray
+    """As they are stored, a view of the file: numbers, or uint8 [rows, bytes]."""
+    heads: int = 0
+    """RoPE rotates neighbours in the file, in so many heads; 0: the rows are in their order."""
+    decoding: Decoding | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape if self.decoding is None else (len(self.rows), self.decoding.columns)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.rows.dtype if self.decoding is None else np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
+        """A part of it: rows, or rows and columns."""
+        own, *others = index if isinstance(index, tuple) else (index,)
+        if self.decoding is None:
+            return self._in_order(own)[:, *others] if others else self._in_order(own)
+        first, end, _ = own.indices(len(self))
+        columns = range(self.decoding.columns)[others[0]] if others else range(self.decoding.columns)
+        out = np.empty((max(0, end - first), len(columns)), np.float32)
+        for start in range(first, end, DECODED):  # so that little more is in memory than is asked for
+            some = slice(start, min(start + DECODED, end))
+            out[some.start - first : some.stop - first] = self.decoding.decode(self._in_order(some))[:, *others]
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """For np.asarray."""
+        return self[:]
+
+    def _in_order(self, own: slice) -> np.ndarray:
+        """Some rows, still as they are stored. RoPE on the two halves of each head takes them in another order.
+
+        In:  one head, the rows 0 1 2 3 in the file; all of them
+        Out: 0 2 1 3
+        """
+        if not self.heads:
+            return self.rows[own]
+        size = len(self.rows) // self.heads
+        head, place = np.divmod(np.arange(*own.indices(len(self.rows))), size)
+        return self.rows[head * size + place % (size // 2) * 2 + place // (size // 2)]

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxspec.checkpoints.checkpoint import Checkpoint, Needed
-from jaxspec.checkpoints.tensor_files import transposed
+from jaxspec.checkpoints.tensor_files import Tensor, transpose_into, transposed
 from jaxspec.config import ModelConfig
 from jaxspec.models.feed_forward import feed_forward_of
 from jaxspec.models.head import HeadConfig
 
 ReadTensor = Callable[[str], np.ndarray]
+ViewTensor = Callable[[str], Tensor]
+COPIED = 256
+"""Rows that are copied at once."""
 
 
 class Source(Protocol):
@@ -40,7 +43,7 @@ class Stacked:
     Out: [3, 3]
     """
 
-    tensors: list[np.ndarray]
+    tensors: list[Tensor]
     is_transposed: bool = False
 
     @property
@@ -57,15 +60,35 @@ class Stacked:
         return len(self.shape)
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        (first, end), others = self._stretch(index)
+        joined = self._rows(first, end, others)
+        return joined.T if self.is_transposed else joined
+
+    def copy_to(self, out: np.ndarray, index: tuple[slice, ...]) -> None:
+        """Writes a part of it to an array, in the array's dtype. Little else is in memory meanwhile."""
+        (first, end), others = self._stretch(index)
+        for start in range(first, end, COPIED):
+            part = self._rows(start, min(start + COPIED, end), others).astype(out.dtype, copy=False)
+            place = slice(start - first, start - first + len(part))
+            if self.is_transposed:
+                transpose_into(part, out[:, place])
+            else:
+                out[place] = part
+
+    def _stretch(self, index: tuple[slice, ...]) -> tuple[tuple[int, int], list[slice]]:
+        """The rows of the stack, first and end, and the columns of a part."""
         every = (*index, *(slice(None),) * (self.ndim - len(index)))
         rows, *others = every[::-1] if self.is_transposed else every
         first, end, _ = rows.indices(sum(map(len, self.tensors)))
+        return (first, end), others
+
+    def _rows(self, first: int, end: int, others: list[slice]) -> np.ndarray:
+        """Rows of the stack, and the columns of them."""
         parts, start = list[np.ndarray](), 0
         for tensor in self.tensors:
             part = tensor[max(first - start, 0) : max(end - start, 0), *others]
             parts, start = [*parts, part] if len(part) else parts, start + len(tensor)
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts or [self.tensors[0][:0, *others]])
-        return joined.T if self.is_transposed else joined
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [self.tensors[0][:0, *others]])
 
     def join(self) -> np.ndarray:
         """All of it, in C order."""
@@ -103,11 +126,11 @@ class Stack(NamedTuple):
         """The stack itself, [rows, *columns]."""
         return Stacked(self._read(read)).join()
 
-    def view(self, read: ReadTensor) -> Stacked:
+    def view(self, read: ViewTensor) -> Stacked:
         """The parameter before its tensors are joined."""
         return Stacked(self._read(read), self.is_kernel)
 
-    def _read(self, read: ReadTensor) -> list[np.ndarray]:
+    def _read(self, read: ViewTensor) -> list[Tensor]:
         parts = [read(name) for name, _ in self.tensors]
         if len({part.dtype for part in parts}) > 1:
             names = ", ".join(f"{name} is {part.dtype}" for (name, _), part in zip(self.tensors, parts, strict=True))

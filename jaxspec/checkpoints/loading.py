@@ -1,7 +1,6 @@
 """Loading models: Hugging Face directories, heads in any dialect, and converted checkpoints."""
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from jaxspec.checkpoints.layout import Keys, TensorPlan
 from jaxspec.checkpoints.layouts import target_plan
 from jaxspec.checkpoints.parameter_store import check_stored, parameter_name
 from jaxspec.checkpoints.quantization import quantised_plan
-from jaxspec.checkpoints.storing import Storing, planned, stored, stored_so
+from jaxspec.checkpoints.storing import Storing, planned, stored
 from jaxspec.checkpoints.tensor_files import errors_named
 from jaxspec.checkpoints.token_map import read_token_map
 from jaxspec.config import ModelConfig
@@ -46,8 +45,8 @@ def load_target(
     if is_converted(path):
         manifest = read_manifest(path)
         with errors_named(path):
-            model = finite(load_converted(path, manifest.target, dtype, progress=progress))
-            return placed(stored_so(model, storing, quantization), placement)
+            how: dict[str, Any] = {"storing": storing, "quantization": quantization, "placement": placement, "progress": progress}
+            return finite(load_converted(path, manifest.target, dtype, **how))
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = read_target_plan(path, checkpoint)
         plan.check(checkpoint)
@@ -80,8 +79,8 @@ def load_head(
         ValueError: the head does not fit the target, or as `load_target`.
     """
     if is_converted(path):
-        head = _load_converted_head(path, target, token_map, placement, progress=progress)
-        return placed(stored_so(head, storing, quantization), placement)
+        how: dict[str, Any] = {"storing": storing, "quantization": quantization, "placement": placement, "progress": progress}
+        return _load_converted_head(path, target, token_map, **how)
     with Checkpoint(path) as checkpoint, errors_named(path):
         plan = head_plan(checkpoint, read_config(path), target.config)
         plan.check(checkpoint)
@@ -117,7 +116,7 @@ def require_head(path: Path) -> Path:
 
 
 def _load_converted_head(
-    path: Path, target: LoadedTarget, token_map: Path | None, placement: Placement, *, progress: bool
+    path: Path, target: LoadedTarget, token_map: Path | None, *, placement: Placement, **how: Any
 ) -> LoadedHead:
     head = require_head(path)
     manifest = read_manifest(head)
@@ -126,7 +125,7 @@ def _load_converted_head(
         hot_tokens = usable_token_map(manifest.head, token_map)
         if hot_tokens is None and manifest.token_map is not None:
             hot_tokens = np.asarray(manifest.token_map, np.int32)
-        loaded = load_converted(head, manifest.head, target.dtype, progress=progress)
+        loaded = load_converted(head, manifest.head, target.dtype, placement=placement, **how)
         return finite(attach_head(loaded.config, loaded.params, target, hot_tokens, placement))
 
 
@@ -137,11 +136,6 @@ def finite[Model: LoadedTarget | LoadedHead](model: Model) -> Model:
         if not all(np.isfinite(part).all() for part in parts):
             raise ValueError(f"parameter {parameter_name(keys)} has values that are not finite numbers: get the file again")
     return model
-
-
-def placed[Model: LoadedTarget | LoadedHead](model: Model, placement: Placement) -> Model:
-    """The model on these devices."""
-    return replace(model, params=placement.weights(model.params, layer_config(model.config)))
 
 
 def target_model_config(path: Path) -> ModelConfig:

@@ -3,29 +3,27 @@
 `Storing` and a quantisation are what is asked for, a config with `storage` and `storages` what they mean for one model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
 from itertools import groupby
 from typing import Any
 
-import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.layout import Keys, Source, Stack, Stacked, TensorPlan
 from jaxspec.checkpoints.quantization import QuantizedStack
-from jaxspec.checkpoints.tensor_files import transposed
+from jaxspec.checkpoints.tensor_files import Tensor
 from jaxspec.config import ModelConfig
 from jaxspec.models.head import HeadConfig
 from jaxspec.models.linear import Storage, parameters, storage_of
 from jaxspec.models.registry import LoadedModel, layer_config
 from pallas_kernels.quantized import CPU_BLOCK, InBlocks, QuantizedAs, numbers_of
 from pallas_kernels.row_matmul import FORMATS
-from pallas_kernels.rows import AsInFile, ByRows, Rows
+from pallas_kernels.rows import AsInFile, ByRows
 from pallas_kernels.skinny_matmul.packed import Bytes, Nibbles
-from pallas_kernels.weight import Weight
 
 KEPT = (*FORMATS, "float32", "bfloat16", "float16")
 """Kinds of tensors that may stay as they are beside float32 activations: all their numbers are float32 numbers."""
@@ -125,9 +123,9 @@ def stored(keys: Keys, source: Source, checkpoint: Checkpoint, config: ModelConf
     elif isinstance(storage, QuantizedAs | InBlocks):
         named = parameters(storage(source.stacked(checkpoint.read).T))
     elif keys[-1] == MATRIX and isinstance(storage, ByRows):
-        named = {"rows": source._replace(is_kernel=False).view(checkpoint.read)}
+        named = {"rows": source._replace(is_kernel=False).view(checkpoint.view)}
     else:
-        return {keys: source.view(checkpoint.read)}
+        return {keys: source.view(checkpoint.view)}
     return {keys: next(iter(named.values()))} if keys[-1] == EMBEDDING else {(*path, name): each for name, each in named.items()}
 
 
@@ -135,40 +133,48 @@ def _in_file(storage: AsInFile, source: Stack, checkpoint: Checkpoint) -> Iterat
     """The tensors of one kind that follow each other, together."""
     names = iter(source.tensors)
     for rows, kind in storage.tensors:
-        parts = []
+        parts = list[Tensor]()
         while rows:
             name, count = next(names)
-            parts.append(checkpoint.blocks(name) if kind in FORMATS else checkpoint.read(name))
+            parts.append(checkpoint.blocks(name) if kind in FORMATS else checkpoint.view(name))
             rows -= count
         yield Stacked(parts)
 
 
-def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> LoadedModel:
-    """A model of a converted checkpoint, whose matrices are dense or quantised for a GPU, stored so."""
+def config_so(model: LoadedModel, storing: Storing, quantization: str | None) -> Any:
+    """The config of a model of a converted checkpoint, whose matrices are dense or quantised for a GPU, if it is stored so. Its
+    parameters may be abstract.
+
+    Raises ValueError if they are quantised otherwise already.
+    """
     published: dict[Keys, Any] = dict(layer_config(model.config).storages)
     for_cpu = storing is not Storing.DENSE
     kinds_of = {quantization, "int8"} if quantization == "int4" else {quantization}  # rows without whole groups take 8 bits
     if quantization is not None and not {storage.kind for storage in published.values()} <= kinds_of:
         raise ValueError(f"the checkpoint is quantised already: leave out quantization, which is {quantization}")
     if not for_cpu and (quantization is None or published):
-        return model
-    params: dict[Keys, Any] = {}
-    weights: dict[Keys, Weight] = {}
-    packed: dict[Keys, dict[str, Any]] = {}
-    storages: dict[Keys, Any] = {}
-    for (*path, name), array in flatten_dict(model.params).items():
-        if name.startswith(PACKED):
-            packed.setdefault(tuple(path), {})[name.removeprefix(PACKED)] = array
-        elif name != MATRIX:
-            params[*path, name] = array
-        elif quantization is None or published:
-            weights[tuple(path)] = Rows(jax.device_put(transposed(np.asarray(array))))
-        else:
-            storages[tuple(path)] = QuantizedAs.default(quantization, len(array), for_cpu=for_cpu)
-            weights[tuple(path)] = storages[tuple(path)](array)
-    for path, storage in published.items():
-        arrays, storages[path] = packed[path], replace(storage, for_cpu=for_cpu)
-        weights[path] = storages[path].of(numbers_of(Bytes(**arrays) if "rows" in arrays else Nibbles(**arrays)))
-    params |= {(*path, name): array for path, weight in weights.items() for name, array in parameters(weight).items()}
-    config = with_storage(model.config, ByRows() if for_cpu else None, tuple(storages.items()))
-    return replace(model, config=config, params=unflatten_dict(params))
+        return model.config
+    storages: dict[Keys, Storage] = {path: replace(storage, for_cpu=for_cpu) for path, storage in published.items()}
+    if quantization is not None and not published:
+        matrices = {tuple(path): array for (*path, name), array in flatten_dict(model.params).items() if name == MATRIX}
+        storages = {path: QuantizedAs.default(quantization, len(array), for_cpu=for_cpu) for path, array in matrices.items()}
+    return with_storage(model.config, ByRows() if for_cpu else None, tuple(storages.items()))
+
+
+def layer_so(path: Keys, arrays: Mapping[str, Any], before: ModelConfig, after: ModelConfig) -> dict[str, Any]:
+    """The parameters of the layer at a path, by their names, if its model is stored as `after` says instead of `before`. NumPy's
+    arrays may be views of files: what only has to be read is not read yet."""
+    storage = storage_of(after, *path)
+    if storage == storage_of(before, *path):
+        return dict(arrays)
+    others = {name: each for name, each in arrays.items() if name != MATRIX and not name.startswith(PACKED)}
+    packed = {name.removeprefix(PACKED): each for name, each in arrays.items() if name.startswith(PACKED)}
+    if packed:
+        assert isinstance(storage, QuantizedAs)
+        numbers = numbers_of(Bytes(**packed) if "rows" in packed else Nibbles(**packed))
+        return others | parameters(storage.of(numbers))
+    if MATRIX not in arrays:
+        return others
+    if isinstance(storage, ByRows):
+        return others | {"rows": Stacked([np.asarray(arrays[MATRIX])], is_transposed=True)}
+    return others | parameters(storage(arrays[MATRIX]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -37,6 +37,20 @@ class TensorInfo(NamedTuple):
     def size(self) -> int:
         """Bytes of its values."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Tensor(Protocol):
+    """An array, or one in a file, of which no more is read than is asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> np.ndarray: ...
 
 
 class TensorFile(Protocol):
@@ -108,7 +122,7 @@ def cast(array: np.ndarray, dtype: DTypeLike | None) -> np.ndarray:
     return array.astype(jnp.dtype(dtype), copy=False)
 
 
-def transposed(*parts: np.ndarray) -> np.ndarray:
+def transposed(*parts: Tensor) -> np.ndarray:
     """The transpose of the matrices stacked along their rows, in C order.
 
     In:  [2, 3], [4, 3]
@@ -116,21 +130,25 @@ def transposed(*parts: np.ndarray) -> np.ndarray:
     """
     rows = sum(len(part) for part in parts)
     out = aligned_empty((parts[0].shape[1], rows), parts[0].dtype)
-    stripes, start = [], 0
+    stripes, start = list[tuple[Tensor, slice, np.ndarray]](), 0
     for part in parts:
-        stripes += [
-            (part[i : i + STRIPE], out[:, start + i : start + min(i + STRIPE, len(part))]) for i in range(0, len(part), STRIPE)
-        ]
+        for i in range(0, len(part), STRIPE):
+            end = min(i + STRIPE, len(part))
+            stripes.append((part, slice(i, end), out[:, start + i : start + end]))
         start += len(part)
+
+    def transpose(part: Tensor, own: slice, out: np.ndarray) -> None:
+        transpose_into(part[own], out)
+
     if len(stripes) == 1:
-        _transpose_into(*stripes[0])
+        transpose(*stripes[0])
     else:
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without Python's lock
-            list(pool.map(_transpose_into, *zip(*stripes, strict=True)))
+            list(pool.map(transpose, *zip(*stripes, strict=True)))
     return out
 
 
-def _transpose_into(matrix: np.ndarray, out: np.ndarray) -> None:
+def transpose_into(matrix: np.ndarray, out: np.ndarray) -> None:
     """Writes the transpose of `matrix` to `out`, as unsigned integers, which are copied fastest."""
     word = np.dtype(f"u{matrix.dtype.itemsize}")
     matrix, out = matrix.view(word), out.view(word)

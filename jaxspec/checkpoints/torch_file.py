@@ -11,9 +11,11 @@ but not safe enough: a few bytes can make it allocate gigabytes (a large memo in
 
 import math
 import pickletools
+import struct
 import zipfile
-from collections.abc import Callable
-from contextlib import closing
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,14 +73,14 @@ class TorchTensor:
         last = self.offset + sum((length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True))
         return last < self.storage.elements and math.prod(self.shape) <= self.storage.elements
 
-    def values(self, storage_bytes: bytes) -> np.ndarray:
-        """The tensor's values in C order, copied out of its storage's."""
+    def values(self, storage_bytes: np.ndarray) -> np.ndarray:
+        """The tensor's values in C order: a view of its storage's bytes if they lie there so, else a copy."""
         dtype = self.storage.dtype
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
         # Nothing steps along a dimension of length 1, so its stride is free, and may be too large for NumPy.
         strides = [stride * dtype.itemsize if length > 1 else 0 for length, stride in zip(self.shape, self.strides, strict=True)]
-        return np.ndarray(self.shape, dtype, storage_bytes, self.offset * dtype.itemsize, strides).copy()
+        return np.asarray(np.ndarray(self.shape, dtype, storage_bytes, self.offset * dtype.itemsize, strides), order="C")
 
 
 class PickleMachine:
@@ -209,6 +211,19 @@ MAX_PICKLE_BYTES = 16 << 20  # some 100,000 tensors; the machine may take 80 tim
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how a file of torch before 1.6 begins, after the pickle protocol's two bytes
 
 
+HEADER = struct.Struct("<26xHH")
+"""Precedes the values of an entry: at its end the lengths of a name and of more, which follow it."""
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Errors of reading an entry become a ValueError."""
+    try:
+        yield
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:  # OSError: before the start; RuntimeError: encrypted
+        raise ValueError(f"found entry {name} damaged ({error}); expected it whole: get the file again or {ADVICE}") from None
+
+
 class Archive:
     """The zip file around pickle and storages. `sizes`: bytes of each entry, which must lie in it once, whole and uncompressed."""
 
@@ -225,6 +240,7 @@ class Archive:
             self.close()
             raise
         self.sizes = {entry.filename.removeprefix(self._folder): entry.file_size for entry in self._zip.infolist()}
+        self._bytes = np.memmap(path, np.uint8, "r")
 
     def _checked_folder(self, file_size: int) -> str:
         """NAME/, which precedes the name of each entry."""
@@ -241,10 +257,19 @@ class Archive:
 
     def read(self, name: str) -> bytes:
         """The entry's bytes. Raises ValueError if they can't be read whole or have another checksum than the archive says."""
-        try:
+        with errors_of(name):
             return self._zip.read(self._folder + name)
-        except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:  # OSError: before the start; RuntimeError: encrypted
-            raise ValueError(f"found entry {name} damaged ({error}); expected it whole: get the file again or {ADVICE}") from None
+
+    def mapped(self, name: str) -> np.ndarray:
+        """The entry's bytes as a view of the mapped file, uint8. Raises as `read`."""
+        with errors_of(name):
+            entry = self._zip.getinfo(self._folder + name)
+            self._zip.open(entry).close()  # checks its header
+            begins = entry.header_offset + HEADER.size + sum(HEADER.unpack_from(self._bytes, entry.header_offset))
+            found = self._bytes[begins : begins + entry.file_size]
+            if len(found) < entry.file_size or zlib.crc32(found) != entry.CRC:
+                raise zipfile.BadZipFile(f"Bad CRC-32 for file {entry.filename!r}")
+            return found
 
     def close(self) -> None:
         self._zip.close()
@@ -271,11 +296,12 @@ class Archive:
 
     def values(self, tensor: TorchTensor) -> np.ndarray:
         """The values of a checked tensor."""
-        return tensor.values(self.read(f"data/{tensor.storage.key}"))
+        return tensor.values(self.mapped(f"data/{tensor.storage.key}"))
 
 
 class TorchFile:
-    """A state dict that torch.save wrote, as a `TensorFile`. Reading a tensor reads all of the storage it may share with others.
+    """A state dict that torch.save wrote, as a `TensorFile`. Reading a tensor checks all of the storage it may share with others;
+    the values are mapped.
 
     Raises ValueError, naming file and tensor, if the file isn't whole, isn't torch's, or holds more than plain tensors by name.
     """

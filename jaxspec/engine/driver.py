@@ -232,8 +232,8 @@ class _Work:
                     self._step()
         except Exception as error:
             self._failure = error
-            logger.exception("engine state is corrupt; stopping and failing %d requests", len(self._tickets))
             self._failed(error)
+            logger.exception("engine state is corrupt; stopping and failing %d requests", len(self._tickets))
         finally:  # no caller may wait forever
             self.is_closing = self._has_ended = True
             self._refuse_all()

@@ -29,6 +29,7 @@ from jaxspec.decoding.programs import (
 )
 from jaxspec.engine.hosts import Follower, Hosts, Leader, end
 from jaxspec.engine.messages import Kept, Leaf
+from jaxspec.engine.relay import relay
 from jaxspec.engine.runner import Runner
 from jaxspec.version import own_version
 
@@ -52,7 +53,7 @@ def join(hosts: Hosts, key: bytes) -> Leader | Follower:
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        hosts.coordinator,
+        relay((hosts.address[0], hosts.address[1] + 1)) if hosts.node_rank else hosts.coordinator,
         hosts.nnodes,
         hosts.node_rank,
         cluster_detection_method="deactivate",  # of Slurm it would take one device

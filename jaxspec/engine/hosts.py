@@ -39,6 +39,8 @@ LEAVING = 2.0
 """Seconds that rank 0 waits for the others when it ends in order."""
 DEAD = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 """A host that loses power closes nothing: after five seconds without an answer of its kernel it counts as gone."""
+NOTICE = 0.5
+"""Seconds that a failure waits: it may come of the end of another process, which the thread that sees it names."""
 STOP = {"stop": True}
 """A process was told to end: rank 0 ends the group in order."""
 END = {"end": True}
@@ -121,6 +123,14 @@ def end(reason: str) -> NoReturn:
     leave(EXIT, f"jaxspec: {reason}; whoever started this group must restart it")
 
 
+def fail(hosts: Hosts, error: BaseException | None) -> NoReturn:
+    """This process can't go on after this exception."""
+    time.sleep(NOTICE)
+    if error is not None:
+        traceback.print_exception(error)
+    end(f"{hosts.name(hosts.node_rank)} failed: {reason_of(error)}")
+
+
 def status_of(ended: SystemExit) -> int:
     """The exit status that it asks for; 1 if it has a message in place of one."""
     return ended.code if isinstance(ended.code, int) else 1
@@ -129,19 +139,13 @@ def status_of(ended: SystemExit) -> int:
 def run_to_the_end(hosts: Hosts, work: Callable[[], int]) -> NoReturn:
     """Runs the work of one process of a group, and ends the process with the status that it returns; after an exception, of any
     thread, as `end`."""
-
-    def failed(error: BaseException | None) -> NoReturn:
-        if error is not None:
-            traceback.print_exception(error)
-        end(f"{hosts.name(hosts.node_rank)} failed: {reason_of(error)}")
-
-    threading.excepthook = lambda caught: failed(caught.exc_value)
+    threading.excepthook = lambda caught: fail(hosts, caught.exc_value)
     try:
         status = work()
     except SystemExit as ended:
         status = status_of(ended)
     except BaseException as error:
-        failed(error)
+        fail(hosts, error)
     leave(status)
 
 
@@ -268,7 +272,7 @@ class Leader(HostGroup):
             self._tell(pack({"launch": described(program), "arrays": how}, data))
 
     def failed(self, error: Exception) -> None:
-        end(f"{self._hosts.name(0)} failed: {reason_of(error)}")
+        fail(self._hosts, error)
 
     def close(self) -> None:
         """Ends the others in order, and waits until they have ended, but not long."""

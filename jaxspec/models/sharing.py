@@ -161,12 +161,16 @@ class Division(NamedTuple):
         return sum(self.rooms)
 
     def of(self, array: Any, device: int, dtype: np.dtype) -> np.ndarray:
-        """What the device holds of the array, in this dtype. The array may be a view of a file: no more of it is read."""
+        """What the device holds of the array, in this dtype. The array may be a view of a file, also one with a method
+        `copy_to` (checkpoints.layout.Stacked): no more of it is read."""
         shape = [self.width if place == self.dimension else size for place, size in enumerate(array.shape)]
         out, begin, before = aligned_empty(tuple(shape), dtype), 0, (slice(None),) * self.dimension
         for stretch, room in zip(self.stretches[device], self.rooms, strict=True):
             end = begin + stretch.stop - stretch.start
-            out[*before, begin:end] = array[*before, stretch]
+            if isinstance(array, np.ndarray):
+                out[*before, begin:end] = array[*before, stretch]
+            else:
+                array.copy_to(out[*before, begin:end], (*before, stretch))
             out[*before, end : begin + room] = 0
             begin += room
         return out

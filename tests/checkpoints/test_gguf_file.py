@@ -19,7 +19,7 @@ from jaxspec import LLM, defaults
 from jaxspec.checkpoints import gguf_file
 from jaxspec.checkpoints.checkpoint import Checkpoint
 from jaxspec.checkpoints.gguf_file import write_directory
-from jaxspec.checkpoints.gguf_tensors import INDEX, LAYER, OUTSIDE, halves_rotated
+from jaxspec.checkpoints.gguf_tensors import DECODED, INDEX, LAYER, OUTSIDE, Decoding, StoredRows
 from jaxspec.checkpoints.loading import load_target
 from jaxspec.models.registry import LoadedTarget
 from jaxspec.models.rope import inverse_frequencies
@@ -151,8 +151,25 @@ def neighbours_rotated(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def test_rows_of_a_head_are_put_in_halves():
     rows = np.arange(16)[:, None]
-    assert halves_rotated(rows[:4], 1).ravel().tolist() == [0, 2, 1, 3]
-    assert np.array_equal(halves_rotated(neighbours_rotated(rows, 2), 2), rows)
+    assert np.asarray(StoredRows(rows[:4], 1)).ravel().tolist() == [0, 2, 1, 3]
+    assert np.array_equal(np.asarray(StoredRows(neighbours_rotated(rows, 2), 2)), rows)
+
+
+@pytest.mark.parametrize("heads", [0, 2])
+def test_no_more_rows_are_decoded_than_are_asked_for(heads: int):
+    rows, decoded = np.arange(400 * 3, dtype=np.uint8).reshape(400, 3), []
+
+    def decode(some: np.ndarray) -> np.ndarray:
+        decoded.append(len(some))
+        return np.repeat(some, 2, 1).astype(np.float32)
+
+    stored = StoredRows(rows, heads, Decoding(6, decode))
+    whole = np.asarray(stored)
+    assert whole.shape == stored.shape == (400, 6) and sum(decoded) == 400
+    for own, columns in ((slice(3, 90), slice(1, 5)), (slice(190, 210), slice(None)), (slice(7, 7), slice(2, 4))):
+        decoded.clear()
+        np.testing.assert_array_equal(stored[own, columns], whole[own, columns])
+        assert sum(decoded) == own.stop - own.start and max(decoded, default=0) <= DECODED
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.checkpoints.storing import Storing, stored_so, with_storage
+from jaxspec.checkpoints.storing import Storing, config_so, layer_so, with_storage
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_HEAD, model_directory
@@ -24,7 +25,8 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
 from jaxspec.models.linear import parameters
-from jaxspec.models.registry import LoadedHead, LoadedTarget
+from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, layer_config
+from jaxspec.placement import layers_of
 from jaxspec.planner.compile import read_collectives
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import (
@@ -92,7 +94,15 @@ def odd() -> Models:
 def quantised(quantization: str, storing: Storing) -> Models:
     """Both in 8 or 4 bits."""
     models = eagle(hidden_size=64, head_dim=64, num_heads=4, intermediate_size=160)
-    return Models(*(stored_so(each, storing, quantization) for each in models))
+
+    def so(model: LoadedModel) -> LoadedModel:
+        config, params = config_so(model, storing, quantization), {}
+        for path, layer in layers_of(flatten_dict(model.params)).items():
+            made = layer_so(path, layer, layer_config(model.config), layer_config(config))
+            params |= {(*path, name) if name else path: jnp.asarray(np.asarray(array)) for name, array in made.items()}
+        return replace(model, config=config, params=unflatten_dict(params))
+
+    return Models(*map(so, models))
 
 
 def in_fp8_blocks() -> Models:

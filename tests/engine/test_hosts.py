@@ -22,23 +22,12 @@ from jaxspec.decoding import programs
 from jaxspec.engine import hosts as module
 from jaxspec.engine import messages
 from jaxspec.engine.following import PROGRAMS, program_of
-from jaxspec.engine.hosts import EXIT, Follower, Hosts, Leader, group_key
+from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, pack, unpack
+from jaxspec.engine.relay import relay
+from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group, free_address, group
 from tests.engine.group_process import KEY, Stub
 from tests.sets import exhaustive
-
-SECONDS = 2.0
-"""In which a group ends."""
-LONGEST = 300.0
-"""Seconds after which a group that has not ended is killed, which fails its test."""
-GLOO = "[Gloo]"
-"""Begins a line that JAX's collectives write to stdout."""
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
 
 # Options
 
@@ -308,66 +297,41 @@ def test_a_process_may_be_told_to_end_while_it_answers(left):
         assert handled and stopped.wait(20) and not compiling.is_alive()
 
 
+def test_of_jaxs_service_its_end_is_not_seen():
+    """Bytes pass both ways, and the service sees the end of its client; it may come later than that."""
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        address = service.getsockname()
+    host, _, port = relay(address).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(b"one")
+        with socket.create_server(address) as service:
+            passed, _ = service.accept()
+        passed.settimeout(20)
+        assert passed.recv(9) == b"one"
+        passed.sendall(b"two")
+        assert client.recv(9) == b"two"
+        passed.close()
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(9)
+    with socket.create_connection((host, int(port)), timeout=20) as client, socket.create_server(address) as service:
+        passed, _ = service.accept()
+        client.close()
+        passed.settimeout(20)
+        assert passed.recv(9) == b""
+        passed.close()
+
+
 # The end
 
 
-@contextlib.contextmanager
-def group(what: str) -> Iterator[list[subprocess.Popen]]:
-    """Two processes, which are killed after LONGEST, or at the end."""
-    command, address = [sys.executable, "-m", "tests.engine.group_process", what], free_address()
-    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
-
-    def kill() -> None:
-        for each in processes:
-            each.kill()
-
-    with contextlib.ExitStack() as until_ended:
-        options = {"stdout": pipe, "stderr": pipe, "text": True, "cwd": root, "start_new_session": True}
-        started = (subprocess.Popen([*command, str(rank), address], **options) for rank in range(2))
-        processes = [until_ended.enter_context(each) for each in started]
-        until_ended.callback(kill)
-        watchdog = threading.Timer(LONGEST, kill)
-        until_ended.callback(watchdog.cancel)
-        watchdog.start()
-        yield processes
-
-
-def end_group(what: str, victim: int, number: signal.Signals) -> float:
-    """Starts a group, ends one process by a signal and checks how both end. Returns the seconds that the other took."""
-    with group(what) as processes:
-        said_first = next((line for line in processes[0].stdout if not line.startswith(GLOO)), "")
-        assert said_first == "running\n", processes[0].communicate()
-        processes[victim].send_signal(number)
-        if number is not signal.SIGTERM:
-            processes[victim].wait()
-        started = time.monotonic()
-        other = processes[1 - victim]
-        if number is signal.SIGTERM:  # in order: whoever is first
-            while all(each.poll() is None for each in processes):
-                time.sleep(0.001)
-            started = time.monotonic()
-            other = next((each for each in processes if each.poll() is None), other)
-        other.wait()
-        seconds = time.monotonic() - started
-        statuses = {signal.SIGKILL: (-9, EXIT), signal.SIGUSR1: (EXIT, EXIT), signal.SIGTERM: (0, 0)}[number]
-        said = [each.communicate()[1] for each in processes]
-        assert (processes[victim].returncode, processes[1 - victim].returncode) == statuses, said
-        lines = [line for line in said[1 - victim].splitlines() if not line.startswith(GLOO)]
-        gone = f"jaxspec: rank {victim} of 2 is gone; whoever started this group must restart it"
-        assert lines == ([] if number is signal.SIGTERM else [gone])
-        if number is signal.SIGUSR1:
-            last = said[victim].splitlines()[-1]
-            assert last.startswith(f"jaxspec: rank {victim} of 2 failed: RuntimeError: told to fail;")
-        assert seconds < SECONDS
-        return seconds
-
-
-@pytest.mark.parametrize("times", [2, exhaustive(20)])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGTERM], ids=["killed", "an exception", "told to end"])
+@pytest.mark.parametrize(("what", "times"), [("stub", 2), exhaustive("stub", TIMES["stub"]), exhaustive("load", TIMES["load"])])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_group_ends_as_one(victim, number, times):
-    """SIGUSR1 raises an exception. Nothing is left: neither process has children."""
-    print([round(end_group("stub", victim, number), 3) for _ in range(times)])
+def test_a_group_ends_as_one(victim, way, what, times):
+    """Connections alone, and engines under load; the program tests.engine.group_counts prints the seconds."""
+    for _ in range(times):
+        assert end_group(what, victim, WAYS[way]) < SECONDS
 
 
 @pytest.mark.exhaustive
