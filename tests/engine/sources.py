@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from benchmarks.record import environment
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.checkpoints.storing import Storing, stored_so
+from jaxspec.checkpoints.storing import Storing
 from jaxspec.config import FP8, PLAIN, QUANTIZATIONS, EngineConfig, TreeShape
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, UNASKED
 from jaxspec.engine.engine import Engine
@@ -43,6 +43,7 @@ from jaxspec.testing import (
     random_mtp,
 )
 from jaxspec.text.tokenizer import load_tokenizer
+from tests.engine.tensor_parallel import stored_so
 from tests.grammar.cases import random_schema
 
 GROUP = 40

@@ -91,18 +91,19 @@ def odd() -> Models:
     return Models(target, random_head(target.config, draft_vocab_size=65))
 
 
+def stored_so(model: LoadedModel, storing: Storing, quantization: str | None) -> Any:
+    """The model with its matrices stored in another way, as they would be if it were loaded so."""
+    config, params = config_so(model, storing, quantization), {}
+    for path, layer in layers_of(flatten_dict(model.params)).items():
+        made = layer_so(path, layer, layer_config(model.config), layer_config(config))
+        params |= {(*path, name) if name else path: jnp.asarray(np.asarray(array)) for name, array in made.items()}
+    return replace(model, config=config, params=unflatten_dict(params))
+
+
 def quantised(quantization: str, storing: Storing) -> Models:
     """Both in 8 or 4 bits."""
     models = eagle(hidden_size=64, head_dim=64, num_heads=4, intermediate_size=160)
-
-    def so(model: LoadedModel) -> LoadedModel:
-        config, params = config_so(model, storing, quantization), {}
-        for path, layer in layers_of(flatten_dict(model.params)).items():
-            made = layer_so(path, layer, layer_config(model.config), layer_config(config))
-            params |= {(*path, name) if name else path: jnp.asarray(np.asarray(array)) for name, array in made.items()}
-        return replace(model, config=config, params=unflatten_dict(params))
-
-    return Models(*map(so, models))
+    return Models(*(stored_so(each, storing, quantization) for each in models))
 
 
 def in_fp8_blocks() -> Models:
