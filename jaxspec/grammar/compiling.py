@@ -339,8 +339,8 @@ def _quoted(text: str) -> str:
 def _field(form: Any, name: str, place: str, kind: type) -> Any:
     value = form.get(name) if isinstance(form, dict) else None
     if not isinstance(value, kind) or value == []:
-        kinds: dict[type, str] = {str: "a string", dict: "an object", list: "a list that holds something"}
-        raise ValueError(f"{name} must be {kinds[kind]} (at {place})")
+        said = "a string" if kind is str else "an object" if kind is dict else "a list that holds something"
+        raise ValueError(f"{name} must be {said} (at {place})")
     return value
 
 

@@ -36,6 +36,15 @@ RECORD = Path(__file__).with_name("cases.jsonl")
 TEXT = "a list of all names and numbers in this city, please: {value} def return import x [1] 日本"
 
 
+FORMATS = FormatChecker(())
+
+
+@FORMATS.checks("date", raises=ValueError)
+def is_date(text: object) -> bool:
+    """Python knows no year 0, which RFC 3339 has."""
+    return not isinstance(text, str) or bool(datetime.date.fromisoformat(text.replace("0000-", "2000-", 1)))
+
+
 class Case(NamedTuple):
     """One request."""
 
@@ -50,8 +59,7 @@ class Case(NamedTuple):
         """Whether a finished text is what was asked for, by other means than the grammar."""
         kind, value = self.params.constraint
         if kind == "json_schema":
-            Draft202012Validator(json.loads(value), format_checker=FormatChecker()).validate(json.loads(text))
-            return True
+            return Draft202012Validator(json.loads(value), format_checker=FORMATS).is_valid(json.loads(text))
         return text in self.params.choice if kind == "choice" else Recognizer(self.rules, text).accepts()
 
 
