@@ -118,7 +118,7 @@ class Client:
         streamed = number % 2 == 1
         body = {
             "model": "jaxspec-demo",
-            "prompt": f"def f{number * 7919 % 1000}(x, y):\n    return",
+            "prompt": f"{number * 7919 % 1000:03}\ndef f(x, y):\n    return",
             "temperature": 0,
             "stream": streamed,
         }
@@ -179,12 +179,11 @@ def routing(router: str, python: Path, servers: list[Server], folder: Path) -> I
     with (folder / "router.log").open("w") as sink, subprocess.Popen(command, stdout=sink, stderr=sink, env=os.environ) as process:
         try:
             deadline, client = time.monotonic() + SECONDS, Client(url, router)
-            number = 0
-            while not all(each.served() for each in servers):
-                assert process.poll() is None and time.monotonic() < deadline, (folder / "router.log").read_text()[-3000:]
-                number += 1
-                client.ask(number)
-                time.sleep(0.2)
+            with ThreadPoolExecutor(CONCURRENT) as pool:  # one after the other would all go to one server
+                while not all(each.served() for each in servers):
+                    assert process.poll() is None and time.monotonic() < deadline, (folder / "router.log").read_text()[-3000:]
+                    list(pool.map(client.ask, range(client.begun, client.begun + CONCURRENT)))
+                    time.sleep(0.2)
             yield url
         finally:
             process.kill()
