@@ -72,6 +72,7 @@ def test_a_run_adds_its_parts_to_the_record(tmp_path, capsys):
     assert "NOT A GPU: these figures only show" in printed and "\ncopy (" in printed and "0 failed" in printed
 
 
+@pytest.mark.variants
 def test_cycles_read_the_bytes_of_the_estimate():
     pair, rows = estimate.pair(SMALL.target, SMALL.head, "bfloat16"), measured("cycle")
     assert [(row["tree"], row["sampling"]) for row in rows] == list(itertools.product((t.name for t in SMALL.trees), SAMPLING))

@@ -193,6 +193,7 @@ def test_trees_leave_what_plain_cycles_and_catching_up_leave(algorithm, cycles):
     assert_same(state, plain)
 
 
+@pytest.mark.variants
 def test_catching_up_twice_and_going_on():
     """Plain, catch up, tree, plain, catch up: as one prefill of the text."""
     state, rows = prefilled("EAGLE3", PROMPT).state, jnp.array([0])

@@ -13,6 +13,7 @@ from jaxspec.engine.request import GenerationRequest, Status
 from jaxspec.placement import ONE_DEVICE
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import random_eagle, tiny_engine, tiny_target
+from tests.sets import variants
 
 PAGE = 32
 
@@ -121,7 +122,7 @@ def test_small_tables_and_those_that_nothing_was_compiled_for_are_sent_whole():
         assert uploads.bytes == [table.nbytes, table.nbytes]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, variants(False)])
 def test_a_table_that_is_written_to_gives_the_same_text(monkeypatch, overlap):
     def text() -> list[int]:
         engine = running(TREE, TREE, overlap=overlap)
