@@ -30,6 +30,7 @@ from jaxspec.placement import layers_of
 from jaxspec.planner.compile import read_collectives
 from jaxspec.sampling_params import SamplingParams
 from jaxspec.testing import (
+    TinyTokenizer,
     engine_target,
     largest_sizes_only,
     random_block,
@@ -58,6 +59,8 @@ class Case:
     make: Callable[[], Models]
     tree: TreeShape = SHORT
     options: dict[str, Any] = field(default_factory=dict)
+    constraints: tuple[dict[str, Any], ...] = ({},) * 4
+    """What each of PARAMS must follow besides."""
 
 
 def eagle3(layers: int = 2, **sizes) -> Models:
@@ -157,6 +160,16 @@ CASES = {
     "fp8 in blocks": Case(in_fp8_blocks),
     "n-grams": Case(lambda: Models(engine_target(num_layers=2), None), TreeShape(3, 2, 5), {"ngram": True, "ngram_share": 1}),
     "n-grams and a head": Case(eagle3, SHORT, {"ngram": True}),
+    "grammars": Case(
+        eagle3,
+        SHORT,
+        constraints=(
+            {},
+            {"json_schema": {"type": "object", "properties": {"a": {"enum": ["xyz", "xz"]}}, "required": ["a"]}},
+            {"regex": "(ab[0-9]|[c-z]){6,9}"},
+            {"choice": ["on and on", "off", "onto"]},
+        ),
+    ),
     "the built-in model": Case(built_in, TreeShape(5, 4, 8)),
     "SmolLM2": Case(lambda: smollm2(Storing.DENSE)),
     "SmolLM2, its file's blocks": Case(lambda: smollm2(Storing.AS_IN_FILE)),
@@ -185,12 +198,14 @@ def run(case: Case, devices: int) -> Outcome:
     """The requests of PARAMS, and one that comes later and shares most of its prompt."""
     target, head = case.make()
     options = {"max_running_requests": 4, "prefill_chunk": 16, "context_length": 128, "page_size": 4, **case.options}
-    engine = Engine(target, head, None, case.tree, EngineConfig(tp_size=devices, **options))
+    tokenizer = TinyTokenizer() if any(case.constraints) else None
+    params = [replace(each, **more) for each, more in zip(PARAMS, case.constraints, strict=True)]
+    engine = Engine(target, head, tokenizer, case.tree, EngineConfig(tp_size=devices, **options))
     largest_sizes_only(engine)
-    requests = [engine.add(GenerationRequest(tuple(range(10 + i, 34 + i)), params)) for i, params in enumerate(PARAMS)]
+    requests = [engine.add(GenerationRequest(tuple(range(10 + i, 34 + i)), params)) for i, params in enumerate(params)]
     while engine.has_work:
         engine.step()
-    requests.append(engine.add(GenerationRequest(tuple(range(10, 38)), PARAMS[1])))
+    requests.append(engine.add(GenerationRequest(tuple(range(10, 38)), params[1])))
     while engine.has_work:
         engine.step()
     programs, runner = engine.runner.programs, engine.runner

@@ -102,7 +102,8 @@ def test_hostile_grammars_harm_nobody(url):
                 if response.status_code == 200 and each.field == "json_schema":
                     [choice] = response.json()["choices"]
                     assert choice["finish_reason"] in ("stop", "length", "error"), said
-                    assert choice["finish_reason"] != "stop" or json.loads(choice["text"]) is not NotImplemented, said
+                    if choice["finish_reason"] == "stop" and each.family != "guided":  # whose separators need not be JSON's
+                        json.loads(choice["text"])
 
     with ThreadPoolExecutor(SENDERS) as pool:
         sent = [pool.submit(send, asked[place::SENDERS]) for place in range(SENDERS)]
