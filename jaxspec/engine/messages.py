@@ -4,6 +4,7 @@ message = length of the header (4 bytes) | header (JSON) | bytes of the arrays, 
 """
 
 import json
+import math
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import is_dataclass
@@ -24,9 +25,13 @@ type Leaf = np.ndarray | Kept | None
 type Header = dict[str, Any]
 
 
+_AS_TEXT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each message
+_INT32 = np.dtype(np.int32)
+
+
 def pack(header: Header, data: bytes = b"") -> bytes:
     """A message."""
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _AS_TEXT(header).encode()
     return b"".join((struct.pack("<I", len(text)), text, data))
 
 
@@ -81,7 +86,7 @@ class Arrays:
                 changed = None if last is None else (last.reshape(-1) != flat).nonzero()[0]
                 if changed is not None and 2 * len(changed) < len(flat):
                     how.append(len(changed))
-                    data += [changed.astype(np.int32).tobytes(), flat[changed].tobytes()]
+                    data += [changed.astype(_INT32).tobytes(), flat[changed].tobytes()]
                     continue
                 form.append(True)
             how.append(form)
@@ -96,12 +101,12 @@ class Arrays:
                 leaves.append(None)
             elif isinstance(each, int):
                 values = self._last[program, place].copy()
-                places, data = _read(data, np.dtype(np.int32), each)
+                places, data = _read(data, _INT32, each)
                 values.reshape(-1)[places], data = _read(data, values.dtype, each)
                 leaves.append(self._keep(program, place, values))
             else:
                 dtype, shape, *kept = each
-                flat, data = _read(data, np.dtype(dtype), int(np.prod(shape)))
+                flat, data = _read(data, np.dtype(dtype), math.prod(shape))
                 values = flat.reshape(shape)
                 leaves.append(self._keep(program, place, values) if kept else values)
         return leaves
