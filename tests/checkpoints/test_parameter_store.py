@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from orbax.checkpoint import v1 as orbax
 
 from jaxspec.checkpoints.parameter_store import ParameterWriter, load_parameters, stored_parameters
+from tests.sets import variants
 
 KERNEL = "layers.1.self_attn.qkv_proj.kernel"
 
@@ -339,7 +340,7 @@ logging.getLogger("absl").warning("others are heard")
 """
 
 
-@pytest.mark.parametrize("logs", ["configured", "untouched"])
+@pytest.mark.parametrize("logs", [variants("configured"), "untouched"])
 def test_orbax_is_imported_late_and_is_quiet(tmp_path, logs):
     process = run(QUIET, tmp_path / "parameters", logs)
     out, err = process.communicate(timeout=60)

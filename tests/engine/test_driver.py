@@ -21,6 +21,7 @@ from jaxspec.engine.generation import Generation
 from jaxspec.engine.request import GenerationRequest, Update
 from jaxspec.sampling_params import SamplingParams
 from tests.server.fakes import TEXT, FakeEngine
+from tests.sets import variants
 
 
 class OneThreadEngine(FakeEngine):
@@ -272,7 +273,7 @@ def test_a_forked_process_is_told(thread, monkeypatch):
     assert stream.texts() == [text(3)]
 
 
-@pytest.mark.parametrize("ending", ["", "del thread", "raise SystemExit(3)"])
+@pytest.mark.parametrize("ending", ["", variants("del thread"), variants("raise SystemExit(3)")])
 def test_python_exits_after_its_thread(ending):
     """Also in the middle of a step: Python crashes if it exits while a thread is inside XLA."""
     program = f"""

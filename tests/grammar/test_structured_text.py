@@ -24,7 +24,7 @@ PROMPT = (3, 1, 4, 1, 5)
 WORDS = {"regex": "[a-c]{2,4}"}
 
 
-@pytest.mark.parametrize(("count", "trees"), [(60, TREES[:1]), exhaustive(200, TREES)])
+@pytest.mark.parametrize(("count", "trees"), [(200, TREES[:1]), exhaustive(400, TREES)])
 def test_text_under_a_tree_is_that_of_plain_masked_decoding(count, trees):
     rng = random.Random(7)
     cases = [random_case(rng) for _ in range(count)]
