@@ -74,8 +74,8 @@ def test_blocks_of_a_file_stay_and_change_no_logit(tmp_path, kind):
     assert set(kept.params["layers"][2]["self_attn"]["o_proj"]) == {"rows"}
     tokens = [5, 0, 127, 64, 299]
     expected = logits(rows, tokens)
-    np.testing.assert_array_equal(logits(kept, tokens), expected)
-    np.testing.assert_allclose(logits(dense, tokens), expected, atol=1e-5 * np.abs(expected).max())
+    for loaded, is_exact in ((kept, what_is_missing() is None), (dense, False)):  # the same bits are a promise of the kernels
+        np.testing.assert_allclose(logits(loaded, tokens), expected, rtol=0, atol=0 if is_exact else 1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.variants
