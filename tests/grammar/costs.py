@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from jaxspec.config import PLAIN, TreeShape
+from jaxspec.config import TreeShape
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
@@ -142,7 +142,7 @@ def pace_of(made: Engine, asked: Sequence[GenerationRequest]) -> Pace:
         after = state()
         made.step()
     for each in requests:
-        made.abort(each.request_id)
+        made.abort(each.id)
     while made.has_work:
         made.step()
     seconds, masks, verifications, tokens = (end - begin for begin, end in zip(before, after, strict=True))
@@ -152,7 +152,8 @@ def pace_of(made: Engine, asked: Sequence[GenerationRequest]) -> Pace:
 def timed(options: argparse.Namespace) -> None:
     """Prints a line per side and a line of JSON; the sides take turns."""
     tree = options.tree or TREES[options.model]
-    made = engine(tree, options.model, num_pages=1600, context_length=400, request_trees=(PLAIN,))
+    other = TreeShape(tree.num_steps, tree.topk + 1, tree.num_draft_tokens)
+    made = engine(tree, options.model, all_sizes=True, num_pages=1600, context_length=400, request_trees=(other,))
     of = [(prompt_of(options.model, name), schema) for name, schema in SCHEMAS.items() if name not in SHORTEST]
     free = [GenerationRequest(prompt, SamplingParams(max_tokens=LENGTH, temperature=0, ignore_eos=True)) for prompt, _ in of]
     bound = [
@@ -162,7 +163,7 @@ def timed(options: argparse.Namespace) -> None:
         "eight under grammars": bound,
         "eight without": free,
         "one beside three under grammars": [free[0], *bound[1:4]],
-        "one beside three with another tree": [free[0], *(replace(each, tree=PLAIN) for each in free[1:4])],
+        "one beside three with another tree": [free[0], *(replace(each, tree=other) for each in free[1:4])],
     }
     found = {name: list[Pace]() for name in sides}
     for number in range(options.rounds + 1):
