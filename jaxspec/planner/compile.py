@@ -30,7 +30,6 @@ GRAPH_KINDS = {
 KERNEL_CALLS = {
     "__gpu$xla.gpu.triton": "Pallas' Triton",
     "mosaic_gpu_v2": "Pallas' Mosaic",
-    "triton_kernel_call_ffi": "jax-triton",
 }
 """The custom calls that are kernels of our own, and what makes them. All of them can be captured in a graph."""
 NO_LAUNCHES = ("kSequential", "kAsyncStart", "kAsyncDone")
