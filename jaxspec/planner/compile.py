@@ -124,11 +124,6 @@ class Launch(NamedTuple):
     """The kinds of cycles, without log probabilities, in which it runs."""
 
     @property
-    def by_default(self) -> bool:
-        """It runs in a greedy cycle without extras."""
-        return 0 in self.kinds
-
-    @property
     def stage(self) -> str:
         """The part of the algorithm: draft, verify, accept, commit, ... ; "other": between them."""
         parts = [part for part in self.scope.split("/")[1:-1] if not part.startswith(("jit(", "layer_"))]
