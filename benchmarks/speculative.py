@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results |= {"head": bench.models.head.config.algorithm} | ({"ngram": True} if ngram else {})
     results["skipped"] = {} if options.trees else chosen.skipped
     made = record.write("speculative", options, prompts, results)
-    print("\n" + "\n\n".join([*tables(results).values(), notes(results)]) + "\n", flush=True)
+    print("\n" + "\n\n".join([*tables(results).values(), notes(made)]) + "\n", flush=True)
     if options.output:
         with options.output.open("a") as lines:
             lines.writelines(json.dumps(line) + "\n" for line in sglang_lines(results, options.max_tokens))
