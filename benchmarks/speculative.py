@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results |= {"head": bench.models.head.config.algorithm} | ({"ngram": True} if ngram else {})
     results["skipped"] = {} if options.trees else chosen.skipped
     made = record.write("speculative", options, prompts, results)
-    print("\n" + "\n\n".join([*tables(results).values(), notes(results)]) + "\n", flush=True)
+    print("\n" + "\n\n".join([*tables(results).values(), notes(made)]) + "\n", flush=True)
     path = options.config_out or options.out.with_suffix(".yaml")
     path.write_text(config_file(made))
     models = "".join(f" --{name.replace('_', '-')} ..." for name in OF_THE_MODEL if vars(options)[name] not in (None, "auto"))

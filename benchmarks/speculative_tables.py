@@ -64,9 +64,11 @@ def batch_table(results: dict, at: dict) -> str:
     return table(header, rows)
 
 
-def notes(results: dict) -> str:
-    """Skipped trees and differing texts."""
-    lines = []
+def notes(record: dict) -> str:
+    """Skipped trees, differing texts, and devices that are none."""
+    results, lines = record["results"], []
+    if (record["flags"].get("tp_size") or 1) > 1 and set(record["environment"]["devices"]) == {"cpu"}:
+        lines.append("the devices are virtual, of one CPU: times show what sharing a model costs, not what it gains")
     if (dropped := results.get("dominated")) and not results["exhaustive"]:
         pairs = ", ".join(f"{tree} ({other})" for tree, other in dropped.items())
         lines.append(f"not timed because a smaller tree (in parentheses) accepts as much: {pairs}")

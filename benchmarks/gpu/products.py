@@ -39,9 +39,10 @@ TILES = {"columns": (32, 64, 128), "depth": (128, 256), "stages": (3, 4, 5), "wa
 def matrices(lab: Lab) -> dict[str, tuple[int, int]]:
     """The different matrices that a cycle multiplies by, by the name of the first one with this shape."""
     found: dict[str, tuple[int, int]] = {}
-    for path, array in flatten_dict(lab.parameter_shapes).items():
-        if path[-1] == "kernel" and array.shape not in found.values():
-            found[f"{'head ' if path[0] == 'draft' else ''}{path[-2]}"] = array.shape
+    for of, model in zip(("", "head "), lab.graphs, strict=True):
+        for path, array in flatten_dict(model.params).items():
+            if path[-1] == "kernel" and array.shape not in found.values():
+                found[f"{of}{path[-2]}"] = array.shape
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import speculative, tuning
 from benchmarks.load import Load
 from benchmarks.options import RESULTS
-from benchmarks.speculative_tables import config_file, tables
+from benchmarks.speculative_tables import config_file, notes, tables
 from benchmarks.tuning import Timed, describe, dominated, grid, shortlist, why_not
 from jaxspec.commands.serve_options import parse_arguments
 from jaxspec.config import TreeShape
@@ -145,6 +145,15 @@ def test_what_is_quoted_was_measured_again():
     trees = [timed(CHAIN, 1.5, 1.4), timed(SHORT, 1.2, 1.5)]
     made = tables(results_of((4, "3/1/4", trees), exhaustive=True))
     assert list(made) == ["best", "time", "batch 4"] and "1.37 (1.37..1.37)" in made["best"]
+
+
+@pytest.mark.parametrize(
+    ("tp", "devices", "said"), [(2, ["cpu", "cpu"], True), (1, ["cpu"], False), (2, ["NVIDIA H100"] * 2, False)]
+)
+def test_it_says_that_virtual_devices_are_none(tp, devices, said):
+    record = record_of(results_of((4, "3/1/4", [timed(CHAIN, 1.5, 1.4)])))
+    record |= {"flags": {"tp_size": tp}, "environment": record["environment"] | {"devices": devices}}
+    assert ("the devices are virtual" in notes(record)) == said
 
 
 @pytest.fixture(scope="module")
