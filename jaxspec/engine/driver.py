@@ -58,7 +58,8 @@ class Observer:
 
 
 type Deliver = Callable[[Update | EngineError], object]
-"""Takes the updates of a ticket's requests; an EngineError is the last. It must not wait."""
+"""Takes the updates of a ticket's requests; an EngineError is the last. It must not wait. If it raises in the engine's thread, its
+requests end."""
 
 
 @dataclass(eq=False)
@@ -302,7 +303,8 @@ class _Work:
             if ticket is None:  # aborted while the step that made this update was in flight
                 continue
             if ticket.loop is None:
-                ticket.deliver(update)
+                if not _is_taken(ticket.deliver, update):
+                    self.drop([ticket])
             else:
                 by_loop.setdefault(ticket.loop, []).append((ticket.deliver, update))
         for loop, items in by_loop.items():  # one wake-up per event loop and step, however many requests run
@@ -343,7 +345,7 @@ class _Work:
             error = self._refusal() if self._failure is None else EngineError(FAILED)
             error.__cause__ = self._failure
             if ticket.loop is None:
-                ticket.deliver(error)
+                _is_taken(ticket.deliver, error)
             else:
                 _wake(ticket.loop, [(ticket.deliver, error)])
 
@@ -359,7 +361,17 @@ def _wake(loop: asyncio.AbstractEventLoop, items: Sequence[tuple[Deliver, Update
 
 def _deliver_all(items: Sequence[tuple[Deliver, Update | EngineError]]) -> None:
     for deliver, item in items:
+        _is_taken(deliver, item)
+
+
+def _is_taken(deliver: Deliver, item: Update | EngineError) -> bool:
+    """Delivers an item. False: its reader has failed on it, which is logged, and ends nobody else's requests."""
+    try:
         deliver(item)
+    except Exception:
+        logger.exception("the reader of a request has failed")
+        return False
+    return True
 
 
 def _end(work: _Work, thread: threading.Thread, process: int) -> None:

@@ -40,8 +40,8 @@ def free_address() -> str:
 
 
 @contextlib.contextmanager
-def group(what: str) -> Iterator[list[subprocess.Popen]]:
-    """Two processes, which are killed after LONGEST, or at the end."""
+def group(what: str, longest: float = LONGEST) -> Iterator[list[subprocess.Popen]]:
+    """Two processes, which are killed after so many seconds, or at the end."""
     command, address = [sys.executable, "-m", "tests.engine.group_process", what], free_address()
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
 
@@ -53,7 +53,7 @@ def group(what: str) -> Iterator[list[subprocess.Popen]]:
         started = (subprocess.Popen([*command, str(rank), address], cwd=Path(__file__).parents[2], **options) for rank in range(2))
         processes = [until_ended.enter_context(each) for each in started]
         until_ended.callback(kill)
-        watchdog = threading.Timer(LONGEST, kill)
+        watchdog = threading.Timer(longest, kill)
         until_ended.callback(watchdog.cancel)
         watchdog.start()
         yield processes

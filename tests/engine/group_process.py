@@ -1,17 +1,18 @@
 """One process of a group of two, for test_hosts.py: python -m tests.engine.group_process WHAT RANK HOST:PORT.
 
-WHAT is `stub` (connections alone; this imports no JAX), `messages` (rank 1 prints how long those of launches take), `texts` (rank 0
-prints what an engine says), `halves` (the same, with cycles as two programs) or `load` (an engine that never runs out of work).
-Without RANK and HOST:PORT one process does it on one device. SIGUSR1 raises an exception; SIGTERM ends in order.
+WHAT is `stub` (connections alone; this imports no JAX), `messages` (rank 1 prints how long those of launches take), `load` (an
+engine that never runs out of work) or `sources:FILE` (sources.py). SIGUSR1 raises an exception; SIGTERM ends in order.
 """
 
 import itertools
 import json
+import pickle
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -98,10 +99,9 @@ def end_when_told() -> list[int]:
     return told
 
 
-def engine(hosts: Hosts, what: str) -> int:
+def engine(hosts: Hosts) -> int:
     """A tiny model, whose layers two processes share."""
     from jaxspec.config import EngineConfig, TreeShape
-    from jaxspec.decoding.programs import Settlement
     from jaxspec.engine.engine import Engine
     from jaxspec.engine.following import follow, join
     from jaxspec.engine.program_cache import enable_compilation_cache
@@ -110,9 +110,7 @@ def engine(hosts: Hosts, what: str) -> int:
     from jaxspec.sampling_params import SamplingParams
     from jaxspec.testing import largest_sizes_only, random_eagle, tiny_target
 
-    group = join(hosts, KEY) if hosts.nnodes > 1 else ALONE
-    from tests.engine.test_in_two import run_in_two  # makes arrays
-
+    group = join(hosts, KEY)
     enable_compilation_cache()
     target = tiny_target(num_layers=1)
     head, tree = random_eagle(target.config), TreeShape(1, 2, 3)
@@ -122,36 +120,46 @@ def engine(hosts: Hosts, what: str) -> int:
         start = Start(group=ALONE if isinstance(group, Follower) else group)
         return Engine(target, head, None, tree, EngineConfig(**fields, num_pages=num_pages), start=start)
 
-    def ask(made: Engine, max_tokens: int = 24) -> list:
-        sampled = ({"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 4, "logit_bias": {7: 2.0}})
-        return [
-            made.add(GenerationRequest(tuple(range(40, 60 + place)), SamplingParams(max_tokens=max_tokens, **params)))
-            for place, params in enumerate(sampled)
-        ]
+    def ask(made: Engine) -> None:
+        for place in range(3):
+            made.add(GenerationRequest(tuple(range(40, 60 + place)), SamplingParams(max_tokens=80, temperature=0)))
 
     if isinstance(group, Follower):
         signal.signal(signal.SIGTERM, lambda *_: group.stop())
         follow(group, lambda num_pages: made(num_pages).runner)
     running = made(40)
     largest_sizes_only(running)
-    if what == "texts":
-        requests = ask(running)
-        while running.has_work:
-            running.step()
-        print(json.dumps([each.output for each in requests]), flush=True)
-    elif what == "halves":
-        print(json.dumps(run_in_two(running, Settlement.of)), flush=True)
-    else:
-        is_told, has_said = end_when_told(), False
-        while not is_told:
-            if not running.has_work:
-                ask(running, 80)
-            running.step()
-            if running.counts.generated_tokens and not has_said:
-                has_said = True
-                print("running", flush=True)
+    is_told, has_said = end_when_told(), False
+    while not is_told:
+        if not running.has_work:
+            ask(running)
+        running.step()
+        if running.counts.generated_tokens and not has_said:
+            has_said = True
+            print("running", flush=True)
     if isinstance(group, Leader):
         group.close()
+    return 0
+
+
+def sources(hosts: Hosts, asked: Path) -> int:
+    """Serves what a file asks for, and writes beside it what was said."""
+    import jax
+
+    from jaxspec.engine.following import follow, join
+    from jaxspec.engine.program_cache import enable_compilation_cache
+    from jaxspec.engine.runner import Start
+
+    group = join(hosts, KEY)
+    jax.devices()  # they are there when both have asked for them
+    from tests.engine.sources import engine_of, serve  # makes arrays
+
+    enable_compilation_cache()
+    setting, cases = pickle.loads(asked.read_bytes())
+    if isinstance(group, Follower):
+        follow(group, lambda num_pages: engine_of(setting).runner)
+    asked.with_name("said").write_bytes(pickle.dumps(serve(setting, cases, Start(group=group))))
+    group.close()
     return 0
 
 
@@ -160,8 +168,13 @@ def raise_error(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    what, *place = sys.argv[1:]
+    what, rank, address = sys.argv[1:]
     signal.signal(signal.SIGUSR1, raise_error)
-    hosts = Hosts(2, int(place[0]), place[1]) if place else Hosts()
-    work = {"stub": stub, "messages": messages}.get(what, partial(engine, what=what))
-    run_to_the_end(hosts, partial(work, hosts))
+    hosts, (kind, _, file) = Hosts(2, int(rank), address), what.partition(":")
+    works = {
+        "stub": partial(stub, hosts),
+        "messages": partial(messages, hosts),
+        "load": partial(engine, hosts),
+        "sources": partial(sources, hosts, Path(file)),
+    }
+    run_to_the_end(hosts, works[kind])

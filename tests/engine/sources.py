@@ -1,37 +1,47 @@
 """Generated requests through every source of drafts and their mixtures: each gets what plain decoding says in the same storage.
 
 python -m tests.engine.sources --count 1000 serves so many in groups, each by an engine of its own, drawn with its source, trees,
-storage of weights and cache, batch, pages and loop. It says per source how many requests were unequal, and of how many drafts. What
-was found is in sources.jsonl beside this file (`--out`).
+storage of weights and cache, placement, batch, pages and loop; requests may have penalties, grammars and tools. It says per source
+how many requests were unequal, and of how many drafts. Results go to sources.jsonl beside this file (`--out`). `tests.engine.pairs`
+draws what is missing there.
 """
 
 import argparse
 import json
 import os
+import pickle
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 
 from benchmarks.record import environment
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
 from jaxspec.checkpoints.storing import Storing
-from jaxspec.config import FP8, PLAIN, QUANTIZATIONS, EngineConfig, TreeShape
+from jaxspec.config import FP8, PLAIN, EngineConfig, TreeShape
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, UNASKED
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
-from jaxspec.engine.request import GenerationOutput, GenerationRequest
+from jaxspec.engine.request import GenerationRequest, Request
+from jaxspec.engine.runner import DEFAULT_START, Start
+from jaxspec.models.linear import Storage
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget
 from jaxspec.sampling_params import SamplingParams
+from jaxspec.server.structured import Given
+from jaxspec.server.tools import Function, ToolUse, constraint_for
 from jaxspec.testing import (
     TinyTokenizer,
     engine_target,
@@ -42,8 +52,15 @@ from jaxspec.testing import (
     random_head,
     random_mtp,
 )
+from jaxspec.text.answer_parser import AnswerFormat, AnswerParser, Thinking
+from jaxspec.text.answer_reader import CallStart, Event, merged
 from jaxspec.text.tokenizer import load_tokenizer
-from tests.engine.tensor_parallel import stored_so
+from jaxspec.text.tool_formats import TOOL_FORMATS
+from pallas_kernels.quantized import QuantizedAs
+from pallas_kernels.rows import AsInFile
+from pallas_kernels.weight import Weight
+from tests.engine.group_counts import group
+from tests.engine.tensor_parallel import stored_each, stored_so
 from tests.grammar.cases import random_schema
 
 GROUP = 40
@@ -51,11 +68,45 @@ GROUP = 40
 CONTEXT, PAGE_SIZES = 200, (1, 4, 7, 16)
 TOKENS = range(1, 128)
 """Of prompts and options: those of the tiny models, and some of the built-in one's."""
-STORAGES: dict[str, tuple[Storing, str | None]] = {
-    "as it is": (Storing.DENSE, None),
-    "rows": (Storing.ROWS, None),
-    **{f"{kind}{by}": (how, kind) for kind in QUANTIZATIONS for by, how in ((", dense", Storing.DENSE), ("", Storing.ROWS))},
+
+
+def as_numbers(dtype: str, matrix: Any) -> tuple[Storage, Weight]:
+    """The matrix in 16 bits, as in a file."""
+    storage = AsInFile(((matrix.shape[1], dtype),))
+    return storage, storage.of([matrix.T.astype(dtype)])
+
+
+def as_gguf(format: str, matrix: Any) -> tuple[Storage, Weight] | None:
+    """The matrix in GGUF's blocks, if its rows have whole ones."""
+    if matrix.shape[0] % 32:
+        return None
+    storage = AsInFile(((matrix.shape[1], format),))
+    blocks = quantize(np.asarray(matrix, np.float32).T, GGMLQuantizationType[format.upper()])
+    return storage, storage.of([jnp.asarray(blocks)])
+
+
+def as_fp8_blocks(for_cpu: bool, matrix: Any) -> tuple[Storage, Weight] | None:
+    """The matrix in blocks of 128 x 128, if it has whole ones."""
+    storage = QuantizedAs("fp8", 128, for_cpu=for_cpu)
+    return None if any(size % 128 for size in matrix.shape) else (storage, storage(matrix))
+
+
+STORAGES: dict[str, tuple[str | None, Callable[[LoadedModel], Any]]] = {
+    "as it is": (None, lambda model: model),
+    "rows": (None, lambda model: stored_so(model, Storing.ROWS, None)),
+    **{name: ("16 bits", partial(stored_each, store=partial(as_numbers, name))) for name in ("bfloat16", "float16")},
+    "int8": ("int8", lambda model: stored_so(model, Storing.ROWS, "int8")),
+    "int8, dense": ("int8", lambda model: stored_so(model, Storing.DENSE, "int8")),
+    "fp8": ("FP8 rows", lambda model: stored_so(model, Storing.ROWS, "fp8")),
+    "fp8, dense": ("FP8 rows", lambda model: stored_so(model, Storing.DENSE, "fp8")),
+    "fp8 blocks": ("FP8 blocks", partial(stored_each, store=partial(as_fp8_blocks, True))),
+    "fp8 blocks, dense": ("FP8 blocks", partial(stored_each, store=partial(as_fp8_blocks, False))),
+    "int4": ("int4", lambda model: stored_so(model, Storing.ROWS, "int4")),
+    "int4, dense": ("int4", lambda model: stored_so(model, Storing.DENSE, "int4")),
+    **{name: ("GGUF blocks", partial(stored_each, store=partial(as_gguf, name))) for name in ("q8_0", "q4_0", "q4_1")},
 }
+"""What docs/pairs.md calls them, and how a model is stored so."""
+PLACEMENTS = ("one device", "tp 2", "two processes")
 
 
 GRAMMARS = (
@@ -72,11 +123,17 @@ class Case(NamedTuple):
     asked: GenerationRequest
     at_once: int
     """The number of requests that come together with it."""
+    has: frozenset[str] = frozenset()
+    """Its constraints, as docs/pairs.md calls them."""
+    tools: tuple[str, dict[str, Any]] | None = None
+    """The name of a format of calls, and the schemas of tools that its text may call."""
 
 
 class Source(NamedTuple):
     """Drafts from somewhere: what an engine is given for them."""
 
+    kind: str
+    """What docs/pairs.md calls it."""
     trees: str
     head: Callable[[LoadedTarget], LoadedHead] | None = None
     options: Mapping[str, Any] = MappingProxyType({})
@@ -93,25 +150,29 @@ def eagle3(target: LoadedTarget) -> LoadedHead:
 
 NGRAMS, SHARED, ADAPTIVE = {"ngram": True}, {"ngram": True, "ngram_share": 1}, {"adaptive": True}
 SOURCES = {
-    "n-grams": Source("7/4/8 4/1/5 5/4/16", None, NGRAMS),
-    "n-grams, shared": Source("7/4/8 3/2/5", None, SHARED),
-    "n-grams, adaptive": Source("7/4/8", None, NGRAMS | ADAPTIVE),
-    "n-grams beside plain decoding": Source("plain", None, {**NGRAMS, **ADAPTIVE, "adaptive_trees": UNASKED}),
-    "EAGLE": Source("3/2/5 2/1/3", lambda target: random_eagle(target.config)),
-    "EAGLE-3": Source("3/2/5 4/1/5 5/4/16", eagle3),
-    "EAGLE-3, adaptive": Source("3/2/5", eagle3, ADAPTIVE),
-    "EAGLE-3 and n-grams": Source("3/2/5 5/4/12", eagle3, NGRAMS),
-    "EAGLE-3 for some levels and n-grams": Source("7/4/8/3 5/2/8/1 4/2/6/0", eagle3, NGRAMS),
-    "EAGLE-3 and shared n-grams, adaptive": Source("5/4/8", eagle3, SHARED | ADAPTIVE),
-    "MTP and n-grams": Source("1/1/2 5/2/8/1", lambda target: random_mtp(target.config), NGRAMS),
-    "DFlash": Source("5/1/6 4/3/12", lambda target: random_block(target.config)),
-    "DFlash and n-grams": Source("5/3/12 7/3/12/2", lambda target: random_block(target.config, windows=(9, 7)), NGRAMS),
-    "DSpark": Source("4/2/7", lambda target: random_block(target.config, markov_rank=4)),
-    "a small model": Source("3/1/4 3/2/7", lambda target: random_draft_model(target.config)),
-    "the target itself": Source("3/1/4 4/2/8", itself),
-    "the target itself and n-grams": Source("3/2/7 7/4/8/3", itself, NGRAMS | ADAPTIVE),
-    "the built-in head": Source("5/4/8 3/1/4", lambda target: load_head(BUILT_IN_HEAD, target)),
-    "the built-in head and n-grams": Source("5/4/8 7/4/8/3", lambda target: load_head(BUILT_IN_HEAD, target), SHARED | ADAPTIVE),
+    "n-grams": Source("n-grams", "7/4/8 4/1/5 5/4/16", None, NGRAMS),
+    "n-grams, shared": Source("n-grams", "7/4/8 3/2/5", None, SHARED),
+    "n-grams, adaptive": Source("n-grams", "7/4/8", None, NGRAMS | ADAPTIVE),
+    "n-grams beside plain decoding": Source("n-grams", "plain", None, {**NGRAMS, **ADAPTIVE, "adaptive_trees": UNASKED}),
+    "nothing": Source("none", "plain"),
+    "EAGLE": Source("EAGLE", "3/2/5 2/1/3", lambda target: random_eagle(target.config)),
+    "EAGLE-3": Source("EAGLE-3", "3/2/5 4/1/5 5/4/16", eagle3),
+    "EAGLE-3, adaptive": Source("EAGLE-3", "3/2/5", eagle3, ADAPTIVE),
+    "EAGLE-3 and n-grams": Source("merged", "3/2/5 5/4/12", eagle3, NGRAMS),
+    "EAGLE-3 for some levels and n-grams": Source("merged", "7/4/8/3 5/2/8/1 4/2/6/0", eagle3, NGRAMS),
+    "EAGLE-3 and shared n-grams, adaptive": Source("merged", "5/4/8", eagle3, SHARED | ADAPTIVE),
+    "MTP": Source("MTP", "1/1/2 3/2/5", lambda target: random_mtp(target.config)),
+    "MTP and n-grams": Source("merged", "1/1/2 5/2/8/1", lambda target: random_mtp(target.config), NGRAMS),
+    "DFlash": Source("block head", "5/1/6 4/3/12", lambda target: random_block(target.config)),
+    "DFlash and n-grams": Source("merged", "5/3/12 7/3/12/2", lambda target: random_block(target.config, windows=(9, 7)), NGRAMS),
+    "DSpark": Source("block head", "4/2/7", lambda target: random_block(target.config, markov_rank=4)),
+    "a small model": Source("draft model", "3/1/4 3/2/7", lambda target: random_draft_model(target.config)),
+    "the target itself": Source("draft model", "3/1/4 4/2/8", itself),
+    "the target itself and n-grams": Source("merged", "3/2/7 7/4/8/3", itself, NGRAMS | ADAPTIVE),
+    "the built-in head": Source("EAGLE-3", "5/4/8 3/1/4", lambda target: load_head(BUILT_IN_HEAD, target)),
+    "the built-in head and n-grams": Source(
+        "merged", "5/4/8 7/4/8/3", lambda target: load_head(BUILT_IN_HEAD, target), SHARED | ADAPTIVE
+    ),
 }
 
 
@@ -125,41 +186,55 @@ class Setting:
     """Of the target's weights."""
     head_storage: str
     kv_cache_dtype: str
+    placement: str
     options: dict[str, Any]
 
     @property
     def built_in(self) -> bool:
         return "built-in" in self.source
 
+    @property
+    def features(self) -> frozenset[str]:
+        """As docs/pairs.md calls them, of every request of the group."""
+        loop = "overlapped" if self.options["overlap"] else "serial"
+        cache = "8-bit cache" if self.kv_cache_dtype == FP8 else None
+        return frozenset({STORAGES[self.storage][0], cache, SOURCES[self.source].kind, self.placement, loop} - {None})
+
     @classmethod
-    def random(cls, rng: random.Random, source: str, devices: int) -> "Setting":
-        """`devices`: half of the settings use so many."""
-        tree, batch, page = TreeShape.of(rng.choice(SOURCES[source].trees.split())), rng.randint(1, 8), rng.choice(PAGE_SIZES)
-        storage = rng.choice(list(STORAGES)) if rng.random() < 0.6 else "as it is"
-        whole = -(-CONTEXT // page)
+    def random(cls, rng: random.Random, source: str, wanted: frozenset[str] = frozenset(), **fixed: str) -> "Setting":
+        """`wanted`: features that it has. `fixed`: the placement, if it is not drawn."""
+        tree, page = TreeShape.of(rng.choice(SOURCES[source].trees.split())), rng.choice(PAGE_SIZES)
+        storages = [name for name, (feature, _) in STORAGES.items() if feature in wanted] or list(STORAGES)
+        storage = rng.choice(storages) if wanted or rng.random() < 0.6 else "as it is"
+        batch, whole = rng.randint(4 if "preemption" in wanted else 1, 8), -(-CONTEXT // page)
+        placement = fixed.get("placement") or rng.choice([each for each in PLACEMENTS if each in wanted] or PLACEMENTS[:2])
+        loops = [name == "overlapped" for name in ("overlapped", "serial") if name in wanted]
         options = {
             "max_running_requests": batch,
             "page_size": page,
-            "num_pages": whole + rng.randint(0, whole * (batch - 1) // 4),
+            "num_pages": whole + (0 if "preemption" in wanted else rng.randint(0, whole * (batch - 1) // 4)),
             "prefill_chunk": rng.choice([5, 16, 64]),
-            "overlap": rng.random() < 0.8,
+            "overlap": rng.choice(loops or [True, True, True, False]),
             "request_trees": (PLAIN,) if rng.random() < 0.3 else (),
-            "tp_size": rng.choice([1, devices]),
+            "tp_size": 1 if placement == "one device" else 2,
+            "prefix_cache": "prefix cache" in wanted or rng.random() < 0.8,
         }
-        head_storage, kv_cache_dtype = rng.choice([storage, "as it is"]), rng.choice(["auto", "auto", FP8])
-        return cls(source, tree, storage, head_storage, kv_cache_dtype, {**options, **SOURCES[source].options})
+        head_storage = rng.choice([storage, "as it is", rng.choice(list(STORAGES))])
+        kv_cache_dtype = FP8 if "8-bit cache" in wanted else "auto" if wanted else rng.choice(["auto", "auto", FP8])
+        return cls(source, tree, storage, head_storage, kv_cache_dtype, placement, {**options, **SOURCES[source].options})
 
 
 @cache
-def target_of(built_in: bool) -> LoadedTarget:
+def target_of(built_in: bool, storage: str) -> LoadedTarget:
     """In float32. Groups of quantised numbers fill the parts of two devices."""
     if built_in:
         return load_target(BUILT_IN_TARGET, jnp.float32)
-    return engine_target(hidden_size=64, head_dim=64, intermediate_size=128, eos_token_ids=(0,))
+    sizes = (128, 512) if "blocks" in storage else (64, 128)
+    return engine_target(hidden_size=sizes[0], head_dim=64, intermediate_size=sizes[1], eos_token_ids=(0,))
 
 
 def stored(model: LoadedModel, storage: str) -> Any:
-    return stored_so(model, *STORAGES[storage])
+    return STORAGES[storage][1](model)
 
 
 @cache
@@ -167,12 +242,13 @@ def tokenizer_of(built_in: bool) -> Any:
     return load_tokenizer(BUILT_IN_TARGET) if built_in else TinyTokenizer()
 
 
-def engine_of(setting: Setting) -> Engine:
+def engine_of(setting: Setting, start: Start = DEFAULT_START) -> Engine:
     """The engine of a group."""
-    target, source = target_of(setting.built_in), SOURCES[setting.source]
+    target, source = target_of(setting.built_in, setting.storage), SOURCES[setting.source]
     head = None if source.head is None else stored(source.head(target), setting.head_storage)
     config = EngineConfig(context_length=CONTEXT, kv_cache_dtype=setting.kv_cache_dtype, **setting.options)
-    engine = Engine(stored(target, setting.storage), head, tokenizer_of(setting.built_in), setting.tree, config)
+    target, tokenizer = stored(target, setting.storage), tokenizer_of(setting.built_in)
+    engine = Engine(target, head, tokenizer, setting.tree, config, start=start)
     largest_sizes_only(engine)
     return engine
 
@@ -184,7 +260,8 @@ def plain_engine(built_in: bool, storage: str, kv_cache_dtype: str) -> Engine:
         max_running_requests=1, context_length=CONTEXT, kv_cache_dtype=kv_cache_dtype, page_size=64, prefill_chunk=64,
         prefix_cache=False, overlap=False,
     )  # fmt: skip
-    engine = Engine(stored(target_of(built_in), storage), None, tokenizer_of(built_in), PLAIN, config)
+    target = stored(target_of(built_in, storage), storage)
+    engine = Engine(target, None, tokenizer_of(built_in), PLAIN, config)
     largest_sizes_only(engine)
     return engine
 
@@ -195,15 +272,31 @@ def random_prompt(rng: random.Random, common: list[int]) -> tuple[int, ...]:
     return (*common[: rng.choice([0, 0, len(common), rng.randint(0, len(common))])], *own * rng.choice([1, 1, 2, 4]))
 
 
-def random_params(rng: random.Random) -> SamplingParams:
-    """Any that may change what is drawn or where it ends; a third is under grammars. A text of few tokens, or under a penalty below
-    zero, repeats."""
+def random_tools(rng: random.Random) -> tuple[tuple[str, dict[str, Any]], dict[str, Any], bool]:
+    """The format of calls with the schemas of tools, the structural tag that a server makes of them, and whether the text may also
+    follow a grammar of the request's own."""
+    name, given = rng.choice(list(TOOL_FORMATS)), None
+    functions = [Function(name=each, parameters=random_schema(rng), strict=True) for each in ("f", "g")[: rng.randint(1, 2)]]
+    use = ToolUse(TOOL_FORMATS[name], (), functions, rng.random() < 0.6, rng.random() < 0.7)
+    if not use.must_call and rng.random() < 0.6:
+        given = Given("response_format", "json_schema", random_schema(rng))
+    made = constraint_for(use, given, None, Thinking.NONE)
+    assert made is not None
+    return (name, use.schemas), {made.name: made.value}, given is not None
+
+
+def random_case(rng: random.Random, prompt: tuple[int, ...], tree: TreeShape | None) -> Case:
+    """Any that may change what is drawn or where it ends; a half has grammars or tools. A text of few tokens, or under a penalty
+    below zero, repeats."""
     few = rng.sample(TOKENS, rng.randint(2, 6))
     drawn = [{"top_p": 0.9}, {"top_k": rng.randint(1, 20)}, {"min_p": 0.05}, {"top_p": 0.7, "top_k": 30, "min_p": 0.01}]
-    moved = [
+    penalties = [
         {"frequency_penalty": round(rng.uniform(-1.5, 1.5), 1)},
         {"presence_penalty": round(rng.uniform(-1.5, 1.5), 1)},
         {"repetition_penalty": rng.choice([0.7, 1.2])},
+    ]
+    moved = [
+        *penalties,
         {"logit_bias": {token: rng.choice([-5.0, 3.0]) for token in few}},
         {"bad_token_ids": few},
     ]
@@ -214,46 +307,68 @@ def random_params(rng: random.Random) -> SamplingParams:
         pair = [bytes(rng.choices(few, k=2)).decode() for _ in range(2)]
         ends = [{"stop": pair}, {"stop": pair[0], "min_tokens": 5}, {"stop_token_ids": few[:1], "min_tokens": 3}]
     chosen: dict[str, Any] = {"allowed_token_ids": few} if repeats else {}
-    shares = [(drawn, 0.4), (moved, 0.5), (ends, 0.4)]
-    if rng.random() < 0.33:
-        chosen, shares = {"json_schema": random_schema(rng)} if rng.random() < 0.7 else dict(rng.choice(GRAMMARS)), shares[:1]
+    shares, tools, has = [(drawn, 0.4), (moved, 0.5), (ends, 0.4)], None, set[str]()
+    if (kind := rng.random()) < 0.5:
+        shares = [(drawn, 0.4), (penalties, 0.4)]
+        if kind < 0.25:
+            has, chosen = {"grammar"}, {"json_schema": random_schema(rng)} if rng.random() < 0.7 else dict(rng.choice(GRAMMARS))
+        else:
+            tools, chosen, has_given = random_tools(rng)
+            has = {"tools", "grammar"} if has_given else {"tools"}
     for kinds, share in shares:
         chosen |= rng.choice(kinds) if rng.random() < share else {}
     if "bad_token_ids" in chosen and repeats:
         chosen["bad_token_ids"] = few[:1]
+    has |= {"penalties"} if any(name.endswith("_penalty") for name in chosen) else set()
     temperature = rng.choice([0, 0, round(rng.uniform(0.2, 1.4), 2)])
-    return SamplingParams(max_tokens=rng.randint(8, 72), temperature=temperature, seed=rng.randrange(2**32), **chosen)
+    params = SamplingParams(max_tokens=rng.randint(8, 72), temperature=temperature, seed=rng.randrange(2**32), **chosen)
+    asked = GenerationRequest(
+        prompt, params, rng.choice([0, 0, 1]), tree=tree, cache_salt=rng.choice([None, None, "a"]), wants_trees=rng.random() < 0.15
+    )
+    return Case(asked, rng.randint(1, 8), frozenset(has or {"no constraint"}), tools)
 
 
 def random_cases(rng: random.Random, count: int, trees: list[TreeShape | None]) -> list[Case]:
     """Of one group. `trees`: what a request may ask for."""
     common = [rng.choice(TOKENS) for _ in range(40)]
-    cases = []
-    for _ in range(count):
-        prompt = random_prompt(rng, common)
-        params = random_params(rng)
-        asked = GenerationRequest(
-            prompt, params, rng.choice([0, 0, 1]), tree=rng.choice(trees), cache_salt=rng.choice([None, None, "a"]),
-            wants_trees=rng.random() < 0.15,
-        )  # fmt: skip
-        cases.append(Case(asked, rng.randint(1, 8)))
-    return cases
+    return [random_case(rng, random_prompt(rng, common), rng.choice(trees)) for _ in range(count)]
 
 
-def run(engine: Engine, cases: Sequence[Case]) -> list[GenerationOutput]:
+type Said = tuple[tuple[int, ...], str, str, int | str | None, str | None, list[Event]]
+"""All of a result that its drafts must not change, and what its pieces were read as."""
+
+
+class Served(NamedTuple):
+    """What became of a request."""
+
+    said: Said
+    went_through: frozenset[str]
+    """Of the prefix cache and preemption."""
+
+
+def run(engine: Engine, cases: Sequence[Case]) -> list[Served]:
     """Adds the cases in groups, each when at most four requests run."""
-    requests, left = [], list(cases)
+    requests, left, preempted, parsers, events = list[Request](), list(cases), set[str](), {}, {}
     while left or engine.has_work:
         if left and sum(request.finish_reason is None for request in requests) <= 4:
             group, left = left[: left[0].at_once], left[left[0].at_once :]
-            requests += [engine.add(case.asked) for case in group]
-        engine.step()
-    return [request.result() for request in requests]
-
-
-def said(output: GenerationOutput) -> tuple[tuple[int, ...], str, str, int | str | None, str | None]:
-    """All of a result that its drafts must not change."""
-    return output.token_ids, output.text, output.finish_reason, output.matched_stop, output.error
+            for case in group:
+                requests.append(request := engine.add(case.asked))
+                form, schemas = case.tools or (None, {})
+                read = None if form is None else TOOL_FORMATS[form].read
+                parsers[request.id], events[request.id] = AnswerParser(AnswerFormat(tool_parser=read, tools=schemas)), []
+        admitted = list(engine.scheduler.admitted)
+        for update in engine.step():
+            events[update.request_id] += parsers[update.request_id].add(update.text)
+        preempted |= {each.id for each in admitted if each in engine.scheduler.waiting}
+    served = []
+    for request in requests:
+        output, parts = request.result(), merged(events[request.id] + parsers[request.id].finish())
+        went_through = {"prefix cache"} if output.cached_tokens else set[str]()
+        went_through |= {"preemption"} if request.id in preempted else set()
+        said = output.token_ids, output.text, output.finish_reason, output.matched_stop, output.error, parts
+        served.append(Served(said, frozenset(went_through)))
+    return served
 
 
 class Outcome(NamedTuple):
@@ -261,60 +376,91 @@ class Outcome(NamedTuple):
 
     setting: Setting
     requests: int
-    unequal: list[tuple[Case, GenerationOutput, GenerationOutput]]
+    unequal: list[tuple[Case, Said, Said]]
     """With what plain decoding says, and what was said instead."""
     counts: Counter[str]
+    has: list[list[str]]
+    """The features of its requests beside those of the setting, each set once."""
 
 
-def check(number: int, seed: int, *, count: int = GROUP, source: str | None = None, devices: int = 1) -> Outcome:
-    """Group `number`: it depends on nothing but the arguments, so that it can be repeated alone."""
-    rng = random.Random(f"{seed} {number}")
-    names = list(SOURCES)
-    setting = Setting.random(rng, source or names[number % len(names)], devices)
-    trees = [None, None, setting.tree, PLAIN] if setting.options["request_trees"] else [None]
-    cases = random_cases(rng, count, trees)
-    plain = plain_engine(setting.built_in, setting.storage, setting.kv_cache_dtype)
-    expected = run(plain, [Case(replace(case.asked, tree=None), case.at_once) for case in cases])
-    engine = engine_of(setting)
-    again = [*range(len(cases)), *range(0, len(cases), 4)]
-    outputs = run(engine, [cases[place] for place in again])
+def serve(setting: Setting, cases: Sequence[Case], start: Start = DEFAULT_START) -> tuple[list[Served], Counter[str]]:
+    """What an engine says, and what it counted. No page is lost."""
+    engine = engine_of(setting, start)
+    served = run(engine, cases)
     engine.prefix_cache.check([])
     engine.grammars.close()
-    unequal = [
-        (cases[place], expected[place], output)
-        for place, output in zip(again, outputs, strict=True)
-        if said(output) != said(expected[place])
-    ]
     stats = engine.stats()
-    counts = Counter(
-        engines=1, requests=len(again), unequal=len(unequal), tokens=sum(len(output.token_ids) for output in outputs),
+    return served, Counter(
         drafted=stats.draft_tokens, accepted=stats.accepted_tokens, preemptions=stats.preemptions,
         prefix_hit_tokens=stats.prefix_hit_tokens, lent=stats.lent_texts, forced=stats.forced_tokens,
-        stopped=sum(output.finish_reason == "stop" for output in outputs),
     )  # fmt: skip
-    return Outcome(setting, len(again), unequal, counts)
 
 
-def recorded(out: Path | None, seed: int, devices: int) -> dict[int, dict[str, Any]]:
-    """The lines of a file that other runs with this seed have added, by group."""
-    lines = map(json.loads, out.read_text().splitlines()) if out is not None and out.exists() else ()
-    return {line["group"]: line for line in lines if (line["seed"], line["devices"]) == (seed, devices)}
+def serve_by_two(setting: Setting, cases: Sequence[Case]) -> tuple[list[Served], Counter[str]]:
+    """The same by two processes, each with one device (group_process.py)."""
+    with tempfile.TemporaryDirectory() as directory:
+        asked, said = Path(directory) / "asked", Path(directory) / "said"
+        asked.write_bytes(pickle.dumps((setting, cases)))
+        with group(f"sources:{asked}", longest=1800) as processes:
+            done = [each.communicate()[1] for each in processes]
+        if any(each.returncode for each in processes):
+            raise RuntimeError("\n".join(done))
+        found: tuple[list[Served], Counter[str]] = pickle.loads(said.read_bytes())
+        return found
 
 
-def serve(number: int, options: argparse.Namespace) -> dict[str, Any]:
+def random_group(
+    number: int, seed: int, *, count: int = GROUP, source: str | None = None, wanted: frozenset[str] = frozenset(), **fixed: str
+) -> tuple[Setting, list[Case]]:
+    """Group `number`: it depends on nothing but the arguments, so that it can be repeated alone."""
+    rng = random.Random(f"{seed} {number}")
+    names = [name for name, each in SOURCES.items() if each.kind in wanted]
+    drawn = rng.choice(names) if names else list(SOURCES)[number % len(SOURCES)]
+    setting = Setting.random(rng, source or drawn, wanted, **fixed)
+    trees = [None, None, setting.tree, PLAIN] if setting.options["request_trees"] else [None]
+    return setting, random_cases(rng, count, trees)
+
+
+def check(setting: Setting, cases: Sequence[Case]) -> Outcome:
+    """Serves a group and compares it with plain decoding."""
+    plain = plain_engine(setting.built_in, setting.storage, setting.kv_cache_dtype)
+    expected = run(plain, [Case(replace(case.asked, tree=None), *case[1:]) for case in cases])
+    again = [*range(len(cases)), *range(0, len(cases), 4)]
+    served, counts = (serve_by_two if setting.placement == "two processes" else serve)(setting, [cases[place] for place in again])
+    unequal = [
+        (cases[place], expected[place].said, each.said)
+        for place, each in zip(again, served, strict=True)
+        if each.said != expected[place].said
+    ]
+    counts += Counter(
+        engines=1, requests=len(again), unequal=len(unequal), tokens=sum(len(each.said[0]) for each in served),
+        calls=sum(isinstance(event, CallStart) for each in served for event in each.said[-1]),
+        stopped=sum(each.said[2] == "stop" for each in served),
+    )  # fmt: skip
+    has = {cases[place].has | each.went_through for place, each in zip(again, served, strict=True)}
+    return Outcome(setting, len(again), unequal, counts, sorted(map(sorted, has)))
+
+
+def recorded(out: Path | None) -> list[dict[str, Any]]:
+    """The lines of a file that other runs have added."""
+    return list(map(json.loads, out.read_text().splitlines())) if out is not None and out.exists() else []
+
+
+def record(number: int, seed: int, count: int, wanted: frozenset[str], out: Path | None) -> dict[str, Any]:
     """Serves a group, says what became of it, and records that."""
     started = time.perf_counter()
-    outcome = check(number, options.seed, devices=options.devices)
+    outcome = check(*random_group(number, seed, count=count, wanted=wanted))
     seconds, equal = time.perf_counter() - started, outcome.requests - len(outcome.unequal)
     print(f"{number}: {equal} of {outcome.requests} equal, {seconds:.0f} s, {outcome.setting}", flush=True)
-    for case, plainly, output in outcome.unequal[:3]:
-        print(f"  {case}\n    plain {said(plainly)}\n    drafts {said(output)}", flush=True)
+    for case, plainly, said in outcome.unequal[:3]:
+        print(f"  {case}\n    plain {plainly}\n    drafts {said}", flush=True)
     known = environment(os.getloadavg()[0])
     line = {name: known[name] for name in ("date", "jaxspec", "jax", "python", "cpu", "xla_flags")}
-    line |= {"seed": options.seed, "devices": options.devices, "group": number}
-    line |= {"setting": repr(outcome.setting), "source": outcome.setting.source, "counts": outcome.counts}
-    if options.out is not None:
-        with options.out.open("a") as file:
+    line |= {"seed": seed, "group": number, "count": count, "wanted": sorted(wanted), "setting": repr(outcome.setting)}
+    line |= {"source": outcome.setting.source, "features": sorted(outcome.setting.features), "has": outcome.has}
+    line |= {"seconds": round(seconds), "counts": outcome.counts}
+    if out is not None:
+        with out.open("a") as file:
             file.write(json.dumps(line) + "\n")
     return line
 
@@ -324,14 +470,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--group", type=int, nargs="+", help="these only, by their numbers")
-    parser.add_argument("--devices", type=int, default=1, help="virtual devices that share the models of every other group")
     parser.add_argument("--out", type=Path, help="add a line per group to this file; those that it has are not served again")
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", options.devices)
+    jax.config.update("jax_num_cpu_devices", 2)
     enable_compilation_cache()
-    before, by_source = recorded(options.out, options.seed, options.devices), dict[str, Counter[str]]()
+    known = [line for line in recorded(options.out) if line["seed"] == options.seed and not line.get("wanted", True)]
+    before, by_source = {line["group"]: line for line in known}, dict[str, Counter[str]]()
     for number in options.group or range(-(-options.count // GROUP)):
-        line = before.get(number) or serve(number, options)
+        line = before.get(number) or record(number, options.seed, GROUP, frozenset(), options.out)
         by_source.setdefault(line["source"], Counter()).update(line["counts"])
     for source, counts in by_source.items():
         print(f"{source}: {dict(counts)}")

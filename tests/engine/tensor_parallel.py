@@ -22,14 +22,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from benchmarks.record import environment
 from jaxspec.checkpoints.draft_models import as_draft
 from jaxspec.checkpoints.loading import load_head, load_target
-from jaxspec.checkpoints.storing import Storing, config_so, layer_so, with_storage
+from jaxspec.checkpoints.storing import MATRIX, Storing, config_so, layer_so, with_storage
 from jaxspec.config import PLAIN, EngineConfig, TreeShape
 from jaxspec.decoding.programs import CycleProgram
 from jaxspec.defaults import BUILT_IN_HEAD, BUILT_IN_TARGET, SMOLLM2, SMOLLM2_HEAD, model_directory
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.program_cache import enable_compilation_cache
 from jaxspec.engine.request import GenerationRequest
-from jaxspec.models.linear import parameters
+from jaxspec.models.linear import Storage, parameters
 from jaxspec.models.registry import LoadedHead, LoadedModel, LoadedTarget, layer_config
 from jaxspec.placement import layers_of
 from jaxspec.planner.compile import read_collectives
@@ -45,6 +45,7 @@ from jaxspec.testing import (
     random_mtp,
 )
 from pallas_kernels.quantized import QuantizedAs
+from pallas_kernels.weight import Weight
 
 DEVICES = 4
 SHORT = TreeShape(3, 2, 5)
@@ -137,17 +138,24 @@ def quantised(quantization: str, storing: Storing) -> Models:
     return Models(*(stored_so(each, storing, quantization) for each in models))
 
 
+def stored_each(model: LoadedModel, store: Callable[[Any], tuple[Storage, Weight] | None]) -> Any:
+    """The model with each matrix stored as `store` says; None: as it is."""
+    storages, params = list[tuple[Any, Storage]](), dict[Any, Any]()
+    for (*path, name), array in flatten_dict(model.params).items():
+        made = store(array) if name == MATRIX else None
+        if made is None:
+            params[*path, name] = array
+        else:
+            storages.append((tuple(path), made[0]))
+            params |= {(*path, each): values for each, values in parameters(made[1]).items()}
+    return replace(model, config=with_storage(model.config, None, tuple(storages)), params=unflatten_dict(params))
+
+
 def in_fp8_blocks() -> Models:
     """Blocks of 128 x 128 share a scale, so heads of 64 can't be divided."""
     target, head = eagle3(hidden_size=128, head_dim=64, intermediate_size=512, vocab_size=256)
-    storage, storages, params = QuantizedAs("fp8", 128), [], {}
-    for (*path, name), array in flatten_dict(target.params).items():
-        if name == "kernel":
-            params |= {(*path, each): values for each, values in parameters(storage(array)).items()}
-            storages.append((tuple(path), storage))
-        else:
-            params[*path, name] = array
-    return Models(replace(target, config=with_storage(target.config, None, tuple(storages)), params=unflatten_dict(params)), head)
+    storage = QuantizedAs("fp8", 128)
+    return Models(stored_each(target, lambda array: (storage, storage(array))), head)
 
 
 def built_in() -> Models:

@@ -189,6 +189,27 @@ def test_a_request_that_the_engine_loses_is_an_error(thread, engine):
     assert "the engine lost 1 requests" in str(raised.value.__cause__)
 
 
+@pytest.mark.parametrize("crash", [None, MemoryError()])
+def test_a_reader_that_fails_ends_its_own_requests_only(thread, engine, caplog, crash):
+    """While others are served, and when the thread ends."""
+    taken: SimpleQueue[Update | EngineError] = SimpleQueue()
+
+    def fail(_item):
+        raise ZeroDivisionError
+
+    posted, engine.crash = threading.Event(), crash
+    thread.call(lambda _owned: posted.wait(20))
+    asked = GenerationRequest((1,), SamplingParams(max_tokens=30))
+    failing, _ = (thread.submit([asked], deliver) for deliver in (fail, taken.put))
+    posted.set()
+    items = [taken.get(timeout=20)]
+    while crash is None and items[-1].output is None:
+        items.append(taken.get(timeout=20))
+    assert isinstance(items[-1], EngineError) if crash else "".join(each.text for each in items) == text(30)
+    assert engine.aborted == ([] if crash else failing.ids) and "the reader of a request has failed" in caplog.text
+    engine._requests.clear()
+
+
 def test_after_closing_every_call_is_refused(engine):
     thread = EngineThread(engine, closed="it is closed")
     engine.allow(1)

@@ -2,12 +2,9 @@
 
 import ast
 import contextlib
-import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +22,7 @@ from jaxspec.engine.following import PROGRAMS, program_of
 from jaxspec.engine.hosts import Follower, Hosts, Leader, group_key
 from jaxspec.engine.messages import Arrays, Kept, described, launch_header, pack, unpack
 from jaxspec.engine.relay import relay
-from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group, free_address, group
+from tests.engine.group_counts import SECONDS, TIMES, WAYS, end_group, free_address
 from tests.engine.group_process import KEY, Stub
 from tests.sets import exhaustive
 
@@ -334,16 +331,3 @@ def test_a_group_ends_as_one(victim, way, what, times):
     """Connections alone, and engines under load; the program tests.engine.group_counts prints the seconds."""
     for _ in range(times):
         assert end_group(what, victim, WAYS[way]) < SECONDS
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("what", ["texts", "halves"])
-def test_two_processes_say_what_one_says(what):
-    """Greedy, sampled and biased texts; cycles as one program and as two; every launch goes through a message."""
-    command = [sys.executable, "-m", "tests.engine.group_process", what]
-    alone = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True, timeout=600)
-    with group(what) as (leader, follower):
-        printed, said = leader.communicate()
-        assert (leader.returncode, follower.wait()) == (0, 0), said + follower.stderr.read()
-        texts = json.loads(printed.splitlines()[-1])
-        assert texts == json.loads(alone.stdout) and all(len(text) == 24 for text in texts)

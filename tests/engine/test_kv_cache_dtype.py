@@ -1,4 +1,4 @@
-"""A cache of 8 bits: what is rounded, and a quarter of float32's bytes. (test_sources.py: drafts change no text.)"""
+"""A cache of 8 bits: what it rounds, how many bytes it takes, and what it is refused for. Its texts: test_pairs.py."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,9 +22,10 @@ def fp8_engine(spec: TreeShape, **options):
 
 @pytest.mark.exhaustive
 def test_the_text_is_another_one_than_in_float32():
-    """Otherwise nothing was rounded, and equal texts would say nothing. A narrow head beside a wide target changes nothing."""
-    in_float32 = run(tiny_engine(PLAIN), PROMPTS, PARAMS)
-    assert in_float32 != run(fp8_engine(PLAIN), PROMPTS, PARAMS)
+    """Otherwise nothing was rounded. A head with another cache changes nothing."""
+    in_float32, expected = run(tiny_engine(PLAIN), PROMPTS, PARAMS), run(fp8_engine(PLAIN), PROMPTS, PARAMS)
+    assert in_float32 != expected
+    assert run(fp8_engine(TREE, draft_kv_cache_dtype="auto"), PROMPTS, PARAMS) == expected
     assert run(tiny_engine(TREE, draft_kv_cache_dtype=FP8), PROMPTS, PARAMS) == in_float32
 
 
