@@ -235,7 +235,7 @@ def test_a_program_is_used_when_all_have_compiled_it(left):
         thread = threading.Thread(target=compile_it, args=[True])
         thread.start()
         header, _ = next(told)
-        assert header["compile"] == ["Stub", [3]] and header["timed"] is True
+        assert header["compile"] == ("Stub", (3,)) and header["timed"] is True
         time.sleep(0.05)
         assert compiled == ["rank 0"]
         follower.answer(header["number"])
@@ -258,7 +258,7 @@ def test_launches_arrive_in_their_order(left):
         for number in range(200):
             header, data = next(told)
             kept, nothing = follower.arrays.decode(Stub(), header["arrays"], data)
-            assert header["launch"] == ["Stub", [8]] and kept.values.tolist() == [number] and nothing is None
+            assert header["launch"] == ("Stub", (8,)) and kept.values.tolist() == [number] and nothing is None
 
 
 def test_another_process_that_is_told_to_end_ends_the_group(left):
